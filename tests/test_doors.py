@@ -107,8 +107,11 @@ def test_an_interrupt_that_the_host_does_not_know_is_refused_and_ends_nothing(
     command = [sys.executable, "-m", "backplane", "run", "--backend", "shell", "sleep 3"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
         until(lambda: "1 live run" in cli("top").stdout)
-        done = until(lambda: (told := cli("interrupt", "last")).stderr and told)
-        assert "interrupt was not announced by the host" in done.stderr
+        until(lambda: "tool_works" in cli("why", "last", "--json").stdout)
+        done = cli("interrupt", "last")
+        assert done.returncode == 4
+        assert "capability_unsupported: the host of shell takes no interrupt" in done.stderr
+        assert "backplane cancel " in done.stderr
         assert child.communicate(timeout=WAIT_S)[0]
         assert child.returncode == 0
 

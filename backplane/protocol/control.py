@@ -142,7 +142,10 @@ class ControlEnd:
         name = envelope.__struct_config__.tag
         needed = NEEDS_EXTENSION.get(str(name))
         spoken = needed in self.extensions or (needed == "ask/1" and self._was_asked)
-        if self.hello is None or (needed is not None and not spoken):
+        if self.hello is None:
+            fact = f"{name} cannot be sent before the host's hello"
+            raise ProtocolError("protocol_unexpected_message", fact, hint="wait for it, or cancel the run")
+        if needed is not None and not spoken:
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
         if isinstance(envelope, wire.RunMessage):
             # What surrounds an event's own bytes in a compact line of this run.

@@ -300,7 +300,8 @@ def knock(home: Path, run_id: str, asked: Request) -> str:
     Raises:
         ConfigError: `config_invalid`, the run has no door (it has ended, or another program holds it), or as it says.
         PolicyError: `policy_denied`, this process descends from a run.
-        ProtocolError: `protocol_unexpected_message`, its host cannot do it.
+        CapabilityError: `capability_unsupported`, its host cannot do it.
+        ProtocolError: `protocol_unexpected_message`, its host has not said its hello yet.
     """
     try:
         with _connected(home, run_id) as raw:

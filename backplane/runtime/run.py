@@ -32,6 +32,7 @@ from backplane.errors import (
     BackendError,
     BackplaneError,
     CageError,
+    CapabilityError,
     ContractError,
     StoreError,
     from_code,
@@ -377,8 +378,14 @@ class Run:
         """Stop the agent's turn: unless words of the user wait, the run ends, and its conversation can be gone on with.
 
         Raises:
-            ProtocolError: `protocol_unexpected_message`, the host did not announce `interrupt/1`.
+            CapabilityError: `capability_unsupported`, the host did not announce `interrupt/1`.
+            ProtocolError: `protocol_unexpected_message`, the host has not said its hello yet.
         """
+        if self._line.hello is not None and "interrupt/1" not in self._line.extensions:
+            fact = f"the host of {self.backend_id} takes no interrupt (it does not announce interrupt/1)"
+            raise CapabilityError(
+                "capability_unsupported", fact, hint=f"to end the run: backplane cancel {self.id[:8]}"
+            )
         self._say(self._line.send(wire.Interrupt(ref_id=self.id)))
 
     async def ping(self) -> float:
