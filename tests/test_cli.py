@@ -234,6 +234,8 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
         (["run", "fix", "the", "test"], "arguments: the test; a TASK of several words stands in quotes"),
         (["receipts", "list", "more"], "backplane receipts list --help"),
         (["receipts", "checkpoint"], "run an order first"),
+        (["why", "last", "extra"], "unrecognized arguments: extra"),
+        (["runs", "show", "last", "extra"], "unrecognized arguments: extra"),
     ],
 )
 def test_a_wrong_word_is_called_what_it_is_called_where_it_is_typed(cli: Cli, words: list[str], said: str) -> None:

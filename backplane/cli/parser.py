@@ -47,6 +47,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     several = ""
+    _given: frozenset[str] = frozenset()
+    """Destinations that took a word; one that took none and one that took its default look alike in the result."""
 
     def __init__(self, prog: str, about: str, example: str, call: Call | None = None) -> None:
         super().__init__(
@@ -64,17 +66,21 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse what is left over here, and not in the command that this one is a part of: the hint names this one."""
+        self._given = frozenset()
         found, extra = super().parse_known_args(args, namespace)
         for action in self._actions:
             # argparse gives up an optional word at the option before it, as in `export last --to VENDOR FILE`.
-            is_left = (
-                action.nargs == "?" and not action.option_strings and getattr(found, action.dest) == action.default
-            )
+            is_left = action.nargs == "?" and not action.option_strings and action.dest not in self._given
             if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
                 setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
         if extra:
             self.error(f"unrecognized arguments: {' '.join(extra)}{'' if extra[0].startswith('-') else self.several}")
         return found, extra
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if any(word != "--" for word in arg_strings):
+            self._given |= {action.dest}
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         from backplane.errors import ConfigError
