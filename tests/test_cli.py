@@ -244,6 +244,16 @@ def test_a_wrong_word_is_called_what_it_is_called_where_it_is_typed(cli: Cli, wo
     assert said in done.stderr.decode()
 
 
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_a_dry_run_refuses_a_folder_as_the_run_does(cli: Cli, work: Path, mode: str) -> None:
+    (work / "file").write_text("")
+    for root in ("nowhere", "file"):
+        words = ("run", "true", "--backend", "shell", "--root", root, "--mode", mode)
+        done, real = cli(*words, "--dry-run"), cli(*words)
+        assert (done.returncode, done.stdout) == (real.returncode, b"")
+        assert fault(done) == fault(real) == "workspace_init_failed"
+
+
 MEMORY_BYTES = 220 << 20
 """Address space of a command: a third of it is Python and what it loads."""
 

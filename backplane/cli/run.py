@@ -248,16 +248,22 @@ def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -
     Raises:
         PolicyError: `policy_invalid`, the policy cannot be read.
         ConfigError: `config_invalid`, the order is none that a host would take.
+        WorkspaceError: `workspace_init_failed`, its folder is not there.
     """
+    from pathlib import Path
+
     import msgspec
 
     from backplane.contract.unheard import check_settings
     from backplane.policy.rules import compile_policy
     from backplane.runtime.orders import check_order
+    from backplane.workspace.workspace import find_original
 
     check_order(work)
     check_settings(work)
     compile_policy(work.policy)
+    if work.abp("remote_root") is None:
+        find_original(Path(work.workspace.root))
     shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))
     if as_json:
         streams.write_json(msgspec.json.encode(shown) + b"\n")

@@ -357,7 +357,7 @@ def open_workspace(
         PolicyError: `policy_invalid`, a glob is malformed.
     """
     selection = scope(_STAGING, quota, include, exclude, stopped)
-    original = _find_original(Path(root))
+    original = find_original(Path(root))
     try:
         _make_folders(run_dir, stage_dir, tree)
         ours = Ours(original, [run_dir, stage_dir, *([state] if state is not None else [])])
@@ -385,7 +385,12 @@ def collect(stage_dir: Path) -> None:
     remove_tree(stage_dir)
 
 
-def _find_original(root: Path) -> Path:
+def find_original(root: Path) -> Path:
+    """Find the folder that an order works on.
+
+    Raises:
+        WorkspaceError: `workspace_init_failed`, there is no such folder.
+    """
     try:
         original = root.resolve(strict=True)
         if original.is_dir():
