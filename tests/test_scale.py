@@ -379,6 +379,8 @@ def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
         assert patch is not None
         assert b"+a + b" in patch.read_bytes()
         assert not store.verify_all().findings
+    for told, root in ((done.stdout, queue.folder / "workspace"), (queue.cli("queue", "show", order_id).stdout, "DIR")):
+        assert told.endswith(f"patch {patch}  (backplane apply {row.run_id[:8]} --root {root})\n")
 
 
 def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Queue) -> None:

@@ -8,7 +8,10 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backplane.contract.receipt import Receipt
+    from backplane.errors import ConfigError
     from backplane.workspace.patch import SavedPatch
 
 
@@ -17,10 +20,11 @@ def parser(name: str) -> Parser:
     made = Parser(
         f"backplane {name}",
         "Apply a run's patch to the original workspace: all of it or nothing.",
-        "backplane apply 3f2a --check\nbackplane apply 3f2a",
+        "backplane apply 3f2a --check\nbackplane apply 3f2a\nbackplane apply last --root ~/project",
         _apply,
     )
     made.add_argument("run", metavar="RUN", help="run id or its beginning")
+    made.add_argument("--root", metavar="DIR", help="into this folder (the one that the run was made for)")
     made.add_argument("--at", metavar="NAME", help="as it was at a checkpoint, by name or id (the end)")
     made.add_argument("--check", action="store_true", help="only say whether it would apply")
     made.add_argument("--accept-violations", action="store_true", help="although the run did not keep its policy")
@@ -52,14 +56,33 @@ def _refuse_violations(options: Options, receipt: Receipt) -> None:
         raise PolicyError("policy_denied", f"the run did not keep its policy: {'; '.join(found)}", hint=hint)
 
 
+def is_bare(patch: Path) -> bool:
+    """Whether a patch came from another machine: the folder that it was made of is not known here."""
+    import os
+
+    from backplane.workspace.patch import RECORD_NAME
+
+    return not os.path.lexists(patch.with_name(RECORD_NAME))
+
+
+def _no_root(patch: Path) -> ConfigError:
+    """The error for a patch from elsewhere without a folder."""
+    from backplane.errors import ConfigError
+
+    fact = "the run was made elsewhere: which folder here its patch is for is not known"
+    hint = f"--root DIR names it; or there: git apply {streams.one_line(str(patch))}"
+    return ConfigError("config_invalid", fact, hint=hint)
+
+
 def _apply(options: Options) -> int:
     import os
+    from pathlib import Path
 
     from backplane import config
     from backplane.receipts import Store
-    from backplane.receipts.audit import record_hash
+    from backplane.receipts.audit import patch_hash, record_hash
     from backplane.runtime.state import settle
-    from backplane.workspace import apply_patch
+    from backplane.workspace import apply_bare, apply_patch
 
     home = config.home_path(os.environ)
     for found in settle(home):
@@ -75,9 +98,17 @@ def _apply(options: Options) -> int:
         streams.write("the run changed nothing\n")
         return 0
     _refuse_violations(options, receipt)
-    applied = apply_patch(
-        folder, record_sha256=record_hash(receipt), saved=saved, check=options.check, merge=options.merge
-    )
+    root = Path(options.root).expanduser() if options.root is not None else None
+    if saved is None and patch is not None and is_bare(patch):
+        if root is None:
+            raise _no_root(patch)
+        named = patch_hash(receipt) or ""
+        applied = apply_bare(folder, named, root, check=options.check, merge=options.merge)
+    else:
+        applied = apply_patch(
+            folder, record_sha256=record_hash(receipt), saved=saved, root=root, check=options.check,
+            merge=options.merge,
+        )  # fmt: skip
     verb = "would change" if options.check else "changed"
     streams.write(
         f"{verb} {streams.count(len(applied.files), 'file')}{', some by a merge' if applied.merged else ''}\n"

@@ -256,17 +256,25 @@ def _submit(options: Options) -> int:
             streams.complain("it was submitted before, and stays as it was\n")
         if not options.wait:
             return 0
-        return await _brought(engine, job, content, home)
+        return await _brought(engine, job, content, home, work.workspace.root)
 
     return _do(submit, engine)
 
 
-async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path) -> int:
-    """Keep an order's receipt here once it has ended, say so, and give the exit code of the run."""
+async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "DIR") -> int:
+    """Keep an order's receipt here once it has ended, say so, and give the exit code of the run.
+
+    Args:
+        root: the folder that its patch is for, where it is known.
+    """
+    from backplane.cli.show import patch_lines
+    from backplane.receipts import Store
     from backplane.scale.mirror import bring
 
     row, result = await bring(engine, job, content, home)
-    streams.write(_ended(row, result) + "\n")
+    with Store.open(home, readonly=True) as store:
+        patch = patch_lines(store.load(row.run_id), store.patch(row), root)
+    streams.write("\n".join((_ended(row, result), *patch)) + "\n")
     return {"complete": 0, "partial": 3}.get(row.outcome, 1)
 
 

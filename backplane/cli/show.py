@@ -5,6 +5,7 @@ Two looks: marks and colours on a terminal, words on anything else. Nothing is w
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -353,10 +354,22 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     unheard = receipt.backplane.get("unheard")
     if isinstance(unheard, list) and unheard:
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
-    if patch is not None and patch.is_file() and patch.stat().st_size:
-        accepted = " --accept-violations" if violations(receipt) else ""
-        lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]}{accepted})")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *patch_lines(receipt, patch)]) + "\n"
+
+
+def patch_lines(receipt: Receipt, patch: Path | None, root: str = "DIR") -> list[str]:
+    """Where a run's patch lies, and how it is applied; nothing for a run without one.
+
+    Args:
+        root: the folder it is for, where the run was made elsewhere.
+    """
+    from backplane.cli.apply import is_bare
+
+    if patch is None or not patch.is_file() or not patch.stat().st_size:
+        return []
+    into = f" --root {shlex.quote(root)}" if is_bare(patch) else ""
+    accepted = " --accept-violations" if violations(receipt) else ""
+    return [f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]}{one_line(into)}{accepted})"]
 
 
 def _lasted(receipt: Receipt) -> str:

@@ -2,11 +2,12 @@
 
 A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be
 put into the original later. `place` opens and closes, `stage` copies, `baseline` compares,
-`patch` keeps the result, `apply`, `exchange` and `moves` carry it over; `tree`, `copying`, `pack` and
+`patch` keeps the result, `apply`, `bare`, `exchange` and `moves` carry it over; `tree`, `copying`, `pack` and
 `git` are what they stand on.
 """
 
 from backplane.workspace.apply import Applied, apply_patch
+from backplane.workspace.bare import apply_bare
 from backplane.workspace.patch import Change
 from backplane.workspace.transaction import Settled
 from backplane.workspace.tree import Quota
@@ -19,6 +20,7 @@ __all__ = [
     "Quota",
     "Settled",
     "Workspace",
+    "apply_bare",
     "apply_patch",
     "collect",
     "open_workspace",

@@ -1,0 +1,174 @@
+"""A patch without the record of its files, as it comes with a receipt from another machine, put into a folder.
+
+Git makes of it, among copies of the files that it names, what shall be; that is put into place as a run's own patch
+is, all of it or nothing. Whose patch it is, the receipt says by its hash.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.errors import WorkspaceError
+from backplane.workspace import git
+from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
+from backplane.workspace.baseline import BLOB_BYTES_MAX, git_mode
+from backplane.workspace.git import Scratch
+from backplane.workspace.pack import LINK, Leaf, blob_id
+from backplane.workspace.patch import CODE, PATCH_NAME, PathTarget, SavedPatch, check_path, failure, names
+from backplane.workspace.transaction import marks_of, settle
+from backplane.workspace.tree import (
+    FILE_FLAGS,
+    READ_BYTES,
+    open_folder,
+    open_root,
+    opened,
+    parent,
+    printable,
+    read_file,
+)
+
+_BECOMES: Final = re.compile(rb"index [0-9a-f]{40}\.\.([0-9a-f]{40})")
+"""What a file of the patch shall be; lines of its content begin with another character."""
+_SOURCES: Final = (b"rename from ", b"copy from ")
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS: Final = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
+
+
+def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, merge: bool = False) -> Applied:
+    """Put the patch beside a receipt into a folder; all of it or nothing.
+
+    Args:
+        sha256: of the patch, as the receipt has it.
+        check: only find out whether it would work.
+        merge: also where the files are others than those it was made of, and its lines still fit.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`; it is another patch, a file has changed (named), it does not fit,
+            or a write failed: then everything is as before.
+    """
+    try:
+        settle(marks_of(run_dir))
+        root = root.resolve(strict=True)
+        with git.scratch(run_dir, CODE) as scratch, opened(open_root(root)) as handle:
+            saved, merged = _Made(scratch, handle).saved(run_dir / PATCH_NAME, sha256, str(root))
+            if merged and not merge:
+                fact = f"changed since the run began: {names(merged)}"
+                raise failure(fact, "look at them, or merge with --merge")
+            return msgspec.structs.replace(put(saved, run_dir, root, check=check), merged=bool(merged))
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown error")
+        about = printable(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else str(run_dir)
+        raise failure(f"the patch cannot be applied: {name} at '{about}'", "nothing was changed") from error
+
+
+class _Made:
+    """What git makes of a patch, in a folder of its own."""
+
+    def __init__(self, scratch: Scratch, root: int) -> None:
+        self._scratch, self._root = scratch, root
+        self._patch = scratch.folder / PATCH_NAME
+        self._tree, self._blobs = scratch.folder / "tree", scratch.folder / "blobs"
+        self._tree.mkdir()
+        self._blobs.mkdir()
+
+    def saved(self, patch: Path, sha256: str, root: str) -> tuple[SavedPatch, list[str]]:
+        """The patch as of a run of this folder, and the files that are others than it was made of."""
+        self._take(patch, sha256)
+        paths, becomes = self._read()
+        with opened(open_root(self._tree)) as tree:
+            before = {path: self._leaf(self._root, path, is_copied=True) for path in paths}
+            self._apply()
+            after = {path: self._leaf(tree, path) for path in paths}
+        targets = {path: PathTarget(path, before[path], after[path]) for path in paths}
+        known = becomes | {leaf.oid for leaf in before.values() if leaf is not None}
+        merged = [path for path, leaf in after.items() if leaf is not None and leaf.oid not in known]
+        return SavedPatch(root, "staged", targets, {}, self._blobs), merged
+
+    def _take(self, patch: Path, sha256: str) -> None:
+        """Copy the patch to where nobody changes it, and see whose it is."""
+        digest = hashlib.sha256()
+        with open(os.open(patch, FILE_FLAGS), "rb") as file, self._patch.open("xb") as copy:
+            while piece := file.read(READ_BYTES):
+                digest.update(piece)
+                copy.write(piece)
+        if digest.hexdigest() != sha256:
+            hint = "to use an edited patch, give it to 'git apply'"
+            raise failure(f"'{PATCH_NAME}' is not the one that the receipt names; nothing was changed", hint)
+
+    def _read(self) -> tuple[list[str], set[bytes]]:
+        """The paths that the patch touches, and what files become by it, by git's names of the contents."""
+        done = self._scratch.git("apply", "--numstat", "-z", str(self._patch), cwd=self._tree)
+        paths = {os.fsdecode(row.split(b"\t", 2)[2]) for row in done.stdout.split(b"\0") if row}
+        becomes: set[bytes] = set()
+        with self._patch.open("rb") as file:
+            for line in file:
+                if line.startswith(_SOURCES):
+                    paths.add(os.fsdecode(_unquoted(line.split(b" from ", 1)[1].rstrip(b"\n"))))
+                elif (found := _BECOMES.match(line)) is not None:
+                    becomes.add(bytes.fromhex(found[1].decode()))
+        for path in paths:
+            check_path(path)
+        return sorted(paths), becomes
+
+    def _leaf(self, root: int, path: str, is_copied: bool = False) -> Leaf | None:
+        """A file or link, its content kept; None where there is neither."""
+        above, name = parent(path), path[len(parent(path)) :]
+        try:
+            with opened(open_folder(root, above)) as folder:
+                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISLNK(facts.st_mode):
+                    data = os.fsencode(os.readlink(name, dir_fd=folder))
+                elif stat.S_ISREG(facts.st_mode):
+                    found = read_file(folder, name, BLOB_BYTES_MAX)
+                    if found is None:
+                        raise failure(f"'{printable(path)}' is too large", "give the patch to 'git apply'")
+                    data = found[0]
+                else:
+                    return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+        leaf = Leaf(git_mode(facts), blob_id(data))
+        (self._blobs / leaf.oid.hex()).write_bytes(data)
+        if is_copied:
+            self._copy(self._tree / path, leaf, data)
+        return leaf
+
+    def _copy(self, place: Path, leaf: Leaf, data: bytes) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if leaf.mode == LINK:
+            place.symlink_to(os.fsdecode(data))
+        else:
+            place.write_bytes(data)
+            place.chmod(leaf.mode & 0o777)
+
+    def _apply(self) -> None:
+        try:
+            git.put(self._scratch, self._patch, self._tree)
+        except WorkspaceError as error:
+            words = ("apply", "--binary", "--check", "--reverse", str(self._patch))
+            if self._scratch.git(*words, codes=(0, 1), cwd=self._tree).code == 0:
+                raise failure(APPLIED_ALREADY, "nothing is left to do") from error
+            said = " ".join(str(error.evidence or error.message).split())[:300]
+            raise failure(f"the patch does not fit this folder: {said}", "nothing was changed") from error
+
+
+def _unquoted(raw: bytes) -> bytes:
+    """A name as it is, of one as git writes it in a patch."""
+    if not raw.startswith(b'"'):
+        return raw
+
+    def meant(found: re.Match[bytes]) -> bytes:
+        code = found[1]
+        return bytes([int(code, 8) & 0xFF if len(code) == 3 else _LETTERS.get(code[0], code[0])])
+
+    return _ESCAPE.sub(meant, raw[1:-1])
