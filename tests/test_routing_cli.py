@@ -23,7 +23,7 @@ from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, Attempt, first_effect, moves_on
 from backplane.routing.spend import sums
 from backplane.routing.task import read_wishes
-from backplane.testing import ModelServer
+from backplane.testing import ModelServer, ScriptUsage, Turn
 from backplane.upstream.prices import facts_of
 from tests.receipt_writer import receipt_of
 from tests.runs import HELLO, PRELUDE
@@ -413,3 +413,30 @@ def test_the_pause_that_a_service_asks_for_is_in_the_receipt_and_closes_its_back
     assert added["end"]["code"] == "backend_rate_limited"
     assert added["retry_after_ms"] == 600_000
     assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
+
+
+def test_costs_by_session_and_model_know_a_conversation_and_a_configured_model(
+    folder: Path, backplane_home: Path
+) -> None:
+    with ModelServer([Turn(text="yes", usage=ScriptUsage(input=10, output=1), times=None)]) as server:
+        (folder / "backplane.toml").write_text(
+            '[backends.one]\nhost = "api"\n[backends.one.options]\nprotocol = "openai_compatible"\n'
+            f'base_url = "{server.base_url("openai_compatible")}"\nmodel = "m"\nprices = {{ input = 1, output = 1 }}\n'
+        )
+        command = [sys.executable, "-m", "backplane", "chat", "--backend", "one"]
+        subprocess.run(command, cwd=folder, input="a\nb\n", capture_output=True, text=True, timeout=60, check=True)
+    (session,) = (path.stem for path in (backplane_home / "sessions").glob("*.json"))
+    for by, key in (("session", session), ("model", "m")):
+        found = [json.loads(line) for line in cli(folder, "cost", "--by", by, "--json").stdout.splitlines()]
+        assert [(one["key"], one["runs"]) for one in found] == [(key, 2), (None, 2)], by
+
+
+def test_a_run_without_a_session_of_ours_is_summed_up_by_the_agents_own(folder: Path, backplane_home: Path) -> None:
+    chosen = {"route": {"chosen": {"backend": "b", "model": "chosen"}}}
+    stored(backplane_home, "b", usage_raw={"backplane": {"session": {"id": "theirs"}} | chosen})
+    ours = {"session": {"id": "theirs"}, "parent": {"session": "ours"}}
+    stored(backplane_home, "b", usage_raw={"model": "said", "backplane": ours | chosen})
+    stored(backplane_home, "b", model="asked", usage_raw={"model": 7, "backplane": {"parent": "x"}})
+    for by, keys in (("session", {"theirs", "ours", None}), ("model", {"chosen", "said", "asked"})):
+        found = [json.loads(line) for line in cli(folder, "cost", "--by", by, "--json").stdout.splitlines()]
+        assert {one["key"] for one in found[:-1]} == keys

@@ -209,7 +209,7 @@ def _cost(options: Options) -> int:
 def _key(run: Remembered, by: str) -> str | None:
     keys = {
         "provider": run.backend,
-        "model": run.model,
+        "model": run.model or run.model_told,
         "day": run.started_at[:10],
         "session": run.session,
         "folder": run.root,

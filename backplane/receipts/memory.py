@@ -48,6 +48,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None
     mode: str | None
     model: str | None
+    """As the order names it."""
     backend: str
     """The name that it has here, else its own."""
     outcome: str | None = None
@@ -67,7 +68,9 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     task_type: str | None = None
     """As the router was told; None for a run whose backend was named."""
     session: str | None = None
-    """The conversation that it kept."""
+    """The session that it is a turn of; else the agent's own conversation, where it kept one."""
+    model_told: str | None = None
+    """The model that its receipt names: as the host called it, else as the router chose it."""
     retry_after_ms: int | None = None
     """The pause that its model's service asked for before another request."""
 
@@ -159,6 +162,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
     except msgspec.MsgspecError:  # A changed row: `verify` is the answer to that.
         pass
     added = _member(body.usage_raw, "backplane")
+    asked = _asked(opening)
     error, cost = _cause(store, row, added), body.usage.estimated_cost_usd
     files, after = _member(added, "patch").get("files"), added.get("retry_after_ms")
     return Remembered(
@@ -166,7 +170,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         state="ended",
         started_at=row.started_at,
         backend=opening.backend.id if opening.backend is not None else row.backend,
-        **_asked(opening),
+        **{**asked, "session": asked["session"] or _session(added)},
         outcome=row.outcome,
         reason=row.reason,
         code=error.code or _code_of(added),
@@ -177,7 +181,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         input_tokens=body.usage.input_tokens,
         output_tokens=body.usage.output_tokens,
         task_type=_text(_member(_member(added, "route"), "task").get("type")),
-        session=_text(_member(added, "session").get("id")),
+        model_told=_model_told(body.usage_raw, added),
         retry_after_ms=after if isinstance(after, int) and 0 <= after < 1 << 53 else None,
     )
 
@@ -191,7 +195,21 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
         "tags": _tags(order.config.vendor),
+        "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
     }
+
+
+def _session(added: dict[str, Any]) -> str | None:
+    ours = _text(_member(added, "parent").get("session"))
+    return ours or _text(_member(added, "session").get("id"))
+
+
+def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
+    """The model of a receipt; None where it names none, or several."""
+    by_model = list(_member(usage_raw, "model_usage_since_last_result"))
+    told = usage_raw.get("model") if isinstance(usage_raw, dict) else None
+    told = told or (by_model[0] if len(by_model) == 1 else None)
+    return _text(told) or _text(_member(_member(added, "route"), "chosen").get("model"))
 
 
 def _tags(vendor: dict[str, Json]) -> tuple[str, ...]:
