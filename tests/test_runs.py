@@ -43,18 +43,26 @@ def ids(*words: str) -> list[str]:
 
 
 def stored(
-    store: Store, task: str, *, root: str = "/w", backend: str = "mock", ago_ms: int = 0, said: str = "", **changes: Any
+    store: Store,
+    task: str,
+    *,
+    root: str = "/w",
+    backend: str = "mock",
+    ago_ms: int = 0,
+    said: str = "",
+    order: WorkOrder | None = None,
+    **changes: Any,
 ) -> ReceiptRow:
     """A run as its control plane leaves it."""
     run_id = str(uuid.uuid4())
-    order = WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model="m1"))
+    order = order or WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model="m1"))
     at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
     journal = Journal.create(store.home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
     try:
         if said:
             journal.append(line(delta(said)))
         receipt = receipt_of(journal.trace, run_id, **changes)
-        meta = replace(receipt.meta, started_at=at, finished_at=at)
+        meta = replace(receipt.meta, work_order_id=order.id, started_at=at, finished_at=at)
         return store.append(seal(replace(receipt, meta=meta)), journal)
     finally:
         journal.close()
@@ -119,6 +127,33 @@ def test_a_run_is_named_by_its_beginning_or_by_how_long_ago_it_was(backplane_hom
     for name in ("last~3", "last~", "last~x", "ffff", "la", "last~99999999999999999999"):
         done = cli("runs", "show", name)
         assert (done.returncode, done.stderr.partition(":")[0]) == (2, "config_invalid"), done
+
+
+def test_an_order_names_its_newest_run(backplane_home: Path) -> None:
+    shared = "0badcafe"
+    order, other = (
+        WorkOrder("go on", id=f"{shared}-1111-4111-8111-111111111111"),
+        WorkOrder("another", id=f"{shared}-2222-4222-8222-222222222222"),
+    )
+    with Store.open(backplane_home) as store:
+        stored(store, "go on", order=order)
+        newest = stored(store, "go on", order=order).run_id
+        theirs = stored(store, "another", order=other).run_id
+        assert [find(store, name).run_id for name in (order.id, other.id)] == [newest, theirs]
+    for words in (("why", "--json"), ("runs", "show", "--json")):
+        assert json.loads(cli(*words, order.id[:10]).stdout)["run_id"] == newest
+    assert cli("watch", order.id, "--plain").returncode == 0
+    wrong = cli("runs", "show", shared)
+    assert (wrong.returncode, f"begins several orders: {order.id}, {other.id}" in wrong.stderr) == (2, True)
+    live = Journal.create(
+        backplane_home, str(uuid.uuid4()), head_fact(order, run_id="r", started_at=TS, backend="mock")
+    )
+    try:
+        with Store.open(backplane_home) as store:
+            assert find(store, order.id).run_id == live.run_id
+            assert find(store, other.id).run_id == theirs
+    finally:
+        live.close()
 
 
 def test_live_and_cut_off_runs_are_listed_first_and_found(backplane_home: Path) -> None:

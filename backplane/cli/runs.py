@@ -57,7 +57,7 @@ def parser(name: str) -> Parser:
     if name == "why":
         about = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
         made = Parser(f"backplane {name}", about, "backplane why last\nbackplane why 3f2a1b0c", _why)
-        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + "; or an order's (last)")
+        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
         made.add_argument("--engine", metavar="URL", help="the queue of an order that has no run here")
         add_json(made, "the diagnosis as one JSON object", "cli_why")
         return made
@@ -87,7 +87,7 @@ def parser(name: str) -> Parser:
     return made
 
 
-_RUN: Final = "run id or its beginning, `last`, or `last~2`"
+_RUN: Final = "id of a run, or of an order for its newest run, or its beginning; `last`, or `last~2`"
 
 
 _FLAGS: Final = ("failed", "live", "json")

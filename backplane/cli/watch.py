@@ -37,7 +37,9 @@ def parser(name: str) -> Parser:
         return made
     about = "Follow a run as its own terminal shows it, and answer what it asks. Ctrl-C leaves, and ends nothing."
     made = Parser(f"backplane {name}", about, "backplane watch\nbackplane watch 3f2a1b0c", _watch)
-    made.add_argument("run", metavar="RUN", nargs="?", default="last", help="run id or its beginning, `last` (last)")
+    made.add_argument(
+        "run", metavar="RUN", nargs="?", default="last", help="id of a run or an order, or its beginning; `last` (last)"
+    )
     add_plain(made)
     return made
 

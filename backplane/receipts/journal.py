@@ -62,6 +62,7 @@ class HeadConfig(msgspec.Struct, frozen=True):
 class HeadOrder(msgspec.Struct, frozen=True):
     """The order in a head: `config.env` has names only, so it is no `WorkOrder`."""
 
+    id: str = ""
     task: str | None = None
     workspace: HeadWorkspace = HeadWorkspace()
     policy: PolicyProfile | None = None

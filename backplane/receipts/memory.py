@@ -286,6 +286,7 @@ def _member(value: Json, name: str) -> dict[str, Any]:
 def find(store: Store, name: str) -> Remembered:
     """The run of this name: its id, the beginning of it when only one run begins so, `last` or `last~2`.
 
+    An order's id, or its beginning, names the newest run of it where no run's id begins so.
     `last` is the newest run, a live one before any that has ended; `last~1` the one before it.
 
     Raises:
@@ -306,10 +307,30 @@ def find(store: Store, name: str) -> Remembered:
     begun = [run for run in begun if run.run_id not in ended]
     if len(rows) + len(begun) == 1:
         return begun[0] if begun else of_row(store, rows[0])
+    if not begun and not rows:
+        return _of_order(store, name.strip().lower()) or of_row(store, store.find(name))
     if not begun:
         return of_row(store, store.find(name))
     shown = ", ".join([*(run.run_id for run in begun), *(row.run_id for row in rows)][:AMBIGUOUS_SHOWN])
     raise ConfigError("config_invalid", f"{name!r} begins several runs: {shown}", hint="give more of the id")
+
+
+def _of_order(store: Store, name: str) -> Remembered | None:
+    """The newest run of the order of this name; None where no order's id begins so.
+
+    Raises:
+        ConfigError: `config_invalid`, several orders begin so.
+    """
+    rows = {row.work_order_id: row for row in store.of_orders(name)}
+    begun = {_opening(store.folder(run.run_id)).order.id: run for run in reversed(unsettled(store))}
+    begun = {id: run for id, run in begun.items() if id.startswith(name)}
+    ids = sorted({*rows, *begun})
+    if not ids:
+        return None
+    if len(ids) > 1:
+        shown = ", ".join(ids[:AMBIGUOUS_SHOWN])
+        raise ConfigError("config_invalid", f"{name!r} begins several orders: {shown}", hint="give more of the id")
+    return begun[ids[0]] if begun else of_row(store, rows[ids[0]])
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:

@@ -208,6 +208,13 @@ class Store:
             "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
         )
 
+    def of_orders(self, prefix: str) -> Rows:
+        """The newest row of each order whose id begins so, one more than an error names."""
+        wanted = prefix.encode("ascii", "replace").decode()
+        newest = "SELECT MAX(sequence) FROM receipts WHERE work_order_id >= ? AND work_order_id < ?"
+        where = f"WHERE sequence IN ({newest} GROUP BY work_order_id) ORDER BY work_order_id LIMIT ?"
+        return self._rows(where, (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1))
+
     def load(self, run: str) -> Receipt:
         """The receipt of a run, its trace read from disk on demand.
 
