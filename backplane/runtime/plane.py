@@ -260,7 +260,9 @@ class ControlPlane:
         name = named or self.settings.default_backend
         if name is None:
             fact = "no backend was named and none is the default"
-            raise ConfigError("config_invalid", fact, hint="name one (--backend shell, backend='shell'), or set default_backend")
+            raise ConfigError(
+                "config_invalid", fact, hint="name one (--backend shell, backend='shell'), or set default_backend"
+            )
         if name.startswith(backends.REPLAY):
             from backplane.runtime.replay import find_replay
 
