@@ -513,3 +513,31 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
 
     anyio.run(main)
     assert not mark.exists()
+
+
+def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> None:
+    config = queue.folder / "worker.toml"
+    command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
+    config.write_text(f"[backends.acts]\ncommand = {json.dumps(command)}\n")
+    queue.worker("--config", str(config))
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
+    order_id = queue.cli("submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+
+    def refused(*words: str) -> str:
+        done = queue.cli("queue", *words)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        return done.stderr
+
+    told = refused("answer", order_id, "ask-9", "allow")
+    assert told.startswith("config_invalid: no open question has the id 'ask-9'\n  open questions: ")
+    ask = told.split()[-1]
+    assert "wants an answer in words\n  --text WORDS" in refused("answer", order_id, ask, "allow")
+    done = queue.cli("queue", "answer", order_id, ask, "allow", "--text", "green")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "allow: asks: which colour?\n", "")
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    assert "is done and waits for no answer" in refused("answer", order_id, ask, "deny")
+    assert f"order {order_id} has ended: it is done\n  backplane queue show {order_id}" in refused("cancel", order_id)
+    waiting = queue.cli("submit", "true", "-b", "shell", "--root", ".", "--label", "other").stdout.strip()
+    done = queue.cli("queue", "cancel", waiting)
+    assert (done.returncode, done.stdout) == (0, "cancelled: it ends in order, with its receipt\n")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from backplane.contract.events import Approval
     from backplane.receipts import ReceiptRow
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
@@ -381,7 +382,12 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
 
 
 async def _cancel(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
-    await engine.cancel(options.order, options.reason or "cancelled")
+    from backplane.errors import ConfigError
+
+    if not await engine.cancel(options.order, options.reason or "cancelled"):
+        fact = f"order {options.order} has ended: it is {(await engine.status(options.order)).state}"
+        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {options.order}")
+    streams.write("cancelled: it ends in order, with its receipt\n")
     return 0
 
 
@@ -393,9 +399,39 @@ async def _answer(options: Options, engine: DurableEngine, content: Contents, ho
     if status.state != "running" or not (await engine.job(options.order)).asks:
         fact = f"order {options.order} is {status.state} and waits for no answer"
         raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
+    asks = await _open_asks(engine, status)
+    found = [id for id in asks if id == options.ask] or [id for id in asks if id.startswith(options.ask)]
+    if len(found) != 1:
+        what = "several open questions begin with" if found else "no open question has the id"
+        hint = f"open questions: {', '.join(map(streams.one_line, asks)) or 'none'}"
+        raise ConfigError("config_invalid", f"{what} {options.ask!r}", hint=hint)
+    asked = asks[found[0]]
+    if asked.kind == "input" and options.decision == "allow" and options.text is None:
+        raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
     decision = Decision(options.decision, options.reason or "", text=options.text)
-    await engine.answer(options.order, status.attempts[-1], options.ask, decision)
+    if not await engine.answer(options.order, status.attempts[-1], found[0], decision):
+        fact = f"the question {found[0]!r} was answered already, and the first answer counts"
+        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {options.order}")
+    streams.write(f"{options.decision}: {streams.one_line(asked.message)}\n")
     return 0
+
+
+async def _open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
+    """What the attempt that counts asks, by the questions' ids, oldest first."""
+    import msgspec
+
+    from backplane.contract.events import Approval, ApprovalAnswered, carried, read_event
+
+    asks: dict[str, Approval] = {}
+    for event in await engine.told(status.order_id):
+        if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
+            continue
+        read = carried(read_event(msgspec.json.decode(event.record), now=""))
+        if isinstance(read, Approval):
+            asks[str(read.body.get("id"))] = read
+        elif isinstance(read, ApprovalAnswered):
+            asks.pop(str(read.body.get("id")), None)
+    return asks
 
 
 async def _limit(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:

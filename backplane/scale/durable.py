@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from dbos import DBOS, DBOSClient
+from dbos._error import DBOSStreamTimeoutError
 from dbos._serialization import DefaultSerializer, Serializer
 
 from backplane.contract.approval import Decision
@@ -226,9 +227,11 @@ class DurableEngine:
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 1.2, RESULT_S)  # Whoever waits long does not mind half a second.
 
-    async def cancel(self, order_id: str, why: str = "cancelled") -> None:
-        if (await self.status(order_id)).state in ("waiting", "running"):
-            await anyio.to_thread.run_sync(self._ledger.cancel, order_id, why)
+    async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
+        if (await self.status(order_id)).state not in ("waiting", "running"):
+            return False
+        await anyio.to_thread.run_sync(self._ledger.cancel, order_id, why)
+        return True
 
     async def status(self, order_id: str) -> Status:
         row = await anyio.to_thread.run_sync(self._row, order_id)
@@ -248,8 +251,21 @@ class DurableEngine:
 
         return await anyio.to_thread.run_sync(found)
 
-    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
-        await anyio.to_thread.run_sync(self._ledger.answer, order_id, attempt, ask, decision)
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
+        return await anyio.to_thread.run_sync(self._ledger.answer, order_id, attempt, ask, decision)
+
+    async def told(self, order_id: str) -> Sequence[Event]:
+        """An order's events up to now."""
+
+        def read() -> Sequence[Event]:
+            found: list[Event] = []
+            rows = self._client.read_stream(order_id, STREAM, polling_interval_sec=0.005, timeout_seconds=0.005)
+            with suppress(DBOSStreamTimeoutError):
+                for offset, row in enumerate(rows):
+                    found += _events(row, offset)
+            return found
+
+        return await anyio.to_thread.run_sync(read)
 
     async def limits(self, label: str) -> Limits:
         """What holds for a label now."""

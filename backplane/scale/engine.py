@@ -186,8 +186,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def cancel(self, order_id: str, why: str = "cancelled") -> None:
-        """Ask for an order's end. It has a receipt all the same; one that is done stays as it is.
+    async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
+        """Ask for an order's end. It has a receipt all the same.
+
+        Returns:
+            False where it had ended; it stays as it is.
 
         Raises:
             ConfigError: `config_invalid`, no such order.
@@ -206,8 +209,8 @@ class Engine(Protocol):
         """The newest orders first."""
         ...
 
-    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
-        """Answer what an attempt of a job with `asks` waits for; the first answer counts."""
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
+        """Answer what an attempt of a job with `asks` waits for; False where another was first, which counts."""
         ...
 
     async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:

@@ -218,13 +218,14 @@ class Ledger:
         """Set what the whole queue may cost from its beginning on; what it has cost stays counted."""
         self._do("UPDATE backplane_budget SET limit_usd_micros = :limit", limit=limit_usd_micros)
 
-    def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
-        """Keep an answer for whoever runs the attempt; the first one stays."""
+    def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
+        """Keep an answer for whoever runs the attempt; False where there is one, which stays."""
         insert = (
             "INSERT INTO backplane_answer (order_id, attempt, ask, decision) "
             "VALUES (:order, :attempt, :ask, :decision) ON CONFLICT (attempt, ask) DO NOTHING"
         )
-        self._do(insert, order=order_id, attempt=attempt, ask=ask, decision=msgspec.json.encode(decision).decode())
+        text = msgspec.json.encode(decision).decode()
+        return self._do(insert, order=order_id, attempt=attempt, ask=ask, decision=text) == 1
 
     def remove(self, orders: Collection[str]) -> None:
         """Forget orders that have ended; what they have cost stays counted."""

@@ -103,17 +103,21 @@ class MemoryEngine:
             raise BackendError("internal", f"order {order_id} ended without a receipt: {order.error}")
         raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
 
-    async def cancel(self, order_id: str, why: str = "cancelled") -> None:
+    async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
         order = self._find(order_id)
-        if order.state in ("waiting", "running"):
-            order.cancelled = why
-            if order.control is not None:
-                order.control.why = why
+        if order.state not in ("waiting", "running"):
+            return False
+        order.cancelled = why
+        if order.control is not None:
+            order.control.why = why
+        return True
 
-    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
         order = self._find(order_id)
-        if order.control is not None and order.attempts[-1] == attempt:
-            order.control.answers.setdefault(ask, decision)
+        if order.control is None or order.attempts[-1] != attempt or ask in order.control.answers:
+            return False
+        order.control.answers[ask] = decision
+        return True
 
     async def status(self, order_id: str) -> Status:
         return self._find(order_id).status()
