@@ -487,4 +487,7 @@ sys.stdin.read()
     assert "command                 1 unwitnessed" in honest.stdout
     assert cli("run", "x", "--backend", "replay:last").returncode == 0
     again = cli("receipts", "audit", "last", "--json")
-    assert (again.returncode, json.loads(again.stdout)["verdict"]) == (1, "not_judged")
+    assert (again.returncode, json.loads(again.stdout)["verdict"]) == (4, "not_judged")
+    assert cli("receipts", "audit", "last").returncode == 4
+    told = cli("receipts", "audit", "--help").stdout
+    assert "4 where none was judged" in " ".join(told.split())

@@ -29,7 +29,7 @@ EXITS: Final[dict[int, str]] = {
     FAILED: "the work failed, or a check found something",
     USAGE: "usage, unreadable input, unknown backend, bad configuration",
     PARTIAL: "outcome partial",
-    REFUSED: "refused before the order was sent",
+    REFUSED: "refused before the order was sent, or nothing there to judge",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
     131: "interrupted by SIGQUIT, after an orderly stop",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_json
@@ -59,7 +59,9 @@ def parser(name: str) -> Parser:
     part.add_argument("names", nargs="*", metavar="FILE-or-ID", help="a receipt's file; run id or its beginning")
     part.add_argument("--checkpoint", metavar="FILE", help="kept from earlier: shows a cut tail, too")
     part.add_argument("--key", metavar="PUB", help="what has no signature by this public key is a fault, too")
-    about = "hold what the host claimed against what was seen; exit code 1 where a claim is false"
+    about = (
+        "hold what the host claimed against what was seen; exit code 1 where a claim is false, 4 where none was judged"
+    )
     part = add("audit", about, "backplane receipts audit 3f2a", _audit)
     part.add_argument("id", metavar="RUN", help="run id or its beginning; `last`")
     add_json(part, "the verdicts as one JSON object", "cli_receipts_audit")
@@ -350,7 +352,7 @@ def _receipt_file(name: str, called: str | None = None) -> Receipt:
 
 
 def _audit(options: Options) -> int:
-    """0 where no claim is false, 1 where one is, or where nothing was judged."""
+    """Print the verdicts; 0 where no claim is false, 1 where one is, 4 where nothing was judged."""
     import msgspec
 
     from backplane.cli import show
@@ -360,11 +362,11 @@ def _audit(options: Options) -> int:
         found = audit(store.load(options.id))
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
-        return 0 if found.verdict == "no_alarm" else 1
+        return _AUDITED[found.verdict]
     look = show.Look.here()
     if found.verdict == "not_judged":
         streams.write(f"{look.dress('yellow', 'not judged')}: {streams.one_line(found.why)}\n")
-        return 1
+        return _AUDITED[found.verdict]
     sums = {word: sum(one.get(word, 0) for one in found.counts.values()) for word in ("true", "false", "unwitnessed")}
     word, colour = ("no claim is false", "green") if found.verdict == "no_alarm" else ("claims are false", "red")
     told = f"{sums['true']} true, {sums['false']} false, {sums['unwitnessed']} unwitnessed"
@@ -378,7 +380,11 @@ def _audit(options: Options) -> int:
     for kind, counts in sorted(found.counts.items()):
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         streams.write(f"  {streams.one_line(kind):<24}{verdicts}\n")
-    return 0 if found.verdict == "no_alarm" else 1
+    return _AUDITED[found.verdict]
+
+
+_AUDITED: Final = {"no_alarm": 0, "false_claims": 1, "not_judged": 4}
+"""Exit codes by verdict: whoever lets 1 stop a pipeline stops it for a false claim only."""
 
 
 def _diff(options: Options) -> int:
