@@ -440,3 +440,21 @@ def test_a_run_without_a_session_of_ours_is_summed_up_by_the_agents_own(folder: 
     for by, keys in (("session", {"theirs", "ours", None}), ("model", {"chosen", "said", "asked"})):
         found = [json.loads(line) for line in cli(folder, "cost", "--by", by, "--json").stdout.splitlines()]
         assert {one["key"] for one in found[:-1]} == keys
+
+
+def test_runs_that_are_told_again_cost_nothing_and_what_is_unknown_stays_so(folder: Path, backplane_home: Path) -> None:
+    configure(folder, works=WORKS)
+    for _ in range(2):
+        assert cli(folder, "run", "do it", "--backend", "works", "--pure").returncode == 0
+    assert cli(folder, "run", "again", "--backend", "replay:last").returncode == 0
+    # Of a copy, or cut off by a kill, only one of both is there: the receipt's word, or the head's.
+    stored(backplane_home, "copied", usage_raw={"backplane": {"replay": {"run": "x", "with_patch": False}}})
+    stored(backplane_home, "replay:x", usage_raw={"backplane": {"end": {"reason": "interrupted"}}})
+    for by in ("provider", "model", "day", "session", "folder"):
+        done = cli(folder, "cost", "--by", by, "--json")
+        *found, total = [json.loads(line) for line in done.stdout.splitlines()]
+        assert (total["runs"], total["unknown"], total["cost_usd_micros"]) == (1, 0, 250_000)
+        assert len(found) == 1
+    assert cli(folder, "cost").stderr == "4 runs told again from the store cost nothing\n"
+    stored(backplane_home, "other", usage_raw={"backplane": {"end": {"reason": "interrupted"}}})
+    assert json.loads(cli(folder, "cost", "--json").stdout.splitlines()[-1])["unknown"] == 1

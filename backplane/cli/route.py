@@ -193,8 +193,9 @@ def _cost(options: Options) -> int:
     since = since_ms(options.since)
     with open_store() as store:
         runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
-    # A refused run started nothing: it cost nothing, and everybody knows that.
-    paid = [run for run in runs if run.state != "ended" or run.reason != "refused"]
+    # A refused run started nothing and one told again did nothing: both cost nothing, and everybody knows that.
+    paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
+    retold = sum(run.is_retold for run in runs)
     found, total = sums(
         (_key(run, options.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid
     )
@@ -203,6 +204,8 @@ def _cost(options: Options) -> int:
             streams.write_json(msgspec.json.encode(one) + b"\n")
         else:
             streams.write(_row(one, "all" if one is total else None) + "\n")
+    if retold and not options.json:
+        streams.complain(f"{streams.count(retold, 'run')} told again from the store cost nothing\n")
     return 0
 
 

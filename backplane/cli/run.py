@@ -149,8 +149,9 @@ def _run(options: Options) -> int:
     from backplane.cli import live, order, session
     from backplane.cli.copies import Copy
     from backplane.cli.log import RunLog
+    from backplane.contract.work import REPLAY
     from backplane.errors import ConfigError
-    from backplane.runtime import backends, hooks
+    from backplane.runtime import hooks
 
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)
@@ -171,7 +172,7 @@ def _run(options: Options) -> int:
     if asked:
         wanted["route"] = {**_object(work.abp("route")), **asked}
     work = order.with_settings(work, wanted)
-    if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
+    if options.with_patch and not (options.sidecar is None and name and name.startswith(REPLAY)):
         fact = "--with-patch is for the replay of a stored run"
         raise ConfigError("config_invalid", fact, hint="--backend replay:RUN --with-patch")
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
@@ -221,12 +222,13 @@ def _choose(
         BackendError: `backend_not_found`, `backend_unavailable`.
         CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
     """
+    from backplane.contract.work import REPLAY
     from backplane.runtime import backends, replay
 
     if options.sidecar is not None:
         cwd = streams.folder()
         return backends.from_command(_sidecar_words(options.sidecar, cwd), cwd=cwd, limits=settings.limits), None
-    if name and name.startswith(backends.REPLAY):
+    if name and name.startswith(REPLAY):
         return replay.find_replay(name, home, with_patch=options.with_patch), None
     if name:
         named = backends.find(name, settings, environ)

@@ -70,6 +70,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
+REPLAY: Final = "replay:"
+"""Before the run in the name of a backend that replays a stored one."""
+
 TAGS_MAX: Final = 32
 """Tags of one order: more would be no help to find it."""
 _TAG: Final = msgspec.Meta(min_length=1, max_length=200)

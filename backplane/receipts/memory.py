@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.work import read_tags
+from backplane.contract.work import REPLAY, read_tags
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.journal import TRACE, JournalHead, read_head
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
@@ -71,6 +71,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The session that it is a turn of; else the agent's own conversation, where it kept one."""
     model_told: str | None = None
     """The model that its receipt names: as the host called it, else as the router chose it."""
+    is_retold: bool = False
+    """Whether it tells a stored run again, as a replay or as the answer to the same pure order: that costs nothing."""
     retry_after_ms: int | None = None
     """The pause that its model's service asked for before another request."""
 
@@ -170,7 +172,11 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         state="ended",
         started_at=row.started_at,
         backend=opening.backend.id if opening.backend is not None else row.backend,
-        **{**asked, "session": asked["session"] or _session(added)},
+        **{
+            **asked,
+            "session": asked["session"] or _session(added),
+            "is_retold": asked["is_retold"] or bool(_member(added, "replay")),
+        },
         outcome=row.outcome,
         reason=row.reason,
         code=error.code or _code_of(added),
@@ -195,6 +201,7 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
         "tags": _tags(order.config.vendor),
+        "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
         "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
     }
 

@@ -46,10 +46,6 @@ NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
 """Backends that run only when they are named: they do not think."""
 
 
-REPLAY: Final = "replay:"
-"""Before the run in the name of a backend that replays a stored one."""
-
-
 class Link(Protocol):
     """An open way to one host; `process.Child` is one."""
 

@@ -17,9 +17,9 @@ import msgspec
 
 from backplane.config import Limits, Settings
 from backplane.contract.canonical import Json
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackplaneError, ConfigError
-from backplane.runtime.backends import REPLAY, Backend, ReplayBackend
+from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.replay import find_replay
 
 FOLDER: Final = "cache"

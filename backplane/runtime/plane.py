@@ -22,7 +22,7 @@ from backplane import config
 from backplane.config import Limits, Settings
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
 from backplane.process.block import SpannedBlock
@@ -263,7 +263,7 @@ class ControlPlane:
             raise ConfigError(
                 "config_invalid", fact, hint="name one (--backend shell, backend='shell'), or set default_backend"
             )
-        if name.startswith(backends.REPLAY):
+        if name.startswith(REPLAY):
             from backplane.runtime.replay import find_replay
 
             return find_replay(name, self.home)

@@ -27,10 +27,10 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.work import OF_HOST
+from backplane.contract.work import OF_HOST, REPLAY
 from backplane.errors import BackplaneError, PolicyError, unforeseen
 from backplane.protocol import Broken, HostEnd
-from backplane.runtime.backends import REPLAY, ReplayBackend
+from backplane.runtime.backends import ReplayBackend
 
 HEEDS: Final = ("mode",)
 """All that a replay can heed of an order: its events are as they are, whatever model or limits are asked for."""
