@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.errors import ConfigError
 from backplane.receipts import Store
+from backplane.receipts.memory import find
 from backplane.routing.compare import Trial, read_side, summed_up, tree_stamp
 from backplane.routing.intervals import Interval, Measure, judge, mean, share
 from tests.test_routing_cli import cli, configure, folder
@@ -74,6 +76,26 @@ def test_each_side_starts_from_the_same_tree_and_its_result_is_checked(source: P
         assert store.load(trials["good"]["run_id"]).usage.estimated_cost_usd == 0.01
     assert cli(source, "apply", trials["good"]["run_id"]).returncode == 0
     assert "a + b" in (source / "calc.py").read_text()
+
+
+def test_the_checks_of_a_comparison_are_no_runs_of_cost_and_last(source: Path, backplane_home: Path) -> None:
+    configure(source, good=GOOD, wrong=WRONG)
+    found = compared(source, "-b", "good", "-b", "wrong", "--check", CHECK)
+    first, second = found["trials"]
+    costs = [json.loads(line) for line in cli(source, "cost", "--json").stdout.splitlines()]
+    assert {one["key"] for one in costs} == {"good", "wrong", None}
+    assert costs[-1]["runs"] == 2
+    with Store.open(backplane_home, readonly=True) as store:
+        assert [store.find(name).run_id for name in ("last", "last~1")] == [second["run_id"], first["run_id"]]
+        with pytest.raises(ConfigError, match="not so many receipts"):
+            store.find("last~2")
+        assert find(store, "last").run_id == second["run_id"]
+        assert find(store, first["check_run_id"]).check_of == first["run_id"]
+        with pytest.raises(ConfigError, match="not so many runs"):
+            find(store, "last~2")
+    rows = cli(source, "runs").stdout.splitlines()
+    assert len(rows) == 4
+    assert sum(f"(check of {first['run_id'][:8]}) python3" in row for row in rows) == 1
 
 
 def test_a_table_says_what_is_known_and_how_far(source: Path, backplane_home: Path) -> None:

@@ -193,6 +193,8 @@ def _cost(options: Options) -> int:
     since = since_ms(options.since)
     with open_store() as store:
         runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
+    # The check of a comparison is the caller's own command, and none of its runs.
+    runs = [run for run in runs if run.check_of is None]
     # A refused run started nothing and one told again did nothing: both cost nothing, and everybody knows that.
     paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
     retold = sum(run.is_retold for run in runs)

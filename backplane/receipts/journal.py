@@ -79,6 +79,8 @@ class JournalHead(msgspec.Struct, frozen=True):
     started_at: str = ""
     backend: HeadBackend | None = None
     order: HeadOrder = HeadOrder()
+    check: dict[str, Any] | None = None
+    """Where it checks the result of another run, `of`."""
 
 
 _decode_head: Final = msgspec.json.Decoder(JournalHead).decode
@@ -95,7 +97,9 @@ def read_head(folder: Path) -> JournalHead:
         return _decode_head(file.readline(HEAD_BYTES_MAX))
 
 
-def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str, route: Json = None) -> Facts:
+def head_fact(
+    order: WorkOrder, *, run_id: str, started_at: str, backend: str, route: Json = None, check: Json = None
+) -> Facts:
     """The first fact of a run, as recovery expects it.
 
     Args:
@@ -103,13 +107,15 @@ def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str, r
         started_at: in the contract's print form.
         backend: id of the chosen backend, before any hello.
         route: why it was chosen, as the receipt has it; None where it was named.
+        check: the run whose result it checks, as the receipt has it; None for a run of its own.
     """
     stored = msgspec.to_builtins(order)
     stored["config"]["env"] = sorted(order.config.env)
     if order.abp("task_text") == "hash":
         stored["task"] = TASK_HASH + canonical.sha256_hex(order.task.encode("utf-8", "surrogatepass"))
     fact = {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
-    return fact if route is None else {**fact, "route": route}
+    more = {"route": route, "check": check}
+    return fact | {name: value for name, value in more.items() if value is not None}
 
 
 def applied_fact(files: int) -> Facts:
@@ -316,6 +322,14 @@ def backend_name(folder: Path) -> str | None:
             return msgspec.json.decode(file.readline(HEAD_BYTES_MAX), type=_First).backend.id
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def is_check(folder: Path) -> bool:
+    """Whether a run checks the result of another one; not where the head does not say."""
+    try:
+        return read_head(folder).check is not None
+    except (OSError, msgspec.MsgspecError):
+        return False
 
 
 def boot_id() -> str | None:

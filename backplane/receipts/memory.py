@@ -71,6 +71,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The session that it is a turn of; else the agent's own conversation, where it kept one."""
     model_told: str | None = None
     """The model that its receipt names: as the host called it, else as the router chose it."""
+    check_of: str | None = None
+    """The run whose result it checks, of a comparison; None for a run of its own."""
     is_retold: bool = False
     """Whether it tells a stored run again, as a replay or as the answer to the same pure order: that costs nothing."""
     retry_after_ms: int | None = None
@@ -175,6 +177,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         **{
             **asked,
             "session": asked["session"] or _session(added),
+            "check_of": asked["check_of"] or _text(_member(added, "check").get("of")),
             "is_retold": asked["is_retold"] or bool(_member(added, "replay")),
         },
         outcome=row.outcome,
@@ -201,6 +204,7 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
         "tags": _tags(order.config.vendor),
+        "check_of": _text(_member({"check": opening.check}, "check").get("of")),
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
         "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
     }
@@ -294,7 +298,8 @@ def find(store: Store, name: str) -> Remembered:
     """The run of this name: its id, the beginning of it when only one run begins so, `last` or `last~2`.
 
     An order's id, or its beginning, names the newest run of it where no run's id begins so.
-    `last` is the newest run, a live one before any that has ended; `last~1` the one before it.
+    `last` is the newest run, a live one before any that has ended; `last~1` the one before it. Checks of a comparison
+    are none of them.
 
     Raises:
         ConfigError: `config_invalid`: too short, not there, or several.
@@ -302,7 +307,7 @@ def find(store: Store, name: str) -> Remembered:
     """
     back = steps_back(name)
     if back is not None:
-        for number, run in enumerate(remembered(store)):
+        for number, run in enumerate(run for run in remembered(store) if run.check_of is None):
             if number == back:
                 return run
         fact = f"{name!r}: there are not so many runs" if back else "there is no run yet"

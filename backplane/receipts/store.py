@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -24,7 +25,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
-from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
+from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name, is_check
 from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
@@ -177,11 +178,11 @@ class Store:
         """
         back = steps_back(run)
         if back is not None:
-            newest = self._rows("ORDER BY sequence DESC LIMIT 1 OFFSET ?", (back,))
-            if not newest:
+            newest = next(islice(self._own_runs(), back, None), None)
+            if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"
                 raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
-            return newest[0]
+            return newest
         rows = self.beginning(run)
         if len(rows) == 1:
             return rows[0]
@@ -192,6 +193,15 @@ class Store:
         names = ", ".join(row.run_id for row in rows[:AMBIGUOUS_SHOWN])
         more = " and more" if len(rows) > AMBIGUOUS_SHOWN else ""
         raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
+
+    def _own_runs(self) -> Iterator[ReceiptRow]:
+        """Rows, newest first, without those that check what another run made."""
+        before = None
+        while page := self.list(_PAGE_ROWS, before=before):
+            for row in page:
+                if not (recovery.is_run_id(row.run_id) and is_check(self.folder(row.run_id))):
+                    yield row
+            before = page[-1].sequence
 
     def beginning(self, prefix: str) -> Rows:
         """The first rows whose run id begins so, one more than an error names.

@@ -284,7 +284,7 @@ async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
         # The configured policy is about agents, and this is the caller's own command.
         where = WorkspaceSpec(str(place), mode="pass_through")
         order = WorkOrder(command, workspace=where, policy=PROFILES["default"])
-        async with plane.start(order, CHECKER) as checked:
+        async with plane.start(order, CHECKER, added={"check": {"of": run.id}}) as checked:
             await checked.wait()
     return checked
 

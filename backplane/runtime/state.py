@@ -242,6 +242,7 @@ class Keeper:
             started_at=started_at,
             backend=facts.backend.id,
             route=facts.added.get("route"),
+            check=facts.added.get("check"),
         )
         return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 

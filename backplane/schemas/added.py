@@ -108,6 +108,11 @@ BACKPLANE: Final[Json] = _object(
         receipt_sha256=_SHA256,
         with_patch={"type": "boolean"},
     ),
+    check=_object(
+        "The run is the check of what another one made, in a comparison: no run of its own for `cost` and `last`.",
+        ["of"],
+        of={"type": "string"},
+    ),
     compare=_object(
         "The run is part of a comparison, `comparisons/ID.json` of the state folder.",
         ["id", "side", "round"],
