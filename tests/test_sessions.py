@@ -290,6 +290,58 @@ async def test_a_session_whose_process_was_killed_has_what_its_receipt_says(grou
     assert "User: wait for me" in said["task"]
 
 
+CUT_OFF = """
+import os, pathlib, signal, sys, anyio
+from backplane.config import Settings
+from backplane.providers import ProviderRegistry, SessionConfig
+
+async def main():
+    async with ProviderRegistry(Settings(isolation="off"), sys.argv[1]) as registry:
+        config = SessionConfig(root=sys.argv[2])
+        async with await registry.get("shell").create_session(config) as session:
+            for _ in range(int(sys.argv[3])):
+                await session.run("true")
+            print(session.id, flush=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(die)
+                async for event in session.send_message("printf 'precious\\n' > made.txt; echo made; sleep 3"):
+                    pass
+
+async def die():
+    while not list(pathlib.Path(sys.argv[1]).glob("stage/*/tree/made.txt")):
+        await anyio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("warm", [0, 1])
+def test_the_work_of_a_turn_whose_program_was_killed_is_kept_and_told(
+    ground: Ground, shell: Shell, root: Path, warm: int
+) -> None:
+    """A host that waited for its order works in a place with another name than its run's."""
+    command = [*PYTHON, "-c", CUT_OFF, str(ground.home), str(root), str(warm)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    said = shell("sessions", "resume", "last", "true")
+    run_id = _turns(ground)[-2].run_id
+    tree = ground.home / "stage" / str(run_id) / "tree"
+    assert (tree / "made.txt").read_text() == "precious\n"
+    assert f"not carried: dropped: the changes of run {str(run_id)[:8]}" in said
+    assert str(tree) in said
+    refused = shell("apply", str(run_id), code=1)
+    assert "is not known" in refused
+    assert str(tree) in refused
+    shell("runs", "prune", "--keep", "0")
+    shell("run", "--backend", "shell", "true")
+    assert not tree.exists(), "gone with its run"
+
+
+def _turns(ground: Ground) -> tuple[SessionTurn, ...]:
+    return store.read(store.path_of(ground.home, store.find(ground.home, "last"))).turns
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 @pytest.mark.parametrize("die", range(1, 9))

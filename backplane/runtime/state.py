@@ -38,6 +38,50 @@ _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
 """Folders of the state folder that agents work in."""
 
 
+STAGED_FOR: Final = "run"
+"""Beside a copy once it is made: the id of the run that works in it. Its time tells what was changed since."""
+KEPT: Final = "kept"
+"""The same of a run that was cut off: its copy stays as long as the run's folder."""
+
+_AT_WORK: Final = (b'"tool_call"', b'"file_changed"')
+"""Kinds of events after which a change in the clock tick of the mark's own is taken for the agent's."""
+
+
+def _staged_for(stage: Path) -> str | None:
+    try:
+        return (stage / STAGED_FOR).read_text()[:40]
+    except (OSError, ValueError):
+        return None
+
+
+def _has_work(stage: Path, run_dir: Path) -> bool:
+    """Whether anything in a copy was changed after it was made; git's own files are none of the work.
+
+    What cannot be looked at may have been.
+    """
+    try:
+        made_ns = (stage / STAGED_FOR).stat().st_mtime_ns
+    except OSError:
+        return False  # The order was not sent yet, or there is no copy.
+    try:
+        with (run_dir / "trace.jsonl").open("rb") as lines:
+            made_ns -= any(kind in line for line in lines for kind in _AT_WORK)
+        tree = stage / "tree"
+        for folder, folders, files in os.walk(tree, onerror=_raise):
+            if Path(folder) == tree and ".git" in folders:
+                folders.remove(".git")
+            for name in ("", *folders, *files):
+                if os.lstat(os.path.join(folder, name)).st_ctime_ns > made_ns:
+                    return True
+    except OSError:
+        return True
+    return False
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 class Keeper:
     """The state folder of a control plane: its store, journals, kept manifests and staged trees."""
 
@@ -71,7 +115,7 @@ class Keeper:
                     self.problems += recovery.problems
                     for row in recovery.rows:
                         self.sign(store.load(row.run_id))
-                    self._sweep_stages()
+                    self._sweep_stages(store)
                     unless_ready.pop_all()
                 self._store = store
             return self._store
@@ -103,7 +147,7 @@ class Keeper:
     def _tell(self, notes: tuple[str, ...], problems: tuple[str, ...]) -> None:
         self.notes, self.problems = notes, problems
 
-    def _sweep_stages(self) -> None:
+    def _sweep_stages(self, store: Store) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
         from backplane.receipts.recovery import is_live
         from backplane.sandbox import cgroup
@@ -111,10 +155,17 @@ class Keeper:
         def is_used(place: str) -> bool:
             return is_live(self.home, place) or self._is_locked(place)
 
+        def is_wanted(stage: Path) -> bool:
+            run_id = _staged_for(stage)
+            if run_id is None:
+                return (stage / KEPT).exists() and (self.home / "runs" / stage.name).exists()
+            # It could not be sealed yet.
+            return (self.home / "runs" / run_id).exists() and not store.has(run_id)
+
         cgroup.sweep(self.home, is_used)
         for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
-                if not is_used(stage.name):
+                if not is_used(stage.name) and not is_wanted(stage):
                     self._collect(stage)
         for lock in self._locks.iterdir() if self._locks.is_dir() else ():
             self._is_locked(lock.name)
@@ -161,8 +212,40 @@ class Keeper:
             os.close(lock)
 
     def _clean(self, orphan: Orphan) -> None:
-        self._collect(self.stage_of(orphan.run_id))
+        self._keep_work(orphan)
         self._collect(self.scratch_of(orphan.run_id))
+
+    def _keep_work(self, orphan: Orphan) -> None:
+        """Keep the copy of a run that was cut off at work, as nothing else has what it changed; else remove it."""
+        if self.kept_of(orphan.run_id) is not None:
+            return  # By a start that was killed before it had sealed the run.
+        stage = self._stage_in_use(orphan.run_id)
+        taken = any(fact.get("fact") in ("sealed", "applied") for fact in orphan.facts)
+        if taken or not _has_work(stage, orphan.folder):
+            self._collect(stage)
+            return
+        try:
+            # In this order: a kept copy has its run's name, or the next start would take it for nobody's.
+            stage = stage.rename(self.stage_of(orphan.run_id))
+            (stage / STAGED_FOR).rename(stage / KEPT)
+        except OSError as error:
+            self.problems += (f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed",)
+            return
+        fact = f"run {orphan.run_id} was cut off before what it changed was taken: its copy is {stage / 'tree'}"
+        self.problems += (f"{fact}; take from there what you need, `backplane runs prune` removes it with the run",)
+
+    def _stage_in_use(self, run_id: str) -> Path:
+        """A run's stage; that of a host which had waited for the order has another name."""
+        stages = self.stage_of(run_id).parent
+        for mark in stages.glob(f"*/{STAGED_FOR}"):
+            if _staged_for(mark.parent) == run_id:
+                return mark.parent
+        return self.stage_of(run_id)
+
+    def kept_of(self, run_id: str) -> Path | None:
+        """The copy of a run that was cut off, where what it changed is nowhere else."""
+        stage = self.stage_of(run_id)
+        return stage / "tree" if (stage / KEPT).exists() else None
 
     def _collect(self, stage: Path) -> None:
         """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
@@ -395,3 +478,13 @@ class Preparation:
             state=self._keeper.home,
             unread=self._facts.order.policy.deny_read,
         )
+        if mode == "staged":
+            self._mark()
+
+    def _mark(self) -> None:
+        """Say whose the copy is, before its run is sent: should we be killed, its work is kept."""
+        mark = self._keeper.stage_of(self._id) / STAGED_FOR
+        try:
+            mark.write_text(self._facts.run_id)
+        except OSError as error:
+            raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error
