@@ -273,6 +273,36 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:///{tmp_path / 'q.sqlite'}"
 
 
+@pytest.mark.parametrize("action", ["list", "status", "limit", "prune", "show", "events", "cancel"])
+def test_a_queue_that_is_not_there_is_not_made_by_who_looks(
+    here: str, action: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = ["an-order"] if action in ("show", "events", "cancel") else []
+    assert main(["queue", action, *order, "--engine", here]) == 2
+    assert f"config_invalid: there is no queue at {tmp_path / 'q.sqlite'}" in capfd.readouterr().err
+    for nameless in ("sqlite:///", ""):
+        assert main(["queue", action, *order, "--engine", nameless]) == 2
+        assert capfd.readouterr().err.startswith("config_invalid: ''" if not nameless else "config_invalid: 'sqlite")
+    assert not list(tmp_path.rglob("*.sqlite*"))
+
+
+def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
+    here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["submit", "true", "--engine", here]
+    for wrong in (["--engine", f"sqlite:///{tmp_path}/typo/q.sqlite"], ["--content", str(tmp_path / "typo" / "c")]):
+        assert main([*words, *wrong]) == 2
+        assert f"there is no folder {tmp_path}/typo" in capfd.readouterr().err
+    assert not (tmp_path / "typo").exists()
+    assert not (tmp_path / "q.sqlite").exists()
+    assert main(words) == 0
+    assert capfd.readouterr().err == f"the queue {tmp_path / 'q.sqlite'} is new\n"
+    assert main(words) == 0
+    assert capfd.readouterr().err == ""
+    assert main(["queue", "list", "--engine", here, "--content", "typo"]) == 2
+    assert "there is no folder typo" in capfd.readouterr().err
+
+
 def test_an_order_submitted_again_later_is_the_same_one(
     here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

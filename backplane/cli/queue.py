@@ -162,7 +162,7 @@ def find_engine(options: Options) -> tuple[str, Contents, Path]:
     check_label(options.label)
     check_priority(getattr(options, "priority", None))
     home = config.home(os.environ)
-    url = options.engine or f"sqlite:///{home / 'queue.sqlite'}"
+    url = options.engine if options.engine is not None else f"sqlite:///{home / 'queue.sqlite'}"
     _check_url(url)
     folder = options.content
     if folder is None and url.startswith("sqlite"):
@@ -179,6 +179,38 @@ def _check_url(url: str) -> None:
     if not url.startswith(("sqlite:///", "postgresql://")):
         fact = f"{url.partition(':')[0][:40]!r} is no kind of engine"
         raise ConfigError("config_invalid", fact, hint="sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
+    if url.startswith("sqlite") and not url.removeprefix("sqlite:///").strip("/"):
+        raise ConfigError("config_invalid", f"{url!r} names no file", hint="sqlite:///FILE")
+
+
+def _check_places(url: str, content: str | None, *, may_make: bool) -> None:
+    """Refuse a mistyped place: a queue's file is made by `submit` and `worker` alone, and no folder above it is.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    from pathlib import Path
+
+    from backplane.errors import ConfigError
+
+    folder = Path(content) if content is not None and "://" not in content else None
+    if folder is not None and not folder.exists():
+        _require_folder(folder.parent if may_make else folder, "--content")
+    file = Path(url.removeprefix("sqlite:///").partition("?")[0]) if url.startswith("sqlite") else None
+    if file is not None and not file.exists():
+        if not may_make:
+            fact = f"there is no queue at {streams.one_line(str(file))}"
+            raise ConfigError("config_invalid", fact, hint="see --engine; `backplane submit` makes a new one")
+        _require_folder(file.parent, "--engine")
+        streams.complain(f"the queue {streams.one_line(str(file))} is new\n")
+
+
+def _require_folder(folder: Path, option: str) -> None:
+    from backplane.errors import ConfigError
+
+    if not folder.is_dir():
+        fact = f"there is no folder {streams.one_line(str(folder))}"
+        raise ConfigError("config_invalid", fact, hint=f"see {option}, or make the folder")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
@@ -193,8 +225,12 @@ def _within(name: str, value: float, least: float, most: float) -> None:
         )
 
 
-def open_engine(options: Options) -> tuple[DurableEngine, Contents, Path]:
-    """The engine, the content store and the state folder. Raises as `find_engine`."""
+def open_engine(options: Options, *, may_make: bool = True) -> tuple[DurableEngine, Contents, Path]:
+    """The engine, the content store and the state folder. Raises as `find_engine`.
+
+    Args:
+        may_make: a queue's file that is not there is made.
+    """
     url, content, home = find_engine(options)
     from backplane.scale.durable import DurableEngine
 
@@ -205,6 +241,8 @@ def open_engine(options: Options) -> tuple[DurableEngine, Contents, Path]:
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "lease_s" in settings:
         settings["beat_s"] = settings["lease_s"] / 10
+    if may_make or options.engine is not None:
+        _check_places(url, options.content, may_make=may_make)
     return DurableEngine(url, **settings), content, home
 
 
@@ -301,7 +339,7 @@ def _queue(options: Options) -> int:
         "list": _list, "show": _show, "cancel": _cancel, "answer": _answer, "events": _events, "status": _status,
         "limit": _limit, "prune": _prune,
     }[options.action]  # fmt: skip
-    engine, content, home = open_engine(options)
+    engine, content, home = open_engine(options, may_make=False)
     return _do(lambda: doing(options, engine, content, home), engine)
 
 
@@ -362,6 +400,7 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
 
     if url is not None:
         _check_url(url)
+        _check_places(url, None, may_make=False)
     file = config.home_path(os.environ) / "queue.sqlite"
     if len(name) < ID_CHARS_MIN or (url is None and not file.is_file()) or find_spec("dbos") is None:
         return None
