@@ -563,6 +563,9 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     assert told.startswith("config_invalid: no open question has the id 'ask-9'\n  open questions: ")
     ask = told.split()[-1]
     assert "wants an answer in words\n  --text WORDS" in refused("answer", order_id, ask, "allow")
+    shown = queue.cli("queue", "show", order_id).stdout
+    assert "it waits for your answer: asks: which colour?" in shown
+    assert f"backplane queue answer {order_id} {ask} allow --text WORDS" in shown
     done = queue.cli("queue", "answer", order_id, ask, "allow", "--text", "green")
     assert (done.returncode, done.stdout, done.stderr) == (0, "allow: asks: which colour?\n", "")
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
@@ -571,3 +574,23 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     waiting = queue.cli("submit", "true", "-b", "shell", "--root", ".", "--label", "other").stdout.strip()
     done = queue.cli("queue", "cancel", waiting)
     assert (done.returncode, done.stdout) == (0, "cancelled: it ends in order, with its receipt\n")
+    shown = queue.cli("queue", "show", waiting).stdout
+    assert "it was cancelled (cancelled), and ends once a worker takes it: no worker of the label other" in shown
+
+
+def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
+    worker = queue.worker()
+    order_id = queue.cli("submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    worker.kill()
+    worker.wait(10)
+    with sqlite3.connect(queue.folder / "queue.sqlite") as connection:
+        connection.execute("UPDATE backplane_worker SET beat_ms = beat_ms - 3600000")
+    connection.close()
+    told = queue.cli("queue", "show", order_id).stdout
+    assert "its worker is dead: " in told
+    assert "(its lease is 20 s); no other is there: backplane worker --label default" in told
+    command = [sys.executable, "-m", "backplane", "why", order_id, "--engine", queue.url]
+    env = queue.env(queue.home)
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "its worker is dead" in told

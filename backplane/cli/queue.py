@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_requirements, add_task
@@ -362,15 +362,59 @@ async def _show(options: Options, engine: DurableEngine, content: Contents, home
         streams.write(f"{streams.one_line(status.error or '')}\n")
         return 1
     if status.state != "done":
-        streams.write(streams.one_line(await _why_it_waits(engine, status)) + "\n")
+        found = await held(engine, status)
+        if found.kind != "nothing":
+            streams.write(f"{streams.one_line(found.verdict)}: ")
+        streams.write(f"{streams.one_line(found.fact)}\n")
+        if found.kind in ("question_waits", "approval_waits"):
+            streams.write(f"  {streams.one_line(found.step)}\n")
         return 0
     return await _brought(engine, await engine.job(options.order), content, home)
 
 
+class Held(NamedTuple):
+    """What an order that has not ended waits for, or that it is at work."""
+
+    kind: str
+    """As a diagnosis has it."""
+    verdict: str
+    fact: str
+    step: str
+
+
+async def held(engine: DurableEngine, status: Status) -> Held:
+    """What holds an order that has not ended: its worker, a question, the queue, and whether it was cancelled."""
+    follow = f"backplane queue events {status.order_id} --follow, or wait"
+    if status.state != "running":
+        waits = await _why_it_waits(engine, status)
+        if status.cancelled is None:
+            return Held("queued", "it waits in the queue until a worker takes it", waits, follow)
+        verdict = f"it was cancelled ({status.cancelled}), and ends once a worker takes it"
+        return Held("queued", verdict, waits, f"backplane worker --label {status.label}")
+    workers = {worker.id: worker for worker in await engine.workers()}
+    own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
+    if own is None or own.age_ms > lease_ms:
+        others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
+        beat = f"did not beat for {own.age_ms // 1000} s" if own is not None else "is not known any more"
+        start = f"backplane worker --label {status.label}"
+        takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
+        fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
+        return Held("interrupted", "its worker is dead", fact, follow if others else start)
+    if status.cancelled is not None:
+        verdict = f"it was cancelled ({status.cancelled}), and ends in order"
+        return Held("queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow)
+    asks = await _open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
+    for id, ask in asks.items():
+        words = " --text WORDS" if ask.kind == "input" else ""
+        kind = "question_waits" if ask.kind == "input" else "approval_waits"
+        step = f"backplane queue answer {status.order_id} {id} allow{words}, or deny"
+        return Held(kind, "it waits for your answer", ask.message, step)
+    fact = f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
+    return Held("nothing", "nothing is wrong: a worker runs it", fact, follow)
+
+
 async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
-    """What an order that has not ended waits for."""
-    if status.state == "running":
-        return f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
+    """What an order that no worker has taken waits for."""
     workers = [worker for worker in await engine.workers() if worker.label == status.label]
     alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
     if not alive:
@@ -385,7 +429,7 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
     return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
 
 
-def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
+def look_up(name: str, url: str | None) -> tuple[Status, Job, Held] | None:
     """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several.
 
     Raises:
@@ -408,11 +452,11 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
 
     engine = DurableEngine(url or f"sqlite:///{file}")
 
-    async def look() -> tuple[Status, Job, str] | None:
+    async def look() -> tuple[Status, Job, Held] | None:
         named = [one for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
         if len(named) != 1:
             return None
-        return named[0], await engine.job(named[0].order_id), await _why_it_waits(engine, named[0])
+        return named[0], await engine.job(named[0].order_id), await held(engine, named[0])
 
     try:
         return anyio.run(look)

@@ -408,11 +408,10 @@ def _of_queue(store: Store, options: Options) -> tuple[Remembered, Diagnosis] | 
         run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
         backend=job.backend or f"any of {status.label}",
     )  # fmt: skip
-    is_queued = status.state == "waiting"
     found = Diagnosis(
-        run_id=status.order_id, kind="queued" if is_queued else "nothing", sure=True, since_ms=status.waiting_ms,
-        verdict="it waits in the queue until a worker takes it" if is_queued else "nothing is wrong: a worker runs it",
-        evidence=(Evidence(waits),), next=(f"backplane queue events {status.order_id} --follow, or wait",),
+        run_id=status.order_id, kind=waits.kind, sure=True, since_ms=status.waiting_ms,
+        verdict=streams.one_line(waits.verdict), evidence=(Evidence(streams.one_line(waits.fact)),),
+        next=(waits.step,),
     )  # fmt: skip
     return run, found
 
