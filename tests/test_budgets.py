@@ -299,7 +299,8 @@ def test_a_service_that_tells_no_usage_is_counted_at_the_most(backplane_home: Pa
             for request in server.requests
         )
     assert 0 < most <= POT
-    assert all(run.receipt.usage.estimated_cost_usd is None for run in ended)
+    # One that began no call has used nothing; of every other it is not known.
+    assert {run.receipt.usage.estimated_cost_usd for run in ended} - {0} == {None}
     assert most <= held(backplane_home)[0] <= POT
 
 

@@ -25,6 +25,7 @@ from backplane.errors import CODES
 from backplane.process import guard
 from backplane.receipts import Store
 from backplane.receipts.rows import ReceiptRow
+from backplane.runtime.state import KEPT
 from tests.faults import hosts, sizes
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "backplane")
@@ -320,6 +321,8 @@ class Ground:
         """What is left of ours on the disk beside what is stored."""
         known = {row.run_id for row in self.rows()}
         left = [path for folder in (self.tmp, self.home / "stage") if folder.is_dir() for path in folder.iterdir()]
+        # A run that was killed at work leaves the copy that has its work, told and marked, until it is pruned.
+        left = [path for path in left if not (path / KEPT).exists()]
         runs = self.home / "runs"
         left += [path for path in runs.iterdir() if path.name not in known] if runs.is_dir() else []
         return [f"{path.relative_to(self.folder)} is left" for path in left]
