@@ -430,11 +430,16 @@ def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Que
     assert '"outcome":"complete"' in str(given.receipt)
 
 
-def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
+def mock_worker(queue: Queue, name: str) -> None:
+    """Start a worker that has the host `mock` as a backend of this name."""
     config = queue.folder / "worker.toml"
     command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
-    config.write_text(f"[backends.thinks]\ncommand = {json.dumps(command)}\n")
+    config.write_text(f"[backends.{name}]\ncommand = {json.dumps(command)}\n")
     queue.worker("--config", str(config))
+
+
+def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
+    mock_worker(queue, "thinks")
     route = ("--param", 'abp.route={"type":"simple_query","seed":3}')
     done = queue.cli("submit", "hello", "--root", ".", *route, "--wait")
     assert done.returncode == 0, done
@@ -546,10 +551,7 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
 
 
 def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> None:
-    config = queue.folder / "worker.toml"
-    command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
-    config.write_text(f"[backends.acts]\ncommand = {json.dumps(command)}\n")
-    queue.worker("--config", str(config))
+    mock_worker(queue, "acts")
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
     order_id = queue.cli("submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
     until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))

@@ -197,6 +197,8 @@ class Agent:
         self._images = task.images
         """Not shown yet."""
         self._reported: dict[str, Any] = {}
+        self._is_child = isinstance(session.run.order.abp("parent"), str)
+        """Whether each call is reserved from a budget that other runs share."""
         self._has_called = False
         """Whether a call of the model was begun: one that failed may have cost something."""
         self._named: str | None = None
@@ -259,7 +261,7 @@ class Agent:
             room = self._fitting(room, sent, {"tokens": left})
             if room < OUTPUT_TOKENS_MIN:
                 return 0, f"{left} tokens are left, and the next call could use more (budget_tokens)"
-        if not isinstance(self._run.order.abp("parent"), str):
+        if not self._is_child:
             return room, ""
         granted = await self._run.may_spend(used, self._call_most(sent, room))
         if granted.decision == "deny":
@@ -272,7 +274,7 @@ class Agent:
 
     async def _settle(self) -> None:
         """Give back what was granted beyond what the calls so far have cost at most: other children wait for it."""
-        if isinstance(self._run.order.abp("parent"), str):
+        if self._is_child:
             await self._run.may_spend(self._most, dict.fromkeys(self._most, 0))
 
     def _call_most(self, sent: int, room: int) -> dict[str, int | None]:

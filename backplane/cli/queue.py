@@ -477,25 +477,19 @@ async def _cancel(options: Options, engine: DurableEngine, content: Contents, ho
 async def _answer(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     from backplane.contract.approval import Decision
     from backplane.errors import ConfigError
+    from backplane.runtime.door import AnswerCommand, find_ask
 
     status = await engine.status(options.order)
     if status.state != "running" or not (await engine.job(options.order)).asks:
         fact = f"order {options.order} is {status.state} and waits for no answer"
         raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
     asks = await _open_asks(engine, status)
-    found = [id for id in asks if id == options.ask] or [id for id in asks if id.startswith(options.ask)]
-    if len(found) != 1:
-        what = "several open questions begin with" if found else "no open question has the id"
-        hint = f"open questions: {', '.join(map(streams.one_line, asks)) or 'none'}"
-        raise ConfigError("config_invalid", f"{what} {options.ask!r}", hint=hint)
-    asked = asks[found[0]]
-    if asked.kind == "input" and options.decision == "allow" and options.text is None:
-        raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
+    id = find_ask(asks, AnswerCommand(ask=options.ask, decision=options.decision, text=options.text))
     decision = Decision(options.decision, options.reason or "", text=options.text)
-    if not await engine.answer(options.order, status.attempts[-1], found[0], decision):
-        fact = f"the question {found[0]!r} was answered already, and the first answer counts"
+    if not await engine.answer(options.order, status.attempts[-1], id, decision):
+        fact = f"the question {id!r} was answered already, and the first answer counts"
         raise ConfigError("config_invalid", fact, hint=f"backplane queue show {options.order}")
-    streams.write(f"{options.decision}: {streams.one_line(asked.message)}\n")
+    streams.write(f"{options.decision}: {streams.one_line(asks[id].message)}\n")
     return 0
 
 

@@ -112,10 +112,11 @@ def _route(options: Options) -> int:
 
     environ = dict(os.environ)
     settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
+    asked = wishes(options)
     order = WorkOrder(
         options.task,
         requirements=Requirements(tuple(map(requirement, options.require))),
-        config=RuntimeConfig(model=options.model, vendor={"abp": {"route": wishes(options)}}),
+        config=RuntimeConfig(model=options.model, vendor={"abp": {"route": asked}}),
     )
     task, strategy, seed = task_of(order)
     world = look_around(settings, environ, config.home_path(environ))
@@ -123,7 +124,7 @@ def _route(options: Options) -> int:
     if options.json:
         streams.write_json(msgspec.json.encode(decision.told()) + b"\n")
     else:
-        if settings.default_backend is not None and not wishes(options):
+        if settings.default_backend is not None and not asked:
             streams.write(_default_words(settings))
         for line in told(decision, explain=options.explain or decision.option is None):
             streams.write(line + "\n")

@@ -204,7 +204,7 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
         "tags": _tags(order.config.vendor),
-        "check_of": _text(_member({"check": opening.check}, "check").get("of")),
+        "check_of": _text((opening.check or {}).get("of")),
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
         "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
     }

@@ -178,7 +178,7 @@ class Store:
         """
         back = steps_back(run)
         if back is not None:
-            newest = next(islice(self._own_runs(), back, None), None)
+            newest = next(islice(self._own_runs(min(back + 1, _PAGE_ROWS)), back, None), None)
             if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"
                 raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
@@ -194,10 +194,10 @@ class Store:
         more = " and more" if len(rows) > AMBIGUOUS_SHOWN else ""
         raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
 
-    def _own_runs(self) -> Iterator[ReceiptRow]:
-        """Rows, newest first, without those that check what another run made."""
+    def _own_runs(self, page_rows: int) -> Iterator[ReceiptRow]:
+        """Rows, newest first, without those that check what another run made; read so many at a time."""
         before = None
-        while page := self.list(_PAGE_ROWS, before=before):
+        while page := self.list(page_rows, before=before):
             for row in page:
                 if not (recovery.is_run_id(row.run_id) and is_check(self.folder(row.run_id))):
                     yield row

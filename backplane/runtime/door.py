@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -94,6 +94,22 @@ class _Waiting:
             self.settled.set()
 
 
+def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
+    """Return the id of the open question that an answer is for.
+
+    Raises:
+        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none.
+    """
+    found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
+    if len(found) != 1:
+        there = ", ".join(asks) or "none"
+        what = "several open questions begin with" if found else "no open question has the id"
+        raise ConfigError("config_invalid", f"{what} {given.ask!r}", hint=f"open questions: {there}")
+    if asks[found[0]].kind == "input" and given.decision == "allow" and given.text is None:
+        raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
+    return found[0]
+
+
 class Desk:
     """Where the open questions of a run lie; the first answer counts, whoever gives it.
 
@@ -130,20 +146,9 @@ class Desk:
             waiting.settle(None, error)
 
     def decide(self, given: AnswerCommand, by: str) -> str:
-        """Answer an open question; gives what was done, in words.
-
-        Raises:
-            ConfigError: `config_invalid`, no open question has this id, or several begin so.
-        """
-        found = [id for id in self._open if id == given.ask] or [id for id in self._open if id.startswith(given.ask)]
-        if len(found) != 1:
-            there = ", ".join(self._open) or "none"
-            what = "several open questions begin with" if found else "no open question has the id"
-            raise ConfigError("config_invalid", f"{what} {given.ask!r}", hint=f"open questions: {there}")
-        waiting = self._open[found[0]]
-        wants_text = waiting.ask.body.get("kind") == "input" and given.decision == "allow"
-        if wants_text and given.text is None:
-            raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
+        """Answer an open question; gives what was done, in words. Raises as `find_ask`."""
+        id = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
+        waiting = self._open[id]
         waiting.settle(
             Decision(
                 decision=given.decision,

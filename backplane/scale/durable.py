@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from dbos import DBOS, DBOSClient
-from dbos._error import DBOSStreamTimeoutError
+from dbos._error import DBOSStreamTimeoutError, DBOSWorkflowIDInUseError
 from dbos._serialization import DefaultSerializer, Serializer
 
 from backplane.contract.approval import Decision
@@ -188,8 +188,6 @@ class DurableEngine:
         }
         if priority is not None:
             options["priority"] = priority
-        from dbos._error import DBOSWorkflowIDInUseError
-
         try:
             self._client.enqueue(options, text)
             return True

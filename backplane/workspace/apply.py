@@ -29,6 +29,7 @@ from backplane.workspace.tree import (
     FILE_FLAGS,
     Quota,
     list_tree,
+    look_at,
     open_folder,
     open_root,
     opened,
@@ -166,22 +167,18 @@ class _Plan:
     def _look(self, path: str) -> Leaf | None:
         """A path's present leaf, links not followed; None where there is no file or link."""
         self.found[path] = None
-        folder, name = parent(path), path[len(parent(path)) :]
-        try:
-            with opened(open_folder(self.root, folder)) as handle:
-                facts = os.stat(name, dir_fd=handle, follow_symlinks=False)
-                if stat.S_ISLNK(facts.st_mode):
-                    oid = blob_id(os.fsencode(os.readlink(name, dir_fd=handle)))
-                elif stat.S_ISREG(facts.st_mode):
-                    oid = _read_through(_content(handle, name))
-                else:
-                    return None
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+
+        def look(folder: int, name: str, facts: os.stat_result) -> Leaf | None:
+            if stat.S_ISLNK(facts.st_mode):
+                oid = blob_id(os.fsencode(os.readlink(name, dir_fd=folder)))
+            elif stat.S_ISREG(facts.st_mode):
+                oid = _read_through(_content(folder, name))
+            else:
                 return None
-            raise
-        self.found[path] = facts
-        return Leaf(git_mode(facts), oid)
+            self.found[path] = facts
+            return Leaf(git_mode(facts), oid)
+
+        return look_at(self.root, path, look)
 
     def _present(self, path: str, leaf: Leaf) -> Iterator[bytes]:
         """The content of what was seen at a path; raises WorkspaceError when it has changed meanwhile."""

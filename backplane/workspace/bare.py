@@ -27,10 +27,9 @@ from backplane.workspace.transaction import marks_of, settle
 from backplane.workspace.tree import (
     FILE_FLAGS,
     READ_BYTES,
-    open_folder,
+    look_at,
     open_root,
     opened,
-    parent,
     printable,
     read_file,
 )
@@ -120,24 +119,23 @@ class _Made:
 
     def _leaf(self, root: int, path: str, is_copied: bool = False) -> Leaf | None:
         """A file or link, its content kept; None where there is neither."""
-        above, name = parent(path), path[len(parent(path)) :]
-        try:
-            with opened(open_folder(root, above)) as folder:
-                facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISLNK(facts.st_mode):
-                    data = os.fsencode(os.readlink(name, dir_fd=folder))
-                elif stat.S_ISREG(facts.st_mode):
-                    found = read_file(folder, name, BLOB_BYTES_MAX)
-                    if found is None:
-                        raise failure(f"'{printable(path)}' is too large", "give the patch to 'git apply'")
-                    data = found[0]
-                else:
-                    return None
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+
+        def look(folder: int, name: str, facts: os.stat_result) -> tuple[Leaf, bytes] | None:
+            if stat.S_ISLNK(facts.st_mode):
+                data = os.fsencode(os.readlink(name, dir_fd=folder))
+            elif stat.S_ISREG(facts.st_mode):
+                found = read_file(folder, name, BLOB_BYTES_MAX)
+                if found is None:
+                    raise failure(f"'{printable(path)}' is too large", "give the patch to 'git apply'")
+                data = found[0]
+            else:
                 return None
-            raise
-        leaf = Leaf(git_mode(facts), blob_id(data))
+            return Leaf(git_mode(facts), blob_id(data)), data
+
+        seen = look_at(root, path, look)
+        if seen is None:
+            return None
+        leaf, data = seen
         (self._blobs / leaf.oid.hex()).write_bytes(data)
         if is_copied:
             self._copy(self._tree / path, leaf, data)

@@ -13,12 +13,14 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
+
+T = TypeVar("T")
 
 DEPTH_MAX: Final = 4096
 """Deepest folder. A shell loop makes 1,200 levels easily; beyond this somebody wants to exhaust us."""
@@ -340,6 +342,23 @@ def read_link(folder: int, name: str) -> str:
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise OSError(errno.ENOTSUP, "not a link", name) from error
+        raise
+
+
+def look_at(root: int, path: str, look: Callable[[int, str, os.stat_result], T | None]) -> T | None:
+    """What is found at a path, links not followed; None where nothing is, or no folder leads there. Raises OSError.
+
+    Args:
+        look: gets the folder's handle, the name in it and what the name stands for.
+    """
+    above = parent(path)
+    try:
+        with opened(open_folder(root, above)) as folder:
+            name = path[len(above) :]
+            return look(folder, name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
         raise
 
 

@@ -13,7 +13,7 @@ import pytest
 from backplane.config import BackendSettings, Settings
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
-from tests.vendors.ground import Agent, Ground
+from tests.vendors.ground import Agent, Ground, installed
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 from tests.vendors.test_copilot import Copilot
@@ -33,9 +33,7 @@ AGENTS: dict[str, Callable[[], Agent]] = {
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> Agent:
-    made: Agent = AGENTS[request.param]()
-    made.options("http://127.0.0.1:9")  # Skips where its program is not there.
-    return made
+    return installed(AGENTS[request.param])
 
 
 @contextlib.asynccontextmanager

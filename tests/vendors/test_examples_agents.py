@@ -14,7 +14,7 @@ import pytest
 
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 from tests.peers import ROOT
-from tests.vendors.ground import Agent
+from tests.vendors.ground import Agent, installed
 from tests.vendors.test_codex import asks
 from tests.vendors.test_conversations import AGENTS
 
@@ -27,9 +27,7 @@ WAIT_S = 240.0
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> Agent:
-    made: Agent = AGENTS[request.param]()
-    made.options("http://127.0.0.1:9")  # Skips where its program is not there.
-    return made
+    return installed(AGENTS[request.param])
 
 
 def inline(value: Any) -> str:

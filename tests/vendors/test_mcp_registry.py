@@ -12,7 +12,7 @@ from backplane.config import ServerSettings
 from backplane.contract.events import ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn
-from tests.vendors.ground import HOUSE, Agent, Ground
+from tests.vendors.ground import HOUSE, Agent, Ground, installed
 from tests.vendors.test_acp_orders import OpenCode, Qwen
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
@@ -36,9 +36,7 @@ SERVERS = {"house": ServerSettings(command=(sys.executable, str(HOUSE), "walrus"
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> Agent:
-    made = AGENTS[request.param][0]()
-    made.options("http://127.0.0.1:9")  # Skips where its program is not there.
-    return made
+    return installed(AGENTS[request.param][0])
 
 
 async def test_a_server_of_the_configuration_reaches_the_agent(ground: Ground) -> None:

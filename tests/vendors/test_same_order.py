@@ -24,7 +24,7 @@ from backplane.contract.events import (
 )
 from backplane.testing import Call, Fault, ScriptUsage, Turn
 from backplane.upstream.presets import PROTOCOLS
-from tests.vendors.ground import Agent, Ground
+from tests.vendors.ground import Agent, Ground, installed
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 from tests.vendors.test_copilot import Copilot
@@ -89,9 +89,7 @@ AGENTS: dict[str, Callable[[], Agent]] = {
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> Agent:
-    made = AGENTS[request.param]()
-    made.options("http://127.0.0.1:9")  # Skips where its program is not there.
-    return made
+    return installed(AGENTS[request.param])
 
 
 async def test_the_same_order_is_the_same_story(ground: Ground) -> None:

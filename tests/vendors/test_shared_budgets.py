@@ -9,7 +9,7 @@ import pytest
 
 from backplane.testing import SIDE_TURNS, ScriptUsage
 from tests.test_budgets import parent_of
-from tests.vendors.ground import Agent, Ground
+from tests.vendors.ground import Agent, Ground, installed
 from tests.vendors.test_conversations import AGENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.anyio]
@@ -22,9 +22,7 @@ SHARE = 25_000
 
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest) -> Agent:
-    made: Agent = AGENTS[request.param]()
-    made.options("http://127.0.0.1:9")  # Skips where its program is not there.
-    return made
+    return installed(AGENTS[request.param])
 
 
 async def test_a_child_ends_with_the_call_that_used_its_share_up(
