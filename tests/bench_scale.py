@@ -25,7 +25,7 @@ import msgspec
 import sqlalchemy as sa
 
 from backplane.contract.work import WorkOrder
-from backplane.scale.engine import Attempt, Control, Emit, Job, Result
+from backplane.scale.engine import Attempt, Control, Emit, Job, OrderResult
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SLOTS: Final = 8
@@ -291,8 +291,8 @@ def _idle_bare(url: str, _count: int) -> Figures:
     return figures
 
 
-async def _nothing(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
-    return Result((*attempt.earlier, attempt.id), job.order.task)
+async def _nothing(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
+    return OrderResult((*attempt.earlier, attempt.id), job.order.task)
 
 
 def _ours(url: str, count: int) -> Figures:

@@ -25,7 +25,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError
 from backplane.receipts import Store
 from backplane.scale.content import ContentServer, ContentStore, open_contents
-from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Result, default_on_lost
+from backplane.scale.engine import Attempt, Control, Emit, Event, Job, OrderResult, default_on_lost
 from backplane.scale.memory import MemoryEngine
 from backplane.scale.orders import keep, make_job
 from backplane.workspace import Quota
@@ -124,9 +124,9 @@ def until(true: object, limit_s: float = 100.0) -> None:
 # Without any process --------------------------------------------------------------------------------------------------
 
 
-async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
     await emit([b'{"n":1}', b'{"n":2}'])
-    return Result((*attempt.earlier, attempt.id), receipt=job.order.task)
+    return OrderResult((*attempt.earlier, attempt.id), receipt=job.order.task)
 
 
 def test_an_order_submitted_twice_is_run_once() -> None:
@@ -414,7 +414,7 @@ def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
 
 
 def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Queue) -> None:
-    async def main() -> tuple[Result, Result]:
+    async def main() -> tuple[OrderResult, OrderResult]:
         poor, rich = queue.job('test -n "$KEY"', secrets=["KEY"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
         await queue.engine.submit(poor)
         first = queue.worker()

@@ -22,7 +22,7 @@ from backplane.receipts import Store
 from backplane.receipts.memory import find
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents, open_contents
-from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, Limits, Result
+from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, LabelLimits, OrderResult
 from backplane.scale.mirror import Mirror, bring
 from backplane.scale.orders import make_job
 from backplane.scale.runner import Runner
@@ -57,10 +57,10 @@ class Runs:
         self.denied: list[str] = []
         self.most = self._now = 0
 
-    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         if attempt.over_budget is not None:
             self.denied.append(attempt.over_budget)
-            return Result((*attempt.earlier, attempt.id), "denied", cost_usd_micros=0)
+            return OrderResult((*attempt.earlier, attempt.id), "denied", cost_usd_micros=0)
         self.begun.append((job.order.task, time.monotonic()))
         self._now += 1
         self.most = max(self.most, self._now)
@@ -69,7 +69,7 @@ class Runs:
                 await anyio.sleep(0.05)
         await anyio.sleep(0.5 if self.together > 1 else 0)  # One more would begin now.
         self._now -= 1
-        return Result((*attempt.earlier, attempt.id), job.order.task, cost_usd_micros=self.cost)
+        return OrderResult((*attempt.earlier, attempt.id), job.order.task, cost_usd_micros=self.cost)
 
 
 async def play(engine: DurableEngine, runs: Runs, jobs: Sequence[Job], slots: int) -> None:
@@ -100,12 +100,12 @@ def test_a_worker_runs_as_many_orders_at_once_as_it_has_slots(engine: DurableEng
 def test_the_concurrency_of_a_label_holds_over_the_slots(engine: DurableEngine) -> None:
     runs = Runs(2)
 
-    async def main() -> Limits:
-        await engine.set_limits("default", Limits(concurrency=2))
+    async def main() -> LabelLimits:
+        await engine.set_limits("default", LabelLimits(concurrency=2))
         await play(engine, runs, await submitted(engine, 5), 4)
         return await engine.limits("default")
 
-    assert anyio.run(main) == Limits(concurrency=2)
+    assert anyio.run(main) == LabelLimits(concurrency=2)
     assert runs.most == 2
 
 
@@ -113,7 +113,7 @@ def test_the_rate_of_a_label_is_held(engine: DurableEngine) -> None:
     runs = Runs()
 
     async def main() -> None:
-        await engine.set_limits("default", Limits(rate=(2, 2000)))
+        await engine.set_limits("default", LabelLimits(rate=(2, 2000)))
         await play(engine, runs, await submitted(engine, 5), 4)
 
     anyio.run(main)
@@ -192,9 +192,9 @@ def test_a_pickle_that_was_planted_for_the_submitter_is_never_read(
     mark = tmp_path / "mark"
     row = base64.b64encode(pickle.dumps(_Evil(mark))).decode()
 
-    async def talk(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+    async def talk(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         await emit([b'{"n":1}'])
-        return Result((attempt.id,), "done")
+        return OrderResult((attempt.id,), "done")
 
     async def main() -> None:
         (job,) = await submitted(engine, 1)

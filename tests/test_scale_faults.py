@@ -31,7 +31,7 @@ import pytest
 pytest.importorskip("dbos")
 
 from backplane.receipts import Store
-from backplane.scale.engine import ATTEMPTS_MAX, Job, Result
+from backplane.scale.engine import ATTEMPTS_MAX, Job, OrderResult
 from backplane.scale.orders import keep
 from tests.test_scale import ROOT, Queue, a_queue, check_events, until
 
@@ -163,7 +163,7 @@ class _Round:
         self.marks = queue.folder / "marks"
         self.marks.mkdir()
         self.faulted_at = 0.0
-        self.ended: dict[str, Result] = {}
+        self.ended: dict[str, OrderResult] = {}
         self.longest_s = 0.0
         """From the last fault to an order's receipt."""
         steps = int(RUN_S / 0.2)

@@ -44,7 +44,7 @@ def _mcp(options: Options) -> int:
         raise ConfigError("config_invalid", f"--root {options.root!r} is no folder", hint="name a folder that is there")
     file = cwd / options.config if options.config else None
     config.load(file, environ, cwd)
-    server = mcp.Server(root, Path(file) if file else None, environ, __version__)
+    server = mcp.McpSession(root, Path(file) if file else None, environ, __version__)
     # A stray print of a library would be a broken message: the protocol keeps stdout to itself.
     stdout = os.dup(1)
     os.dup2(2, 1)

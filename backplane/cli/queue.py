@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backplane.receipts import ReceiptRow
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Event, Job, Result, Status
+    from backplane.scale.engine import Event, Job, OrderResult, Status
 
 ACTIONS: Final = ("list", "show", "cancel", "answer", "events", "status", "limit", "prune")
 LISTED_MAX: Final = 10_000
@@ -317,7 +317,7 @@ async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Pat
     return {"complete": 0, "partial": 3}.get(row.outcome, 1)
 
 
-def _ended(row: ReceiptRow, result: Result) -> str:
+def _ended(row: ReceiptRow, result: OrderResult) -> str:
     tries = f"  attempt {len(result.attempts)}" if len(result.attempts) > 1 else ""
     return f"{row.outcome}{tries}\nrun {row.run_id}  receipt {row.sha256}"
 
@@ -372,7 +372,7 @@ async def _show(options: Options, engine: DurableEngine, content: Contents, home
     return await _brought(engine, await engine.job(options.order), content, home)
 
 
-class Held(NamedTuple):
+class HoldReason(NamedTuple):
     """What an order that has not ended waits for, or that it is at work."""
 
     kind: str
@@ -382,15 +382,15 @@ class Held(NamedTuple):
     step: str
 
 
-async def held(engine: DurableEngine, status: Status) -> Held:
+async def held(engine: DurableEngine, status: Status) -> HoldReason:
     """What holds an order that has not ended: its worker, a question, the queue, and whether it was cancelled."""
     follow = f"backplane queue events {status.order_id} --follow, or wait"
     if status.state != "running":
         waits = await _why_it_waits(engine, status)
         if status.cancelled is None:
-            return Held("queued", "it waits in the queue until a worker takes it", waits, follow)
+            return HoldReason("queued", "it waits in the queue until a worker takes it", waits, follow)
         verdict = f"it was cancelled ({status.cancelled}), and ends once a worker takes it"
-        return Held("queued", verdict, waits, f"backplane worker --label {status.label}")
+        return HoldReason("queued", verdict, waits, f"backplane worker --label {status.label}")
     workers = {worker.id: worker for worker in await engine.workers()}
     own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
     if own is None or own.age_ms > lease_ms:
@@ -399,18 +399,20 @@ async def held(engine: DurableEngine, status: Status) -> Held:
         start = f"backplane worker --label {status.label}"
         takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
         fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
-        return Held("interrupted", "its worker is dead", fact, follow if others else start)
+        return HoldReason("interrupted", "its worker is dead", fact, follow if others else start)
     if status.cancelled is not None:
         verdict = f"it was cancelled ({status.cancelled}), and ends in order"
-        return Held("queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow)
+        return HoldReason(
+            "queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow
+        )
     asks = await _open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
     for id, ask in asks.items():
         words = " --text WORDS" if ask.kind == "input" else ""
         kind = "question_waits" if ask.kind == "input" else "approval_waits"
         step = f"backplane queue answer {status.order_id} {id} allow{words}, or deny"
-        return Held(kind, "it waits for your answer", ask.message, step)
+        return HoldReason(kind, "it waits for your answer", ask.message, step)
     fact = f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
-    return Held("nothing", "nothing is wrong: a worker runs it", fact, follow)
+    return HoldReason("nothing", "nothing is wrong: a worker runs it", fact, follow)
 
 
 async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
@@ -429,7 +431,7 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
     return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
 
 
-def look_up(name: str, url: str | None) -> tuple[Status, Job, Held] | None:
+def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None:
     """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several.
 
     Raises:
@@ -452,7 +454,7 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, Held] | None:
 
     engine = DurableEngine(url or f"sqlite:///{file}")
 
-    async def look() -> tuple[Status, Job, Held] | None:
+    async def look() -> tuple[Status, Job, HoldReason] | None:
         named = [one for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
         if len(named) != 1:
             return None
@@ -512,13 +514,13 @@ async def _open_asks(engine: DurableEngine, status: Status) -> dict[str, Approva
 
 
 async def _limit(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
-    from backplane.scale.engine import Limits
+    from backplane.scale.engine import LabelLimits
 
     concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
     budget = _number(options.budget_usd, "--budget-usd", float)
     limits = await engine.limits(options.label)
     if options.concurrency is not None or options.rate is not None:
-        limits = Limits(
+        limits = LabelLimits(
             limits.concurrency if options.concurrency is None else concurrency,
             limits.rate if options.rate is None else rate,
         )

@@ -38,7 +38,7 @@ LEVELS: Final = {
 """Member of `ProviderCapabilities` → ability of the manifest; one that is not listed there is unknown."""
 
 
-class Task(Protocol):
+class HasRequirements(Protocol):
     """What is asked of a provider, as `routing.TaskDescriptor` has it."""
 
     @property
@@ -87,7 +87,7 @@ class Provider:
         """What drives the conversation, as its host calls itself (`claude`, `api`, …); None before `prepare`."""
         return self._can.host if self._can is not None else None
 
-    def can_handle_task(self, task: Task) -> bool | None:
+    def can_handle_task(self, task: HasRequirements) -> bool | None:
         """Tell whether the manifest satisfies all that a task requires; None before `prepare`."""
         if self._can is None:
             return None

@@ -190,7 +190,7 @@ def _told(parent: str, limit: Limit, taken: Amount, left: Limit, rule: str) -> R
     )
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReservationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a host asks before a call of its model, of each kind: what it has used at most, and what the call may."""
 
     class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,7 +216,7 @@ def hold(store: Store, run_id: str, asked: Json, *, patient: bool) -> tuple[Deci
         StoreError: `receipt_store_failed`.
     """
     try:
-        ask = msgspec.convert(asked, Ask)
+        ask = msgspec.convert(asked, ReservationRequest)
     except msgspec.ValidationError as error:
         raise ConfigError("config_invalid", f"the question cannot be read: {error}") from error
     with _opened(store.home) as connection, transaction(connection):

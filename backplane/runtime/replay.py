@@ -39,7 +39,7 @@ WRITE_BYTES: Final = 1 << 16
 """Events written at once: what a pipe takes."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """A run to replay."""
 
     folder: Path
@@ -74,7 +74,7 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
     with Store.open(home, readonly=True) as store:
         receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
         run_id = receipt.meta.run_id
-        stored = Stored(store.folder(run_id), receipt, record_hash(receipt), with_patch)
+        stored = RecordedRun(store.folder(run_id), receipt, record_hash(receipt), with_patch)
     if with_patch:
         _check_patch(receipt)
     serve = functools.partial(_serve, stored, stored.hello(cached=cached))
@@ -98,7 +98,7 @@ def _check_patch(receipt: Receipt) -> None:
         )
 
 
-async def _serve(stored: Stored, hello: wire.Hello, stdin: int, stdout: int) -> None:
+async def _serve(stored: RecordedRun, hello: wire.Hello, stdin: int, stdout: int) -> None:
     """Be the host of one replay over these descriptors, until the end of stdin."""
     host = _Replay(stored, stdin, stdout)
     await host.write(host.end.send(hello))
@@ -126,7 +126,7 @@ _HELLO: Final = wire.Hello(
 
 
 class _Replay:
-    def __init__(self, stored: Stored, stdin: int, stdout: int) -> None:
+    def __init__(self, stored: RecordedRun, stdin: int, stdout: int) -> None:
         self.end = HostEnd()
         self._stored = stored
         self._stdout = stdout

@@ -35,8 +35,8 @@ from backplane.scale.engine import (
     Control,
     Event,
     Job,
-    Limits,
-    Result,
+    LabelLimits,
+    OrderResult,
     Run,
     State,
     Status,
@@ -210,7 +210,7 @@ class DurableEngine:
         finally:
             await rows.aclose()
 
-    async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
+    async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
         until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         pause_s = FOLLOW_S
         while True:
@@ -265,16 +265,16 @@ class DurableEngine:
 
         return await anyio.to_thread.run_sync(read)
 
-    async def limits(self, label: str) -> Limits:
+    async def limits(self, label: str) -> LabelLimits:
         """What holds for a label now."""
         queue = await anyio.to_thread.run_sync(self._client.retrieve_queue, _queue(label))
         if queue is None:
-            return Limits()
+            return LabelLimits()
         rate = await queue.get_limiter_async()
         concurrency = await queue.get_global_concurrency_async()
-        return Limits(concurrency, None if rate is None else (rate["limit"], round(rate["period"] * 1000)))
+        return LabelLimits(concurrency, None if rate is None else (rate["limit"], round(rate["period"] * 1000)))
 
-    async def set_limits(self, label: str, limits: Limits) -> None:
+    async def set_limits(self, label: str, limits: LabelLimits) -> None:
         """Set what holds for a label from the workers' next look on."""
         rate: Any = None if limits.rate is None else {"limit": limits.rate[0], "period": limits.rate[1] / 1000}
 
@@ -375,10 +375,10 @@ def _argument(given: Any) -> list[Any]:
     return list(given["args"]) if isinstance(given, dict) and "args" in given else []
 
 
-def _result(text: Any) -> Result:
+def _result(text: Any) -> OrderResult:
     """The result in a row that anybody may have written."""
     try:
-        return msgspec.json.decode(text, type=Result)
+        return msgspec.json.decode(text, type=OrderResult)
     except (TypeError, msgspec.MsgspecError) as error:
         raise ConfigError("config_invalid", f"a row of the queue holds no result of ours: {error}") from error
 

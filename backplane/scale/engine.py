@@ -75,7 +75,7 @@ class Event(msgspec.Struct, frozen=True):
     """On the first event of an attempt: the attempt before it, whose events do not count any more."""
 
 
-class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an order ended with."""
 
     attempts: tuple[str, ...]
@@ -117,7 +117,7 @@ class Worker(msgspec.Struct, frozen=True):
     """Since its last beat, by the database's clock."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LabelLimits(msgspec.Struct, frozen=True):
     """What holds for all workers of a label together; None is no limit."""
 
     concurrency: int | None = None
@@ -151,7 +151,7 @@ class Control:
 
 Emit = Callable[[Sequence[bytes]], Awaitable[None]]
 """Passes on events of an attempt, in canonical bytes, and returns once they are safe."""
-Run = Callable[[Job, Attempt, Emit, Control], Awaitable[Result]]
+Run = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
 """Runs one attempt. It raises only for what no receipt can tell."""
 
 
@@ -177,7 +177,7 @@ class Engine(Protocol):
         """Follow an order to its end: all events after this cursor, those that were, then those that come."""
         ...
 
-    async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
+    async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
         """Wait for an order's end.
 
         Raises:

@@ -16,7 +16,7 @@ from backplane.scale.engine import (
     Control,
     Event,
     Job,
-    Result,
+    OrderResult,
     Run,
     State,
     Status,
@@ -37,7 +37,7 @@ class _Order:
         self.state: State = "waiting"
         self.cancelled: str | None = None
         self.control: Control | None = None
-        self.result: Result | None = None
+        self.result: OrderResult | None = None
         self.error: str | None = None
 
     def status(self) -> Status:
@@ -91,7 +91,7 @@ class MemoryEngine:
                     return
                 await self._changed.wait()
 
-    async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
+    async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
         order = self._find(order_id)
         with anyio.move_on_after(timeout_s):
             async with self._changed:

@@ -18,7 +18,7 @@ from backplane.errors import StoreError
 from backplane.receipts import ReceiptRow, Store
 from backplane.receipts.journal import Journal, head_fact
 from backplane.scale.content import Contents
-from backplane.scale.engine import Engine, Event, Job, Result
+from backplane.scale.engine import Engine, Event, Job, OrderResult
 from backplane.scale.orders import keep
 
 
@@ -57,7 +57,7 @@ class Mirror:
             return journal
         return None
 
-    def end(self, store: Store, result: Result, content: Contents) -> ReceiptRow:
+    def end(self, store: Store, result: OrderResult, content: Contents) -> ReceiptRow:
         """Keep the receipt in the place of what was mirrored; raises as `orders.keep`."""
         journal, self._journal = self._journal, None
         if journal is not None and journal.run_id != result.attempts[-1]:
@@ -74,7 +74,7 @@ class Mirror:
 
 async def bring(
     engine: Engine, job: Job, content: Contents, home: Path, each: Callable[[Event], Awaitable[None]] | None = None
-) -> tuple[ReceiptRow, Result]:
+) -> tuple[ReceiptRow, OrderResult]:
     """Follow an order to its end as a local run, and keep its receipt and patch here, verified.
 
     Args:

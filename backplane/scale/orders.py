@@ -16,7 +16,7 @@ from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
 from backplane.receipts.bundle import RECEIPT
 from backplane.receipts.journal import PATCH, Journal
 from backplane.scale.content import Contents
-from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, Result, check_label, default_on_lost
+from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, OrderResult, check_label, default_on_lost
 from backplane.workspace import Quota, archive, open_workspace
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -131,7 +131,7 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
     ]
 
 
-def result_bytes(result: Result, content: Contents, folder: Path) -> bytes:
+def result_bytes(result: OrderResult, content: Contents, folder: Path) -> bytes:
     """The receipt of a result, wherever it lies. Blocks; raises as `Contents.fetch`."""
     if result.receipt is not None:
         return result.receipt.encode()
@@ -142,7 +142,9 @@ def result_bytes(result: Result, content: Contents, folder: Path) -> bytes:
     return data
 
 
-def keep(store: Store, order_id: str, result: Result, content: Contents, journal: Journal | None = None) -> ReceiptRow:
+def keep(
+    store: Store, order_id: str, result: OrderResult, content: Contents, journal: Journal | None = None
+) -> ReceiptRow:
     """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Args:

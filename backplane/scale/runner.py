@@ -26,7 +26,7 @@ from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
-from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, Result
+from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, OrderResult
 from backplane.scale.orders import check_secrets, secret_names
 from backplane.workspace import Quota, archive
 
@@ -49,7 +49,7 @@ class Runner:
         self._plane = plane
         self._content = content
 
-    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         """Run one attempt to its receipt.
 
         Raises:
@@ -126,18 +126,18 @@ class Runner:
         spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
         return _filled(msgspec.structs.replace(order, workspace=spec), job, self._plane.environ)
 
-    async def _result(self, run: Run, attempt: Attempt) -> Result:
+    async def _result(self, run: Run, attempt: Attempt) -> OrderResult:
         attempts = (*attempt.earlier, attempt.id)
 
-        def gathered() -> Result:
+        def gathered() -> OrderResult:
             patch = None
             if run.patch is not None and run.receipt.verification.git_diff is None and run.patch.is_file():
                 patch = self._content.put(archive.read_pieces(run.patch))
             data = b"".join(run.receipt_chunks())
             cost = _cost_usd_micros(run)
             if len(data) <= RECEIPT_BYTES_MAX:
-                return Result(attempts, data.decode(), None, patch, cost)
-            return Result(attempts, None, self._content.put(iter((data,))), patch, cost)
+                return OrderResult(attempts, data.decode(), None, patch, cost)
+            return OrderResult(attempts, None, self._content.put(iter((data,))), patch, cost)
 
         return await anyio.to_thread.run_sync(gathered)
 

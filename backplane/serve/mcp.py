@@ -147,7 +147,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
 )
 
 
-class Server:
+class McpSession:
     """One client's conversation.
 
     Args:

@@ -19,7 +19,7 @@ from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
 
 
-class Ended(Protocol):
+class EndedRun(Protocol):
     """A run that has ended, here or on another machine."""
 
     @property
@@ -60,7 +60,7 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
     return lines
 
 
-def ends_in_final(ended: Ended) -> bool:
+def ends_in_final(ended: EndedRun) -> bool:
     """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
     assert ended.end is not None, "the run has not ended"
     if ended.end.reason in STOPPED or ended.error is None:
@@ -74,7 +74,7 @@ def _words(error: BackplaneError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def ending(ended: Ended, *, ref_id: str, line_bytes_max: int, as_streamed: bool = True) -> Iterator[bytes]:
+def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bool = True) -> Iterator[bytes]:
     """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
 
     A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
@@ -104,7 +104,7 @@ def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
     return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
 
 
-def _ending(ended: Ended, ref_id: str, line_bytes_max: int, as_streamed: bool) -> Iterator[bytes]:
+def _ending(ended: EndedRun, ref_id: str, line_bytes_max: int, as_streamed: bool) -> Iterator[bytes]:
     if not ended.is_sealed:
         raise ended.error or from_code("internal", "the run has not ended")
     receipt = ended.receipt

@@ -51,7 +51,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class KeptRun:
-    """A run of another machine whose receipt is kept here, see `messages.Ended`; its store must be open."""
+    """A run of another machine whose receipt is kept here, see `messages.EndedRun`; its store must be open."""
 
     def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
         self.id = row.run_id
@@ -98,13 +98,13 @@ class QueueServer(stdio.Server):
         # Nothing is started on it: it gives the name for the receipt of an order that cannot be queued.
         return order, from_command(("queue",), cwd=self.plane.home, limits=self.plane.settings.limits), None
 
-    def _told(self, above: sidecar.HostRun, ended: messages.Ended) -> Iterator[bytes]:
+    def _told(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
         streamed = not isinstance(ended, KeptRun) or ended.attempts == 1
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max, as_streamed=streamed)
 
     async def _run_here(
         self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
-    ) -> messages.Ended:
+    ) -> messages.EndedRun:
         run_id = stdio.as_uuid(above.id)
         try:
             engine, content = await anyio.to_thread.run_sync(self._open)
@@ -134,7 +134,7 @@ class QueueServer(stdio.Server):
         asks = "ask/1" in above.extensions
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 
-    async def _followed(self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents) -> messages.Ended:
+    async def _followed(self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents) -> messages.EndedRun:
         id = job.order.id
 
         async def cancel() -> None:
@@ -143,7 +143,7 @@ class QueueServer(stdio.Server):
         above.on_cancel = cancel
         if above.cancelled_because is not None:
             await cancel()
-        ended: list[messages.Ended] = []
+        ended: list[messages.EndedRun] = []
         faults: list[Exception] = []
         settled: dict[tuple[str, str], anyio.Event] = {}
         async with anyio.create_task_group() as tasks:

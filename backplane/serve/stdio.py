@@ -147,7 +147,7 @@ class Server:
             self._orders_bytes -= order_bytes
         return sidecar.Told(self._told(above, ended))
 
-    def _told(self, above: sidecar.HostRun, ended: messages.Ended) -> Iterator[bytes]:
+    def _told(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
@@ -155,7 +155,7 @@ class Server:
 
         return await backend_for(order, self.plane)
 
-    async def _run_below(self, above: sidecar.HostRun) -> messages.Ended:
+    async def _run_below(self, above: sidecar.HostRun) -> messages.EndedRun:
         stages = "stage/1" in above.extensions
         order = above.order if stages else _in_place(above.order)
         order, backend, route = await self._choose(order)
@@ -219,7 +219,7 @@ class Server:
             arriving.path.unlink(missing_ok=True)
             self._parcels_bytes -= arrived
 
-    async def _send_patch(self, above: sidecar.HostRun, ended: messages.Ended) -> None:
+    async def _send_patch(self, above: sidecar.HostRun, ended: messages.EndedRun) -> None:
         """The patch as a parcel of its own, where the receipt has only its name."""
         if ended.patch is None or ended.receipt.verification.git_diff is not None:
             return
@@ -230,7 +230,7 @@ class Server:
 
     async def _run_here(
         self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
-    ) -> messages.Ended:
+    ) -> messages.EndedRun:
         run_id = as_uuid(above.id)
         run: Run | None = None
         try:
