@@ -26,7 +26,7 @@ from backplane.view.picture import HostProcess, Picture
 from backplane.view.why import Diagnosis, Moment, diagnose
 
 if TYPE_CHECKING:  # Of a report alone, and what most of its start goes to.
-    from backplane.view.compared import Compared
+    from backplane.routing.intervals import Comparison
     from backplane.view.report import Shown
     from backplane.view.story import Story
 
@@ -77,10 +77,10 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
     )
 
 
-def _compared(store: Store, picture: Picture) -> Compared | None:
+def _compared(store: Store, picture: Picture) -> Comparison | None:
     """The comparison that a run was part of; None where there is none, or it was broken off."""
+    from backplane.routing.intervals import Comparison
     from backplane.view.compared import FOLDER as COMPARISONS
-    from backplane.view.compared import Compared
 
     told = picture.ended.added.get("compare") if picture.ended is not None else None
     id = told.get("id") if isinstance(told, dict) else None
@@ -88,7 +88,7 @@ def _compared(store: Store, picture: Picture) -> Compared | None:
         return None
     try:
         with open_plain(store.home / COMPARISONS / f"{id}.json") as file:
-            return msgspec.json.decode(file.read(COMPARISON_BYTES_MAX), type=Compared)
+            return msgspec.json.decode(file.read(COMPARISON_BYTES_MAX), type=Comparison)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -46,7 +46,7 @@ ROOMS = {
     "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
-    "view": f"{SHAPES} process.table receipts.folded",
+    "view": f"{SHAPES} process.table receipts.folded routing",
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} ir",
@@ -87,7 +87,7 @@ ROOMS = {
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
         "scale schemas workspace"
     ),
-    "shown": f"{SHAPES} process process.table receipts view",
+    "shown": f"{SHAPES} process process.table receipts routing view",
     "web": f"{SHAPES} api config process receipts runtime shown view",
     "scale": f"{SHAPES} process receipts routing.driver runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",

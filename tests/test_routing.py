@@ -12,9 +12,9 @@ import pytest
 
 from backplane.contract.capability import Requirement, read_manifest
 from backplane.errors import CapabilityError, ConfigError
-from backplane.routing import STRATEGIES, TYPES, Candidate, Measures, Model, Observation, TaskDescriptor, choose
+from backplane.routing import STRATEGIES, TYPES, BackendState, Measures, Model, Observation, TaskDescriptor, choose
 from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limited_until, weight
-from backplane.routing.router import Decision
+from backplane.routing.router import RoutingDecision
 from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy
 from tests import routing_by_the_page as page
 from tests.peers import ROOT
@@ -113,11 +113,11 @@ def measures_of(data: page.World) -> Measures:
     return Measures((Observation(**run) for run in runs), data["now_ms"])
 
 
-def candidate_of(data: dict[str, Any]) -> Candidate:
+def candidate_of(data: dict[str, Any]) -> BackendState:
     values = {name: value for name, value in data.items() if name not in ("ready", "manifest", "models")}
     wire = {"restricted": {"restricted": {"reason": "so"}}}
     manifest = data["manifest"]
-    return Candidate(
+    return BackendState(
         **values,
         not_ready="" if data["ready"] else "its program is missing",
         manifest=None
@@ -141,7 +141,7 @@ def task_of(data: dict[str, Any]) -> TaskDescriptor:
     return TaskDescriptor(**{**data, "capabilities": required})
 
 
-def decided(data: page.World, order: dict[str, Any], strategy: Any, **more: Any) -> Decision:
+def decided(data: page.World, order: dict[str, Any], strategy: Any, **more: Any) -> RoutingDecision:
     given = more or {"measures": measures_of(data), "candidates": [candidate_of(one) for one in data["backends"]]}
     return choose(
         task_of(order),
@@ -293,8 +293,8 @@ def test_a_decision_is_the_same_however_often_it_is_made() -> None:
 # Single rules ---------------------------------------------------------------------------------------------------------
 
 
-def backend(name: str, **changes: Any) -> Candidate:
-    return Candidate(name=name, **{"group": name, **changes})
+def backend(name: str, **changes: Any) -> BackendState:
+    return BackendState(name=name, **{"group": name, **changes})
 
 
 def run(name: str, **changes: Any) -> Observation:
@@ -302,12 +302,12 @@ def run(name: str, **changes: Any) -> Observation:
     return Observation(**values)
 
 
-def pick(*candidates: Candidate, runs: Any = (), strategy: Any = "balanced", **wish: Any) -> Decision:
+def pick(*candidates: BackendState, runs: Any = (), strategy: Any = "balanced", **wish: Any) -> RoutingDecision:
     given = {name: wish.pop(name) for name in ("quality", "seed", "tried") if name in wish}
     return choose(TaskDescriptor(**wish), candidates, Measures(runs, NOW_MS), strategy=strategy, now_ms=NOW_MS, **given)
 
 
-def name_of(decision: Decision) -> str | None:
+def name_of(decision: RoutingDecision) -> str | None:
     return None if decision.option is None else decision.option.name
 
 
@@ -385,7 +385,7 @@ def test_quality_is_the_order_of_the_configuration_and_else_unknown() -> None:
 
 
 def test_the_least_loaded_instance_comes_first_and_a_seed_spreads_the_rest() -> None:
-    def instances(*running: int) -> list[Candidate]:
+    def instances(*running: int) -> list[BackendState]:
         return [backend(f"i{n}", group="g", running=load, runs_max=10) for n, load in enumerate(running)]
 
     assert name_of(pick(*instances(3, 1, 2))) == "i1"

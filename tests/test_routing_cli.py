@@ -20,7 +20,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
 from backplane.receipts import Journal, Store, head_fact, seal
 from backplane.routing.driver import look_around, task_of
-from backplane.routing.failover import READING, Attempt, first_effect, moves_on
+from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
 from backplane.routing.spend import sums
 from backplane.routing.task import read_wishes
 from backplane.testing import ModelServer, ScriptUsage, Turn
@@ -326,8 +326,8 @@ def test_a_rate_limit_is_respected_for_as_long_as_the_service_asked(folder: Path
 
 
 def test_the_rule_for_going_on_is_the_page() -> None:
-    def attempt(**changes: Any) -> Attempt:
-        return Attempt(**{"backend": "b", "run_id": "r", "code": "backend_crashed", **changes})
+    def attempt(**changes: Any) -> FailoverAttempt:
+        return FailoverAttempt(**{"backend": "b", "run_id": "r", "code": "backend_crashed", **changes})
 
     assert [moves_on(number, attempt()) for number in (1, 2, 3)] == [True, True, False]
     assert not moves_on(1, attempt(effect="file_changed a"))

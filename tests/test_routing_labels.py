@@ -6,7 +6,7 @@ from typing import Any
 
 from backplane.contract.capability import Requirement, Requirements, read_manifest
 from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.routing import Candidate, Measures, Model, Observation, choose
+from backplane.routing import BackendState, Measures, Model, Observation, choose
 from backplane.routing.driver import task_of
 from tests.routing_labels import BACKENDS, QUALITY, ROWS, TYPES
 
@@ -25,7 +25,7 @@ MISSES = (("complex_workflow", "{}", "agent", "swift"),)
 runs, which are what other types are judged by: it takes 40,000 and 50,000, in parts 100 + 277, against swift's 438."""
 
 
-def candidate(facts: dict[str, Any]) -> Candidate:
+def candidate(facts: dict[str, Any]) -> BackendState:
     prices = facts.get("prices", (None, None))
     model = Model(
         name=facts.get("model"),
@@ -34,7 +34,7 @@ def candidate(facts: dict[str, Any]) -> Candidate:
         context_tokens=facts.get("context"),
         output_tokens=facts.get("output"),
     )
-    return Candidate(
+    return BackendState(
         name=facts["name"],
         group=facts["name"],
         models=(model,),

@@ -10,8 +10,8 @@ from backplane.cli.parser import Options, Parser, add_config, add_json, add_task
 
 if TYPE_CHECKING:
     from backplane.contract.work import WorkOrder
-    from backplane.routing.compare import Comparison, Side, Trial
-    from backplane.routing.intervals import Interval
+    from backplane.routing.compare import Side
+    from backplane.routing.intervals import Comparison, Interval, Trial
     from backplane.runtime.plane import ControlPlane
 
 EXAMPLE: Final = """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backplane.contract.canonical import Json
     from backplane.receipts.memory import Remembered
     from backplane.routing.estimates import Estimate
-    from backplane.routing.router import Decision, Option
+    from backplane.routing.router import Option, RoutingDecision
     from backplane.routing.spend import Spend
 
 ROUTE_EXAMPLE: Final = """
@@ -138,7 +138,7 @@ def _default_words(settings: Settings) -> str:
     return f"`backplane run` takes {name}, the default_backend; with --prefer, --type or another wish, or without it:\n"
 
 
-def told(decision: Decision, *, explain: bool) -> Iterator[str]:
+def told(decision: RoutingDecision, *, explain: bool) -> Iterator[str]:
     """The decision in words; with `explain` every other option too, each with what is in its way."""
     chosen = decision.option
     if chosen is not None:
@@ -158,7 +158,7 @@ def told(decision: Decision, *, explain: bool) -> Iterator[str]:
             yield f"              → {streams.one_line(one.change)}"
 
 
-def summary(decision: Decision) -> str:
+def summary(decision: RoutingDecision) -> str:
     """Why this one, in a few words."""
     eligible = sum(not option.obstacles for option in decision.options)
     by = "takes the first" if decision.strategy == "first_available" else f"by {decision.strategy}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from backplane.receipts.memory import Remembered
     from backplane.receipts.tail import Tail
     from backplane.view.columns import Line
-    from backplane.view.picture import Picture, Question
+    from backplane.view.picture import Picture, ShownQuestion
 
 TOP_S: Final = 1.0
 
@@ -176,7 +176,7 @@ class _Watch:
                 raise KeyboardInterrupt
             self._answer(waits, line.strip())
 
-    def _answer(self, waits: Question, line: str) -> None:
+    def _answer(self, waits: ShownQuestion, line: str) -> None:
         from backplane.cli import asking
         from backplane.errors import BackplaneError
         from backplane.runtime.door import AnswerCommand, knock

@@ -5,19 +5,19 @@ receipts, and running what was chosen, is done in `driver`.
 """
 
 from backplane.routing.estimates import Measures, Observation
-from backplane.routing.router import Candidate, Decision, Model, Obstacle, Option, choose
+from backplane.routing.router import BackendState, Model, Obstacle, Option, RoutingDecision, choose
 from backplane.routing.task import STRATEGIES, TYPES, Strategy, TaskDescriptor
 
 __all__ = [
     "STRATEGIES",
     "TYPES",
-    "Candidate",
-    "Decision",
+    "BackendState",
     "Measures",
     "Model",
     "Observation",
     "Obstacle",
     "Option",
+    "RoutingDecision",
     "Strategy",
     "TaskDescriptor",
     "choose",

@@ -21,7 +21,7 @@ from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import record_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 from backplane.routing.driver import attempt_of
-from backplane.routing.intervals import Interval, Verdict, judge, mean, share
+from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.compared import FOLDER as COMPARISONS
@@ -46,62 +46,6 @@ class Side(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.backend if self.model is None else f"{self.backend}/{self.model}"
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a comparison."""
-
-    side: str
-    round: int
-    """From 1 on."""
-    run_id: str
-    outcome: str
-    code: str | None
-    """Why it did not complete."""
-    duration_ms: int
-    cost_usd_micros: int | None
-    input_tokens: int | None
-    output_tokens: int | None
-    files: int
-    added: int
-    """Lines of its patch; `removed` likewise."""
-    removed: int
-    patch_sha256: str | None
-    """The same for the same patch; None where nothing was changed."""
-    checked: bool | None = None
-    """Whether the check passed; None where there is none, or nothing to check."""
-    check_run_id: str | None = None
-
-    @property
-    def succeeded(self) -> bool:
-        return self.outcome == "complete" and self.checked is not False
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of one side say together."""
-
-    side: str
-    runs: int
-    succeeded: int
-    """Complete, and the check passed where there is one."""
-    success: Interval
-    """In thousandths."""
-    cost_usd_micros: Interval | None
-    """None where it is unknown of any run."""
-    duration_ms: Interval | None
-    patches: int
-    """Different patches that came of it."""
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole comparison."""
-
-    task: str
-    root: str
-    check: str | None
-    sides: tuple[Summary, ...]
-    verdicts: tuple[Verdict, ...]
-    trials: tuple[Trial, ...]
 
 
 Progress = Callable[[Trial], None]

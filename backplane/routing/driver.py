@@ -28,8 +28,8 @@ from backplane.receipts import Store, kept_manifest
 from backplane.receipts.manifests import keep_manifest
 from backplane.receipts.memory import Remembered, remembered
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
-from backplane.routing.failover import Attempt, first_effect, moves_on
-from backplane.routing.router import MINUTE_MS, Candidate, Decision, Model, choose
+from backplane.routing.failover import FailoverAttempt, first_effect, moves_on
+from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
 from backplane.runtime import backends
 from backplane.runtime.hello import ask_hello
@@ -60,7 +60,7 @@ _HERE: Final = (*CAPABILITY.values(), "checkpointing")
 class World(msgspec.Struct, frozen=True):
     """Everything that a choice depends on, at one moment."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[BackendState, ...]
     measures: Measures
     settings: Settings
     now_ms: int
@@ -72,7 +72,7 @@ class World(msgspec.Struct, frozen=True):
         strategy: Strategy | None = None,
         tried: frozenset[str] = frozenset(),
         seed: int = 0,
-    ) -> Decision:
+    ) -> RoutingDecision:
         """Choose as `choose` does; without a strategy by the configured one."""
         routing = self.settings.routing
         return choose(
@@ -112,7 +112,9 @@ def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, n
 # Backends -------------------------------------------------------------------------------------------------------------
 
 
-def _candidate(status: backends.BackendStatus, settings: Settings, environ: Mapping[str, str], home: Path) -> Candidate:
+def _candidate(
+    status: backends.BackendStatus, settings: Settings, environ: Mapping[str, str], home: Path
+) -> BackendState:
     name = status.id
     declared = settings.backends.get(name) or BackendSettings(host=name)
     host = name if declared.command is None and declared.host is None else declared.host
@@ -124,7 +126,7 @@ def _candidate(status: backends.BackendStatus, settings: Settings, environ: Mapp
             status = msgspec.structs.replace(status, ready=False, why=error.message, fix=error.hint or "")
     agent = backend.agent if backend is not None else None
     manifest = kept_manifest(home, backend.key) if backend is not None else None
-    return Candidate(
+    return BackendState(
         name=name,
         group=declared.group or name,
         models=_models(name, declared, agent, settings),
@@ -189,7 +191,7 @@ def _model(name: str | None, own: Price | None, base_url: str | None, known_serv
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _observations(runs: list[Remembered], candidates: Mapping[str, Candidate]) -> Iterator[Observation]:
+def _observations(runs: list[Remembered], candidates: Mapping[str, BackendState]) -> Iterator[Observation]:
     for run in runs:
         candidate, began_ms = candidates.get(run.backend), milliseconds(run.started_at)
         if candidate is None or began_ms is None or run.state != "ended":
@@ -209,7 +211,7 @@ def _observations(runs: list[Remembered], candidates: Mapping[str, Candidate]) -
         )
 
 
-def _now(candidate: Candidate, runs: list[Remembered], observed: list[Observation], now_ms: int) -> Candidate:
+def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observation], now_ms: int) -> BackendState:
     """How a backend stands now, by the runs on it."""
     mine = [run for run in runs if run.backend == candidate.name]
     own = [one for one in observed if one.backend == candidate.name]
@@ -247,7 +249,7 @@ def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
     return task, None if wishes.strategy is None else read_strategy(wishes.strategy), wishes.seed
 
 
-def as_chosen(order: WorkOrder, decision: Decision) -> WorkOrder:
+def as_chosen(order: WorkOrder, decision: RoutingDecision) -> WorkOrder:
     """The order as it goes to the backend that was chosen: with a model where that is not the backend's own.
 
     Raises:
@@ -298,12 +300,12 @@ class Attempts:
             from backplane.routing.handover import check_place
 
             check_place(order)
-        self.tried: tuple[Attempt, ...] = ()
+        self.tried: tuple[FailoverAttempt, ...] = ()
         self._had_effect: tuple[Run, ...] = ()
         self.stopped: BackplaneError | None = None
         self.decision = self._decide()
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> RoutingDecision:
         tried = frozenset(one.backend for one in self.tried)
         world = look_around(*self._given)
         return world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
@@ -408,7 +410,7 @@ async def backend_for(
     return attempts.order, backends.find(attempts.backend, plane.settings, plane.environ), attempts.route
 
 
-def attempt_of(run: Run) -> Attempt:
+def attempt_of(run: Run) -> FailoverAttempt:
     """What a run that has ended was, as an attempt."""
     receipt, code = run.receipt, run.error.code if run.error is not None else None
     if code is None and receipt.outcome != "complete":
@@ -416,7 +418,7 @@ def attempt_of(run: Run) -> Attempt:
         code = said[-1] if said and isinstance(said[-1], str) else None
     patch, lane = receipt.backplane.get("patch"), receipt.backplane.get("lane")
     size = patch.get("bytes") if isinstance(patch, dict) else 0
-    return Attempt(
+    return FailoverAttempt(
         backend=run.backend_id,
         model=run.order.config.model,
         run_id=run.id,
@@ -437,7 +439,7 @@ class TaskRouter:
         self._plane = plane
         self._strategy = strategy
 
-    def select_provider(self, task: TaskDescriptor) -> Decision:
+    def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
         """Choose a backend and start nothing. Blocks.
 
         Raises:

@@ -20,7 +20,7 @@ READING: Final = frozenset(
 """Neutral names of the tools that change nothing."""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FailoverAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One backend that an order was tried on, as the next one's receipt tells it."""
 
     backend: str
@@ -60,7 +60,7 @@ EFFECT_CHARS_MAX: Final = 200
 """Of a side effect's text in a receipt: enough to know it again."""
 
 
-def moves_on(attempts: int, failed: Attempt, *, hands_over: bool = False) -> bool:
+def moves_on(attempts: int, failed: FailoverAttempt, *, hands_over: bool = False) -> bool:
     """Whether the order goes on to another backend.
 
     Args:

@@ -46,6 +46,62 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a comparison."""
+
+    side: str
+    round: int
+    """From 1 on."""
+    run_id: str
+    outcome: str
+    code: str | None
+    """Why it did not complete."""
+    duration_ms: int
+    cost_usd_micros: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    files: int
+    added: int
+    """Lines of its patch; `removed` likewise."""
+    removed: int
+    patch_sha256: str | None
+    """The same for the same patch; None where nothing was changed."""
+    checked: bool | None = None
+    """Whether the check passed; None where there is none, or nothing to check."""
+    check_run_id: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome == "complete" and self.checked is not False
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs of one side say together."""
+
+    side: str
+    runs: int
+    succeeded: int
+    """Complete, and the check passed where there is one."""
+    success: Interval
+    """In thousandths."""
+    cost_usd_micros: Interval | None
+    """None where it is unknown of any run."""
+    duration_ms: Interval | None
+    patches: int
+    """Different patches that came of it."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole comparison."""
+
+    task: str
+    root: str
+    check: str | None
+    sides: tuple[Summary, ...]
+    verdicts: tuple[Verdict, ...]
+    trials: tuple[Trial, ...]
+
+
 def share(passed: int, runs: int) -> Interval:
     """A share in thousandths, with Wilson's interval, which holds for few runs and for all or none, too."""
     if not runs:

@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     """A backend as it stands now. Times in milliseconds since 1970."""
 
     name: str
@@ -133,7 +133,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A backend with one of its models, and how it stands with a task."""
 
-    candidate: Candidate
+    candidate: BackendState
     model: Model
     is_default: bool
     cost: Estimate | None
@@ -158,7 +158,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What was chosen, and from what."""
 
     task: TaskDescriptor
@@ -206,7 +206,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose(
     task: TaskDescriptor,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[BackendState],
     measures: Measures,
     *,
     strategy: Strategy = "balanced",
@@ -214,7 +214,7 @@ def choose(
     tried: frozenset[str] = frozenset(),
     now_ms: int,
     seed: int = 0,
-) -> Decision:
+) -> RoutingDecision:
     """Choose a backend and a model for a task.
 
     Args:
@@ -241,7 +241,7 @@ def choose(
         ordered = sorted(eligible, key=lambda option: (*key(option), *keyed.of(option)))
         picked = ordered[0] if ordered else None
     refused = [option for option in options if option.obstacles]
-    return Decision(task=task, strategy=name, seed=seed, option=picked, options=(*ordered, *refused))
+    return RoutingDecision(task=task, strategy=name, seed=seed, option=picked, options=(*ordered, *refused))
 
 
 def _custom(strategy: Custom, task: TaskDescriptor, eligible: list[Option]) -> Option | None:
@@ -300,7 +300,7 @@ _KEYS: Final[dict[str, Callable[[list[Option], Ranks], Callable[[Option], Key]]]
 class _Ties:
     """What decides between options of equal keys."""
 
-    def __init__(self, candidates: Sequence[Candidate], options: list[Option], seed: int) -> None:
+    def __init__(self, candidates: Sequence[BackendState], options: list[Option], seed: int) -> None:
         self._seed = seed
         self._groups: dict[str, int] = {}
         self._instances: dict[str, int] = {}
@@ -335,7 +335,7 @@ class _Look:
         self._required = task.requirements
         self._of_backend: dict[str, tuple[Obstacle, ...]] = {}
 
-    def option(self, candidate: Candidate, model: Model) -> Option:
+    def option(self, candidate: BackendState, model: Model) -> Option:
         task = self._task
         latency = self._measures.latency(candidate.group, model.name, task.type)
         cost = self._measures.cost(candidate.group, model.name, task.type) or priced(model, task)
@@ -353,7 +353,7 @@ class _Look:
             obstacles=(*found, *more) if more else found,
         )
 
-    def _standing(self, candidate: Candidate) -> Iterator[Obstacle]:
+    def _standing(self, candidate: BackendState) -> Iterator[Obstacle]:
         """What is in the way as the backend stands now."""
         now_ms, name = self._now_ms, candidate.name
         if candidate.named_only:
@@ -376,7 +376,7 @@ class _Look:
             fact = f"{candidate.running} runs are on it; priority {self._task.priority} may fill {places} places"
             yield Obstacle("full", fact, "wait, raise the priority, or raise runs_max")
 
-    def _able(self, candidate: Candidate) -> Iterator[Obstacle]:
+    def _able(self, candidate: BackendState) -> Iterator[Obstacle]:
         if not self._required:
             return
         manifest = candidate.manifest
@@ -393,7 +393,7 @@ class _Look:
         for finding in found.unmet:
             yield _incapable(finding, changes)
 
-    def _fits(self, candidate: Candidate, model: Model) -> Iterator[Obstacle]:
+    def _fits(self, candidate: BackendState, model: Model) -> Iterator[Obstacle]:
         """What is in the way with the model."""
         task = self._task
         if task.preference == "specific" and model.name != task.model:

@@ -59,7 +59,7 @@ _PRINTED: Final = {
     "cli_backends_matrix": "backplane.conform.matrix:Matrix",
     "cli_backends_probe": "backplane.conform.trials:Proof",
     "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
-    "cli_compare": "backplane.routing.compare:Comparison",
+    "cli_compare": "backplane.routing.intervals:Comparison",
     "cli_conform": "backplane.conform.runner:Report",
     "cli_cost": "backplane.routing.spend:Spend",
     "cli_doctor": "backplane.cli.doctor:DoctorCheck",

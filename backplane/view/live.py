@@ -7,7 +7,7 @@ from typing import Final
 
 from backplane.view.columns import Line, Span, fitted_line, tail
 from backplane.view.figures import count, elapsed, milliseconds, money
-from backplane.view.picture import Call, Picture, Step
+from backplane.view.picture import Picture, ShownCall, Step
 from backplane.view.text import in_workspace, one_line
 
 WRITTEN_ROWS_MAX: Final = 3
@@ -65,12 +65,12 @@ def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
         yield (Span("→ ", "cyan"), Span(_about(call)), Span(f"  {elapsed(seconds)}", "dim"))
 
 
-def _since_s(call: Call, now_ms: int) -> int:
+def _since_s(call: ShownCall, now_ms: int) -> int:
     began = milliseconds(call.ts)
     return (now_ms - began) // 1000 if began is not None else 0
 
 
-def _about(call: Call) -> str:
+def _about(call: ShownCall) -> str:
     return f"{one_line(call.tool)} {one_line(in_workspace(call.about), 200)}".rstrip()
 
 

@@ -55,7 +55,7 @@ _DONE: Final = frozenset({"completed", "complete", "done"})
 _DOING: Final = frozenset({"in_progress", "inProgress", "active", "running"})
 
 
-class Call(msgspec.Struct, frozen=True):
+class ShownCall(msgspec.Struct, frozen=True):
     """One call of a tool."""
 
     number: int
@@ -72,7 +72,7 @@ class Call(msgspec.Struct, frozen=True):
     output: str = ""
 
 
-class Question(msgspec.Struct, frozen=True):
+class ShownQuestion(msgspec.Struct, frozen=True):
     """One ask, and what became of it."""
 
     number: int
@@ -105,7 +105,7 @@ class Denial(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ReportedFault(msgspec.Struct, frozen=True):
     """An error that the agent or its host told under way."""
 
     number: int
@@ -176,7 +176,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The patch as the receipt has it; None where it is too long or holds a secret."""
 
 
-class Spent(msgspec.Struct, frozen=True):
+class UsageDelta(msgspec.Struct, frozen=True):
     """Tokens that one report of usage added to the one before."""
 
     input: int = 0
@@ -213,18 +213,18 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     last_ts: str = ""
     last: str = ""
     """The type of the last event that says anything."""
-    open_calls: dict[str, Call] = {}
+    open_calls: dict[str, ShownCall] = {}
     calls: int = 0
     calls_failed: int = 0
-    recent: list[Call] = []
+    recent: list[ShownCall] = []
     """The last calls that ended."""
-    open_asks: dict[str, Question] = {}
+    open_asks: dict[str, ShownQuestion] = {}
     denied: list[Denial] = []
     denials: int = 0
     plan: tuple[Step, ...] = ()
     folded: Folded = Folded()
     turns: int = 0
-    retry: Fault | None = None
+    retry: ReportedFault | None = None
     """The model is asked again, and has said nothing since."""
     retries: int = 0
     files: dict[str, str] = {}
@@ -240,7 +240,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """It has said something in this turn, and no call has come since."""
     output: str = ""
     """The end of what the open command has printed."""
-    faults: list[Fault] = []
+    faults: list[ReportedFault] = []
     failures: int = 0
     warnings: int = 0
     checkpoints: int = 0
@@ -250,7 +250,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """Turns in a row that say what the agent will do, and call nothing."""
     compactions: Repeat = NO_REPEAT
     """How often the conversation was shortened since a file was changed last."""
-    spent: tuple[Spent, ...] = ()
+    spent: tuple[UsageDelta, ...] = ()
     """The last two additions to the usage, the older first."""
     curve: list[Spending] = []
     """What it had used after each report of usage; of many each second, each fourth, and so on."""
@@ -277,7 +277,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         return None if cost is None else round(cost * 1_000_000)
 
     @property
-    def waits(self) -> Question | None:
+    def waits(self) -> ShownQuestion | None:
         """The oldest question that nobody has answered; None after the end."""
         return next(iter(self.open_asks.values()), None) if self.ended is None else None
 
@@ -385,7 +385,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         parent = event.parent_tool_use_id
         if parent is not None and (parent in self.parents or len(self.parents) < OPEN_MAX):
             self.parents[parent] = self.parents.get(parent, 0) + 1
-        call = Call(self.events, event.tool_name, about(event.input), event.ts, parent, event.input, self.tokens)
+        call = ShownCall(self.events, event.tool_name, about(event.input), event.ts, parent, event.input, self.tokens)
         if len(self.open_calls) < OPEN_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
         if isinstance(event.input, dict):
@@ -408,7 +408,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         key = call.tool, call.input, text
         self.same_call = _again(self.same_call, f"{call.tool} {call.about}", key, self.events)
 
-    def _close(self, event: kinds.ToolResult) -> Call | None:
+    def _close(self, event: kinds.ToolResult) -> ShownCall | None:
         if event.tool_use_id is not None:
             return self.open_calls.pop(event.tool_use_id, None)
         # A host that numbers nothing: the newest open call of this tool.
@@ -430,12 +430,12 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         foreign = _object(event.ext).get("error_code")
         code = event.error_code if isinstance(event.error_code, str) else foreign if isinstance(foreign, str) else None
         self.failures += 1
-        self.faults = [*self.faults[1 - KEPT_MAX :], Fault(self.events, event.message, code)]
+        self.faults = [*self.faults[1 - KEPT_MAX :], ReportedFault(self.events, event.message, code)]
 
     def _asked(self, event: kinds.Approval) -> None:
         if len(self.open_asks) < OPEN_MAX:
             id = _text(event.body.get("id"))
-            self.open_asks[id] = Question(self.events, id, event.message, event.body, event.ts)
+            self.open_asks[id] = ShownQuestion(self.events, id, event.message, event.body, event.ts)
 
     def _answered(self, event: kinds.ApprovalAnswered) -> None:
         ask = self.open_asks.pop(_text(event.body.get("id")), None)
@@ -457,7 +457,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 self.curve, self._every = self.curve[1::2], self._every * 2
         if added > 0:
             cached = (after.cache_read_tokens or 0) - (before.cache_read_tokens or 0)
-            self.spent = (*self.spent[-1:], Spent(added, max(cached, 0)))
+            self.spent = (*self.spent[-1:], UsageDelta(added, max(cached, 0)))
 
     @property
     def tokens(self) -> int:
@@ -486,7 +486,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.streamed = ""
         self.retries += 1
         code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
-        self.retry = Fault(self.events, event.message, str(code) if isinstance(code, int | str) else None)
+        self.retry = ReportedFault(self.events, event.message, str(code) if isinstance(code, int | str) else None)
 
     def _printed(self, event: kinds.OutputReported) -> None:
         self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]

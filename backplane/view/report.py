@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from backplane.routing.intervals import Comparison
 from backplane.view import compared
 from backplane.view.charts import spending, timeline, tokens
 from backplane.view.diff import changes, lines
@@ -50,7 +51,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """None where it was pruned, or nothing was changed."""
     packed: bytes | None
     """The canonical bytes that were hashed, as gzip; None where they are too long for a page, or not to be told."""
-    compared: compared.Compared | None = None
+    compared: Comparison | None = None
     """The comparison that the run was part of."""
 
 

@@ -32,7 +32,7 @@ NOTHING: Final = Html("")
 _PATH: Final = re.compile(r"(?<![\w.<~-])~?/(?:[\w.@+~-]+/)+(?=[\w.])")
 
 
-class Row(msgspec.Struct):
+class StoryRow(msgspec.Struct):
     """One row of a story."""
 
     kind: str
@@ -64,7 +64,7 @@ class Story(msgspec.Struct, kw_only=True):
     """Rows that are drawn; those beyond are counted. None draws all."""
     omit: frozenset[str] = frozenset()
     """What is not to be told: `outputs`, `prompts`, `paths`."""
-    rows: list[Row] = []
+    rows: list[StoryRow] = []
     decisions: list[tuple[str, str, str, str, str]] = []
     """Tool, about, decision, by, reason."""
     bars: list[Bar] = []
@@ -76,7 +76,7 @@ class Story(msgspec.Struct, kw_only=True):
     """Events up to the last row that is drawn."""
     is_full: bool = False
     """No more rows are drawn."""
-    _calls: dict[str, tuple[int, Row, Bar | None]] = {}
+    _calls: dict[str, tuple[int, StoryRow, Bar | None]] = {}
     _asked: dict[str, tuple[str, str, Bar | None]] = {}
     _number: int = 0
     _began_ms: int | None = None
@@ -119,9 +119,9 @@ class Story(msgspec.Struct, kw_only=True):
         """What was drawn, without the folders of paths where they are not to be told."""
         return Html(_PATH.sub("…/", drawn)) if "paths" in self.omit else drawn
 
-    def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> tuple[int, Row]:
+    def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> tuple[int, StoryRow]:
         number = Html(f'<span class="no mono">{self._number}{self._after}</span>')
-        row = Row(kind, Html(number + head), body, is_open)
+        row = StoryRow(kind, Html(number + head), body, is_open)
         if self.is_full or self.rows_max == 0:
             self.is_full = True
             self.beyond += 1

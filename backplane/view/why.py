@@ -17,7 +17,7 @@ from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
 from backplane.process.table import Process
 from backplane.view.figures import count, lasting, milliseconds
-from backplane.view.picture import Call, Denial, Ended, Picture
+from backplane.view.picture import Denial, Ended, Picture, ShownCall
 from backplane.view.text import one_line
 
 ALSO_MAX: Final = 3
@@ -315,7 +315,7 @@ def _last_words(words: str) -> list[Evidence]:
     return [Evidence(f"stderr: {line}") for line in words.strip().splitlines()[-3:]]
 
 
-def _newest_call(picture: Picture) -> Call | None:
+def _newest_call(picture: Picture) -> ShownCall | None:
     return max(picture.open_calls.values(), key=lambda call: call.number, default=None)
 
 

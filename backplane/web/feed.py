@@ -16,7 +16,7 @@ from backplane.receipts.tail import Tail
 from backplane.shown import diagnosis_of
 from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.live import MARKS
-from backplane.view.picture import Picture, Question
+from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.story import Story
 from backplane.view.text import in_workspace, one_line, printable
 from backplane.view.values import about
@@ -68,7 +68,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def hash_of(ask: Question) -> str:
+def hash_of(ask: ShownQuestion) -> str:
     """What names a question with all that was shown of it: an answer to another one is refused."""
     return hashlib.sha256(canonical.encode([ask.id, ask.message, ask.body])).hexdigest()
 
@@ -154,7 +154,7 @@ class Follower:
         yield f"run {picture.run_id}"
 
 
-def _ask(ask: Question) -> dict[str, Any]:
+def _ask(ask: ShownQuestion) -> dict[str, Any]:
     body = ask.body
     whole = body.get("diff") or body.get("question") or body.get("command") or about(body.get("input"))
     options = body.get("options")
