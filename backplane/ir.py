@@ -130,7 +130,7 @@ class ToolUse(Part, frozen=True, kw_only=True, gc=False):
         return self.kind == "function" and isinstance(self.input, str)
 
 
-class ToolResult(Part, frozen=True, kw_only=True, gc=False):
+class ToolOutput(Part, frozen=True, kw_only=True, gc=False):
     """What a tool gave back; `id` is that of its call."""
 
     id: str
@@ -174,7 +174,7 @@ class Message(Node, frozen=True, kw_only=True, gc=False):
     native_role: str | None = None
     name: str | None = None
     flat: bool | None = None
-    """See `ToolResult.flat`."""
+    """See `ToolOutput.flat`."""
 
 
 class ToolSpec(Node, frozen=True, kw_only=True, gc=False):
@@ -229,7 +229,7 @@ class Conversation(Node, frozen=True, kw_only=True, gc=False):
     """Where each option was read."""
 
 
-class Usage(Node, frozen=True, kw_only=True, gc=False):
+class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
     """Tokens of one answer; None is unknown.
 
     The one rule: `input` is everything that was sent, `cache_read` and `cache_write` are parts of it;
@@ -265,7 +265,7 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     created: int | float | None = None
     """Seconds since 1970."""
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     error: str | None = None
     """Why the vendor failed, in its words."""
 
@@ -307,7 +307,7 @@ class PartStopped(msgspec.Struct, frozen=True, gc=False):
 class UsageSeen(msgspec.Struct, frozen=True, gc=False):
     """Tokens so far; replaces what was said before."""
 
-    usage: Usage
+    usage: TokenCounts
 
 
 class Stopped(Node, frozen=True, kw_only=True, gc=False):
@@ -330,7 +330,7 @@ class Noted(msgspec.Struct, frozen=True, gc=False):
     at_message: bool = False
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class StreamEnded(msgspec.Struct, frozen=True, gc=False):
     """Nothing follows; `answer` is the whole, where the vendor repeats it."""
 
     answer: Answer | None = None
@@ -349,7 +349,9 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
     ignorable: bool = True
 
 
-StreamEvent = Began | PartStarted | PartDelta | PartStopped | UsageSeen | Stopped | Noted | Ended | StreamFailed | Kept
+StreamEvent = (
+    Began | PartStarted | PartDelta | PartStopped | UsageSeen | Stopped | Noted | StreamEnded | StreamFailed | Kept
+)
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backplane.dialects import DIALECTS, augment, dialect
 from backplane.dialects.losses import is_named, placed_leaves
 from backplane.errors import TranslationError
-from backplane.ir import Conversation, Media, Text, ToolResult, ToolUse
+from backplane.ir import Conversation, Media, Text, ToolOutput, ToolUse
 
 PNG = "iVBORw0KGgoAAAANSUhEUg=="
 TOOL = {"name": "read", "description": "Reads.", "input_schema_json": '{"type":"object","properties":{"p":{}}}'}
@@ -177,7 +177,7 @@ def test_results_are_paired_with_their_calls_in_every_upstreams_shape(target: st
     }
     written = augment.translate_request(request, target).value
     back = dialect(target).to_ir(written).value
-    found = [part for message in back.messages for part in message.parts if isinstance(part, ToolUse | ToolResult)]
+    found = [part for message in back.messages for part in message.parts if isinstance(part, ToolUse | ToolOutput)]
     assert [(type(part).__name__, part.id) for part in found] == [
         ("ToolUse", "c1"), ("ToolUse", "c2"), ("ToolResult", "c1"), ("ToolResult", "c2"),
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_a_call_without_its_result_is_answered_as_not_finished() -> None:
     conversation = read(request)
     assert words(request)[2:] == ["tool: ToolResult c1", "user: m"]
     made = conversation.messages[2].parts[0]
-    assert isinstance(made, ToolResult)
+    assert isinstance(made, ToolOutput)
     assert made.is_error
     assert codes(request) == [("/chat_history/0/response_nodes/0", "synthesised", "result_missing")]
 
@@ -240,10 +240,10 @@ def test_whatever_the_history_every_call_is_followed_by_its_result(turns: list[t
     seen: set[str] = set()
     for place, message in enumerate(messages):
         calls = [part.id for part in message.parts if isinstance(part, ToolUse)]
-        results = [part.id for part in message.parts if isinstance(part, ToolResult)]
+        results = [part.id for part in message.parts if isinstance(part, ToolOutput)]
         if calls:
             assert not seen.intersection(calls)
-            assert [part.id for part in messages[place + 1].parts if isinstance(part, ToolResult)] == calls
+            assert [part.id for part in messages[place + 1].parts if isinstance(part, ToolOutput)] == calls
         if results:
             assert [part.id for part in messages[place - 1].parts if isinstance(part, ToolUse)] == results
         seen.update(calls)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError, PolicyError
-from backplane.ir import Usage
+from backplane.ir import TokenCounts
 from backplane.receipts import Journal, Store, head_fact
 from backplane.routing.spend import sums
 from backplane.runtime import budgets
@@ -186,7 +186,7 @@ def test_a_sum_with_an_unknown_part_is_unknown_and_never_less_than_its_known_par
             assert told == (None if None in counts else sum(count or 0 for count in counts))
     spent = Spent()
     for _, _, sent, got in runs:
-        spent = spent.plus(Usage(input=sent, output=got), Price(input=1_000_000, output=2_000_000, source="x"))
+        spent = spent.plus(TokenCounts(input=sent, output=got), Price(input=1_000_000, output=2_000_000, source="x"))
     unknown = any(sent is None or got is None for _, _, sent, got in runs)
     assert (spent.micros is None) == unknown
     assert spent.usage().estimated_cost_usd is None or not unknown

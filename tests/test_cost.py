@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.errors import ConfigError
-from backplane.ir import Usage
+from backplane.ir import TokenCounts
 from backplane.upstream.cost import _TABLE, MICROS, Price, Spent, actual, price_of, read_price
 
 PRICE = Price(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)
@@ -17,22 +17,22 @@ COUNTS = st.integers(0, 10**9)
 
 
 def test_an_answer_costs_its_plain_cached_and_made_tokens() -> None:
-    usage = Usage(input=1_000_000, output=100_000, cache_read=500_000, cache_write=200_000)
+    usage = TokenCounts(input=1_000_000, output=100_000, cache_read=500_000, cache_write=200_000)
     assert actual(PRICE, usage) == 300_000 * 3 + 500_000 * 3 // 10 + 200_000 * 375 // 100 + 100_000 * 15
 
 
 def test_a_part_of_a_millionth_counts_as_a_whole_one() -> None:
-    assert actual(Price(input=100_000, output=0), Usage(input=1, output=0)) == 1
+    assert actual(Price(input=100_000, output=0), TokenCounts(input=1, output=0)) == 1
 
 
-@pytest.mark.parametrize("usage", [None, Usage(), Usage(input=5), Usage(output=5)])
-def test_what_is_not_counted_has_no_cost(usage: Usage | None) -> None:
+@pytest.mark.parametrize("usage", [None, TokenCounts(), TokenCounts(input=5), TokenCounts(output=5)])
+def test_what_is_not_counted_has_no_cost(usage: TokenCounts | None) -> None:
     assert actual(PRICE, usage) is None
 
 
 def test_a_model_without_a_row_has_no_cost() -> None:
     assert price_of("somebody-elses-model") is None
-    assert actual(None, Usage(input=5, output=5)) is None
+    assert actual(None, TokenCounts(input=5, output=5)) is None
 
 
 def test_every_price_has_its_source_and_its_day() -> None:
@@ -51,15 +51,15 @@ def test_a_dated_name_costs_what_its_model_does(model: str) -> None:
 
 def test_a_long_request_costs_its_own_price_for_every_token() -> None:
     price = price_of("gemini-3.1-pro-preview")
-    assert actual(price, Usage(input=200_000, output=0)) == 400_000
-    assert actual(price, Usage(input=200_001, output=0)) == 800_004
+    assert actual(price, TokenCounts(input=200_000, output=0)) == 400_000
+    assert actual(price, TokenCounts(input=200_001, output=0)) == 800_004
 
 
 @given(st.lists(st.tuples(COUNTS, COUNTS), min_size=1, max_size=8))
 def test_a_run_costs_the_sum_of_its_answers(answers: list[tuple[int, int]]) -> None:
     spent = Spent()
     for sent, made in answers:
-        spent = spent.plus(Usage(input=sent, output=made, cache_read=0, cache_write=0), PRICE)
+        spent = spent.plus(TokenCounts(input=sent, output=made, cache_read=0, cache_write=0), PRICE)
     usage = spent.usage()
     assert usage.input_tokens == sum(sent for sent, _ in answers)
     assert usage.output_tokens == sum(made for _, made in answers)
@@ -69,7 +69,7 @@ def test_a_run_costs_the_sum_of_its_answers(answers: list[tuple[int, int]]) -> N
 
 
 def test_one_answer_without_counters_makes_the_sum_unknown_for_good() -> None:
-    known = Usage(input=5, output=2, cache_read=0)
+    known = TokenCounts(input=5, output=2, cache_read=0)
     spent = Spent().plus(known, PRICE).plus(None, PRICE).plus(known, PRICE)
     assert (spent.input, spent.output, spent.cache_read, spent.micros) == (None, None, None, None)
     assert spent.usage().request_units == 3
@@ -77,7 +77,7 @@ def test_one_answer_without_counters_makes_the_sum_unknown_for_good() -> None:
 
 
 def test_a_counter_that_a_service_never_gives_is_unknown_and_the_others_are_not() -> None:
-    spent = Spent().plus(Usage(input=5, output=2), PRICE)
+    spent = Spent().plus(TokenCounts(input=5, output=2), PRICE)
     assert spent.usage().cache_read_tokens is None
     assert spent.micros == 5 * 3 + 2 * 15
 

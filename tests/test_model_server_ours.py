@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from backplane.ir import Conversation, Message, Text, ToolResult, ToolSpec
+from backplane.ir import Conversation, Message, Text, ToolOutput, ToolSpec
 from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, Protocol, RecordedRequest, Turn
 from tests.dialects import referees
 from tests.scripted import TURNS, Heard, expected
@@ -92,7 +92,7 @@ def test_a_conversation_that_went_on_is_valid_by_the_vendors_types(protocol: Pro
     script = [TURNS["reasoning, text and two calls"], Turn(text="done")]
     first = conversation(protocol, tools=(READ,))
     answer = talk(protocol, script[:1], first).turn
-    results = tuple(ToolResult(id=call.id, content=(Text(text="found"),)) for call in answer.calls)
+    results = tuple(ToolOutput(id=call.id, content=(Text(text="found"),)) for call in answer.calls)
     messages = (*first.messages, answer.message, Message(role="tool", parts=results))
     (body,) = talk(protocol, script[1:], Conversation(dialect=first.dialect, model="m", messages=messages)).bodies
     assert referees.invalid(DIALECTS[protocol], "request", body) is None

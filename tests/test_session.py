@@ -17,7 +17,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, Failed, Warned
 from backplane.contract.receipt import Usage
 from backplane.host import EXTENSIONS, Done, Host, HostRun
-from backplane.ir import Usage as Counted
+from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification, Request
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
@@ -42,7 +42,7 @@ class Reader:
         self.make, self.spent = EventFactory(run.now, "/"), Spent()
 
     def read(self, message: Notification) -> list[AgentEvent]:
-        self.spent = self.spent.plus(Counted(input=1, output=1), PRICE)
+        self.spent = self.spent.plus(TokenCounts(input=1, output=1), PRICE)
         return [self.make.message(message.params["text"])]
 
     def close(self) -> list[AgentEvent]:

@@ -34,7 +34,7 @@ from backplane.contract.conversation import Image
 from backplane.contract.events import AgentEvent, AssistantMessage
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
-from backplane.ir import Conversation, Message, Text, ToolResult, ToolUse, Usage
+from backplane.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
 from backplane.protocol.jsonrpc import Notification, Request
 from backplane.tools import SPECS, CallResult, Toolbox
 from backplane.tools.keys import without
@@ -364,7 +364,7 @@ class Agent:
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
-    async def _answers(self, calls: tuple[ToolUse, ...], refused: str | None = None) -> list[ToolResult]:
+    async def _answers(self, calls: tuple[ToolUse, ...], refused: str | None = None) -> list[ToolOutput]:
         """Every call has its answer, in the order of the calls."""
         answers = []
         for number, call in enumerate(calls):
@@ -372,10 +372,10 @@ class Agent:
             answers.append(await self._answer(call, why))
         return answers
 
-    async def _answer(self, call: ToolUse, refused: str | None) -> ToolResult:
+    async def _answer(self, call: ToolUse, refused: str | None) -> ToolOutput:
         result = CallResult(refused, is_error=True) if refused is not None else await self._call(call)
         await self._run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
-        return ToolResult(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
+        return ToolOutput(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
 
     async def _call(self, call: ToolUse) -> CallResult:
         name, input, root = call.name, call.input, self.toolbox.tree.root
@@ -417,8 +417,8 @@ def _said(turn: ModelTurn, now: str) -> AgentEvent:
     return AssistantMessage(ts=now, text=turn.text, **proof)
 
 
-def _usage(body: Mapping[str, Any]) -> Usage:
-    return Usage(
+def _usage(body: Mapping[str, Any]) -> TokenCounts:
+    return TokenCounts(
         input=body.get("input_tokens"),
         output=body.get("output_tokens"),
         cache_read=body.get("cache_read_tokens"),

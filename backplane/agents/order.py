@@ -362,7 +362,7 @@ def _assistant(message: said.AssistantMessage) -> ir.Message:
 def _results(*rows: tuple[str, str, bool]) -> ir.Message:
     from backplane import ir
 
-    parts = [ir.ToolResult(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
+    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
     return ir.Message(role="tool", parts=tuple(parts))
 
 

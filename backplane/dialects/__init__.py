@@ -17,7 +17,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
-from backplane.dialects.codec import Ledger, kind_of
+from backplane.dialects.codec import LossLedger, kind_of
 from backplane.dialects.losses import lose_empty, lose_forms, lose_words
 from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
@@ -108,7 +108,7 @@ def translate(
         written = writer.response_from_ir(read.value)
     if source == target:
         return Translated(written.value, written.losses)
-    ledger = Ledger(source, target)
+    ledger = LossLedger(source, target)
     ledger.losses += (*read.losses, *written.losses)
     lose_words(document, written.value, ledger, reader.content)
     lose_forms(document, reader.canonical(read.value), ledger)

@@ -91,7 +91,7 @@ def _one(event: ir.StreamEvent, state: State) -> AgentEvent | None:
         return events.carry("turn", {"stop_reason": event.stop}, ts=now, message=f"the turn ended: {event.stop}")
     if isinstance(event, ir.StreamFailed):
         return events.Failed(ts=now, message=event.message, error_code="backend_unavailable")
-    if isinstance(event, ir.Ended):
+    if isinstance(event, ir.StreamEnded):
         return events.RunCompleted(ts=now, message="the answer is complete")
     return None
 
@@ -107,8 +107,8 @@ def _call(part: ir.ToolUse, now: str) -> AgentEvent:
     return events.ToolCall(ts=now, tool_name=part.name, input=part.input, tool_use_id=part.id, **proof)
 
 
-def usage_event(usage: ir.Usage, now: str) -> AgentEvent:
-    """Say token counters by the contract's names; the rule is that of `ir.Usage`."""
+def usage_event(usage: ir.TokenCounts, now: str) -> AgentEvent:
+    """Say token counters by the contract's names; the rule is that of `ir.TokenCounts`."""
     pairs = (
         ("input_tokens", usage.input), ("output_tokens", usage.output), ("cache_read_tokens", usage.cache_read),
         ("cache_write_tokens", usage.cache_write), ("reasoning_tokens", usage.reasoning),

@@ -16,7 +16,7 @@ import msgspec
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import Policy, StreamTranslation, check_losses, codec, dialect
-from backplane.dialects.codec import Ledger, escape, json_text, parse_json, read_arguments
+from backplane.dialects.codec import LossLedger, escape, json_text, parse_json, read_arguments
 from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired
@@ -31,7 +31,7 @@ from backplane.ir import (
     Part,
     Text,
     Thinking,
-    ToolResult,
+    ToolOutput,
     ToolSpec,
     ToolUse,
     Translated,
@@ -104,7 +104,7 @@ class Members:
         TranslationError: `dialect_mapping_failed`, it is no object.
     """
 
-    def __init__(self, value: Json, at: str, ledger: Ledger) -> None:
+    def __init__(self, value: Json, at: str, ledger: LossLedger) -> None:
         self.at = at
         self.ledger = ledger
         self.left = codec.Members(value, at).rest
@@ -191,7 +191,7 @@ def node_kind(node: Json) -> int | None:
     return int(found) if type(found) is int or (type(found) is str and found.isdecimal()) else None
 
 
-def read_node(node: Json, at: str, ledger: Ledger) -> Part | None:
+def read_node(node: Json, at: str, ledger: LossLedger) -> Part | None:
     """Read one node of a request; None where it says nothing. Summaries are not for here."""
     kind = node_kind(node)
     if kind not in READERS:
@@ -263,7 +263,7 @@ def _read_result(body: Members, at: str) -> Part | None:
     if flat and plain:
         content = (Text(text=plain, at=f"{body.at}/content"),)
     body.lose_ids()
-    return ToolResult(id=call, content=content, is_error=body.flag("is_error"), flat=flat, at=at)
+    return ToolOutput(id=call, content=content, is_error=body.flag("is_error"), flat=flat, at=at)
 
 
 RESULT_TEXT, RESULT_IMAGE = 1, 2
@@ -310,7 +310,7 @@ READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], Part | None]
 # Nodes of an answer ---------------------------------------------------------------------------------------------------
 
 
-def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: Ledger) -> list[Part]:
+def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: LossLedger) -> list[Part]:
     """Read what an exchange answered: thinking, the text, the calls; what is no part of an answer is a loss."""
     thoughts: list[Part] = []
     calls: list[Part] = []
@@ -353,7 +353,7 @@ def _read_call(body: Members, at: str) -> ToolUse:
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_exchange(value: Json, at: str, ledger: Ledger, depth: int = 0) -> list[Message]:
+def read_exchange(value: Json, at: str, ledger: LossLedger, depth: int = 0) -> list[Message]:
     """Read one exchange of the history: what was asked, what was answered."""
     members = Members(value, at, ledger)
     members.lose_ids()
@@ -367,7 +367,7 @@ def read_exchange(value: Json, at: str, ledger: Ledger, depth: int = 0) -> list[
 
 
 def read_turn(
-    text: str, text_at: str, members: Members, ledger: Ledger, depth: int = 0, code: Iterable[Part] = ()
+    text: str, text_at: str, members: Members, ledger: LossLedger, depth: int = 0, code: Iterable[Part] = ()
 ) -> list[Message]:
     """Read what a user's turn says: earlier messages from a summary, results, then text, `code` and nodes."""
     before: list[Message] = []
@@ -380,7 +380,7 @@ def read_turn(
             before += _read_summary(node, at, ledger, depth)
             continue
         part = read_node(node, at, ledger)
-        if isinstance(part, ToolResult):
+        if isinstance(part, ToolOutput):
             results.append(part)
         elif part is not None and not (type(part) is Text and part.text.strip() in said):
             parts.append(part)
@@ -397,7 +397,7 @@ def has_summary(value: Json) -> bool:
     """Whether an exchange or a request holds a summary of what was before it."""
     if type(value) is not dict:
         return False
-    members = Members(value, "", Ledger(NAME, NAME))
+    members = Members(value, "", LossLedger(NAME, NAME))
     return any(node_kind(node) == HISTORY_SUMMARY for _, node in members.listed(*REQUEST_NODES))
 
 
@@ -413,7 +413,7 @@ def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(out)
 
 
-def _read_summary(node: Json, at: str, ledger: Ledger, depth: int) -> Iterator[Message]:
+def _read_summary(node: Json, at: str, ledger: LossLedger, depth: int) -> Iterator[Message]:
     """The summary as a text, and the exchanges it keeps word for word as exchanges."""
     outer = Members(node, at, ledger)
     body = outer.body("history_summary_node") or Members({}, at, ledger)
@@ -445,7 +445,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     Raises:
         TranslationError: `dialect_mapping_failed`, it is no object or says nothing at all.
     """
-    ledger = Ledger(NAME, NAME)
+    ledger = LossLedger(NAME, NAME)
     members = Members(request, "", ledger)
     messages: list[Message] = []
     history = list(members.listed("chat_history"))
@@ -475,7 +475,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     return Translated(whole.value, (*ledger.done(), *whole.losses))
 
 
-def _read_last_turn(members: Members, ledger: Ledger) -> list[Message]:
+def _read_last_turn(members: Members, ledger: LossLedger) -> list[Message]:
     text, at = "", "/message"
     for where, value in members.each(str, "message", "prompt", "instruction"):
         if not text and is_said(value):
@@ -526,7 +526,7 @@ def _read_rules(members: Members) -> str:
     return text or "\n\n".join(found)
 
 
-def _read_tool(value: Json, at: str, ledger: Ledger) -> ToolSpec:
+def _read_tool(value: Json, at: str, ledger: LossLedger) -> ToolSpec:
     members = Members(value, at, ledger)
     for name in ("mcp_server_name", "mcp_tool_name"):
         members.text(name)  # these come back with the call, by `reply_of`
@@ -564,7 +564,7 @@ def reply_of(request: Json) -> Reply:
     Raises:
         TranslationError: `dialect_mapping_failed`, it is no object.
     """
-    scratch = Ledger(NAME, NAME)
+    scratch = LossLedger(NAME, NAME)
     members = Members(request, "", scratch)
     flags = Members(members.take(dict, "feature_detection_flags") or {}, "", scratch)
     names: dict[str, tuple[str, str]] = {}

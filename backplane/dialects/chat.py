@@ -22,9 +22,9 @@ from backplane.dialects.codec import (
     Calls,
     Counters,
     Kin,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     arguments_text,
     calls_of,
     effort_writer,
@@ -37,7 +37,7 @@ from backplane.dialects.codec import (
     read_content,
     unchanged,
 )
-from backplane.dialects.limits import Limits, Spelling
+from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.losses import address_citation, result_text
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
@@ -104,7 +104,7 @@ ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code"
 FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
 """What OpenAI's dialects say of a schema that an answer has to fit."""
 
-LIMITS: Final = Limits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
+LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
 
 
@@ -125,7 +125,7 @@ class Flavour(msgspec.Struct, frozen=True):
     has_files: bool = True
     has_image_urls: bool = True
     """Whether images may be given by an address, not only as data."""
-    special: tuple[Option, ...] = ()
+    special: tuple[RequestOption, ...] = ()
     """Options that are written in another way than by the family."""
     unknown_options: frozenset[str] = frozenset()
     kin: Kin = {}
@@ -151,7 +151,7 @@ def read_choice(members: Members, options: dict[str, Any], places: dict[str, str
     places["tool_choice"] = "/tool_choice"
 
 
-def write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     """Write which tool has to be called, its name beside its kind."""
     if value["mode"] != "tool":
         out["tool_choice"] = value["mode"]
@@ -161,13 +161,13 @@ def write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conve
     out["tool_choice"] = {"type": kind, "name": value["name"]}
 
 
-def _write_nested(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_nested(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     write_choice(value, out, ledger, at, conversation)
     if value["mode"] == "tool":
         out["tool_choice"] = {"type": (kind := out["tool_choice"]["type"]), kind: {"name": value["name"]}}
 
 
-def write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def write_metadata(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     """Write the caller's labels, which are texts at OpenAI."""
     if ledger.is_home or all(type(label) is str for label in value.values()):
         out["metadata"] = value
@@ -175,8 +175,8 @@ def write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str, con
         ledger.drop(at, "option_value", "labels are texts here", value)
 
 
-CHOICE: Final = Option("tool_choice", "tool_choice", read=read_choice, write=write_choice)
-METADATA: Final = Option("metadata", "metadata", (dict,), write=write_metadata)
+CHOICE: Final = RequestOption("tool_choice", "tool_choice", read=read_choice, write=write_choice)
+METADATA: Final = RequestOption("metadata", "metadata", (dict,), write=write_metadata)
 
 
 def form_of(found: Json, body: Json) -> dict[str, Any] | None:
@@ -192,7 +192,7 @@ def form_of(found: Json, body: Json) -> dict[str, Any] | None:
     return {**body, "type": "schema"}
 
 
-def form_words(value: dict[str, Any], ledger: Ledger) -> tuple[str, dict[str, Any]]:
+def form_words(value: dict[str, Any], ledger: LossLedger) -> tuple[str, dict[str, Any]]:
     """Return OpenAI's word for the form of an answer, and what is said of its schema."""
     if value["type"] != "schema":
         return ("json_object" if value["type"] == "json" else "text"), {}
@@ -211,7 +211,7 @@ def _read_format(members: Members, options: dict[str, Any], places: dict[str, st
         places["response_format"] = "/response_format" + ("/json_schema" if form["type"] == "schema" else "")
 
 
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     word, body = form_words(value, ledger)
     out["response_format"] = {"type": word, word: body} if word == "json_schema" else {"type": word}
 
@@ -223,28 +223,28 @@ def _read_stop(members: Members, options: dict[str, Any], places: dict[str, str]
 
 
 OPTIONS: Final = (
-    Option("temperature", "temperature", NUMBER),
-    Option("top_p", "top_p", NUMBER),
-    Option("seed", "seed", (int,)),
-    Option("frequency_penalty", "frequency_penalty", NUMBER),
-    Option("presence_penalty", "presence_penalty", NUMBER),
-    Option("n", "n", (int,)),
-    Option("logprobs", "logprobs", (bool,)),
-    Option("top_logprobs", "top_logprobs", (int,)),
-    Option("stream", "stream", (bool,)),
-    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    Option("user", "user"),
-    Option("reasoning_effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
-    Option("", "reasoning_budget", write=effort_writer("reasoning_effort")),
-    Option("verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    Option("service_tier", "service_tier",
+    RequestOption("temperature", "temperature", NUMBER),
+    RequestOption("top_p", "top_p", NUMBER),
+    RequestOption("seed", "seed", (int,)),
+    RequestOption("frequency_penalty", "frequency_penalty", NUMBER),
+    RequestOption("presence_penalty", "presence_penalty", NUMBER),
+    RequestOption("n", "n", (int,)),
+    RequestOption("logprobs", "logprobs", (bool,)),
+    RequestOption("top_logprobs", "top_logprobs", (int,)),
+    RequestOption("stream", "stream", (bool,)),
+    RequestOption("parallel_tool_calls", "parallel_tool_calls", (bool,)),
+    RequestOption("user", "user"),
+    RequestOption("reasoning_effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
+    RequestOption("", "reasoning_budget", write=effort_writer("reasoning_effort")),
+    RequestOption("verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
+    RequestOption("service_tier", "service_tier",
            known=frozenset({"auto", "default", "flex", "scale", "priority", "fast"})),
     METADATA,
-    Option("max_completion_tokens", "max_tokens", (int,), least=1),
-    Option("max_tokens", "max_tokens", (int,), least=1),
-    Option("stop", "stop", read=_read_stop),
-    Option("tool_choice", "tool_choice", read=read_choice, write=_write_nested),
-    Option("response_format", "response_format", read=_read_format, write=_write_format),
+    RequestOption("max_completion_tokens", "max_tokens", (int,), least=1),
+    RequestOption("max_tokens", "max_tokens", (int,), least=1),
+    RequestOption("stop", "stop", read=_read_stop),
+    RequestOption("tool_choice", "tool_choice", read=read_choice, write=_write_nested),
+    RequestOption("response_format", "response_format", read=_read_format, write=_write_format),
 )  # fmt: skip
 PLACES: Final = {
     **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
@@ -263,7 +263,7 @@ def _read_image(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return "url" in fields or "data" in fields
 
 
-def _write_url(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_url(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     body = out.get(out["type"], {})
     if part.detail not in DETAILS and not ledger.is_home:
         body.pop("detail", None)
@@ -278,7 +278,7 @@ def read_audio(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
     if form is None and ledger.is_home:
         form = (part.media_type or "").partition("/")[2]
@@ -292,7 +292,7 @@ def _read_file(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return ("data" in fields) != ("file_id" in fields)
 
 
-def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     body = out.setdefault("file", {})
     if part.data is None:
         body.pop("file_data", None)
@@ -344,7 +344,7 @@ class Chat:
         self.read_answer: Callable[[Json, Calls], ir.Answer]
         """That of the dialect, for a gateway that answers at once although a stream was asked for."""
         special = {row.name: row for row in flavour.special}
-        limit = Option(flavour.max_tokens, "max_tokens", (int,), write=self._write_limit)
+        limit = RequestOption(flavour.max_tokens, "max_tokens", (int,), write=self._write_limit)
         self.options = (limit, *special.values(), *(
             msgspec.structs.replace(row, is_written=row.name not in flavour.unknown_options)
             for row in OPTIONS if row.name not in special
@@ -372,13 +372,13 @@ class Chat:
         return made
 
     def _write_limit(
-        self, value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation
+        self, value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
     ) -> None:
         own = conversation.options_at.get("max_tokens") if ledger.is_home else None
         if own in ("/max_tokens", "/max_completion_tokens"):
             out[own[1:]] = value
         else:
-            out[self.flavour.max_tokens] = codec.bounded(Option("", "max_tokens", least=1), value, ledger, at)
+            out[self.flavour.max_tokens] = codec.bounded(RequestOption("", "max_tokens", least=1), value, ledger, at)
 
     # Messages, read
 
@@ -476,7 +476,7 @@ class Chat:
     ) -> ir.Message:
         call_id = members.take("tool_call_id")
         content, flat = read_content(members, "content", self.blocks.read)
-        result = ir.ToolResult(
+        result = ir.ToolOutput(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
             content=content, flat=flat, at=members.at, ext=members.ext(self.name),
         )  # fmt: skip
@@ -484,7 +484,7 @@ class Chat:
 
     # Messages, written
 
-    def write_messages(self, conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+    def write_messages(self, conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
         """Write the messages; results leave a mixed message and come first, each as a message of its own.
 
         What only a user may show moves out of the results into a message after the last of them: between a call and
@@ -496,9 +496,9 @@ class Chat:
             if unchanged(message, ledger, lambda: self.read_message(message.raw, message.at, calls_of(message))):  # noqa: B023
                 made.append(message.raw)
                 continue
-            results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
-            others = tuple(part for part in message.parts if not isinstance(part, ir.ToolResult))
-            if results and others and not isinstance(message.parts[0], ir.ToolResult):
+            results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
+            others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
+            if results and others and not isinstance(message.parts[0], ir.ToolOutput):
                 ledger.degrade(message.at, "order", "results come before the rest of their message")
             made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
             if results and not others:
@@ -512,7 +512,7 @@ class Chat:
             made.append(self._write_message(message, ledger))
         out["messages"] = [*made, {"role": "user", "content": shown}] if shown else made
 
-    def _show(self, result: ir.ToolResult, shown: list[Json], ledger: Ledger) -> ir.ToolResult:
+    def _show(self, result: ir.ToolOutput, shown: list[Json], ledger: LossLedger) -> ir.ToolOutput:
         """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
         moved: list[Json] = []
         rest: list[ir.Part] = []
@@ -526,7 +526,7 @@ class Chat:
             shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
         return msgspec.structs.replace(result, content=tuple(rest))
 
-    def _write_result(self, result: ir.ToolResult, message: ir.Message, ledger: Ledger) -> Json:
+    def _write_result(self, result: ir.ToolOutput, message: ir.Message, ledger: LossLedger) -> Json:
         is_old = message.native_role == "function" and message.role == "tool" and ledger.is_home
         out: dict[str, Any] = {"role": "function" if is_old else "tool"}
         if not (result.id_made and ledger.is_home):
@@ -541,7 +541,7 @@ class Chat:
         put_ext(result, out, ledger)
         return out
 
-    def _write_message(self, message: ir.Message, ledger: Ledger) -> Json:
+    def _write_message(self, message: ir.Message, ledger: LossLedger) -> Json:
         native = message.native_role
         is_known = native in self.flavour.roles and ROLES.get(native or "") == message.role != "tool"
         is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
@@ -559,7 +559,7 @@ class Chat:
         put_ext(message, out, ledger)
         return out
 
-    def write_part(self, part: ir.Part, ledger: Ledger) -> Json:
+    def write_part(self, part: ir.Part, ledger: LossLedger) -> Json:
         """Write one member of a content list; None where the target has no word for it."""
         if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
             is_address = part.kind == "image" and part.data is None and not self.flavour.has_image_urls
@@ -568,7 +568,7 @@ class Chat:
                 return None
         return self.blocks.write(part, ledger)
 
-    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: Ledger) -> None:
+    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
         """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
         content: list[ir.Part] = []
         calls: list[Json] = []
@@ -596,7 +596,7 @@ class Chat:
         if "content" not in out and not ledger.is_home:
             out["content"] = None if calls or ledger.is_answer or "refusal" in out else ""
 
-    def _write_said(self, parts: list[ir.Part], message: ir.Message, out: dict[str, Any], ledger: Ledger) -> None:
+    def _write_said(self, parts: list[ir.Part], message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
         is_list = ledger.is_home and message.flat is False
         if not ledger.is_answer or is_list:
             content = self.blocks.write_content(parts, message.flat, ledger, self.write_part)
@@ -619,7 +619,7 @@ class Chat:
         if texts:
             out["content"] = "".join(texts)
 
-    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> None:
+    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> None:
         field = self.flavour.thinking_answer if ledger.is_answer else self.flavour.thinking_request
         if ledger.is_home:
             field = part.field or field or self.flavour.thinking_answer
@@ -633,7 +633,7 @@ class Chat:
             out[self.flavour.signature_field] = part.signature
         put_ext(part, {}, ledger)
 
-    def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: Ledger) -> None:
+    def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: LossLedger) -> None:
         if unchanged(part, ledger, lambda: self.read_call(part.raw, part.at, Calls([part.id]))):
             call = part.raw
         else:
@@ -656,7 +656,7 @@ class Chat:
         paths = {field: f"{kind}/{name}" for field, name in TOOL.items()}
         return codec.read_tool(tool, at, self.name, paths, kind, cache=True)
 
-    def write_tool(self, tool: ir.ToolSpec, ledger: Ledger) -> Json:
+    def write_tool(self, tool: ir.ToolSpec, ledger: LossLedger) -> Json:
         """Write one tool definition."""
         if unchanged(tool, ledger, lambda: self.read_tool(tool.raw, tool.at)):
             return tool.raw
@@ -684,13 +684,13 @@ class Chat:
             ext=members.ext(self.name), raw=choice,
         )  # fmt: skip
 
-    def write_candidates(self, answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+    def write_candidates(self, answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
         """Write what an answer says and why it ended."""
         if "created" in out and not ledger.is_home:
             out["created"] = int(out["created"])
         out["choices"] = [self._write_choice(one, place, ledger) for place, one in enumerate(answer.candidates)]
 
-    def _write_choice(self, candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
+    def _write_choice(self, candidate: ir.Candidate, place: int, ledger: LossLedger) -> Json:
         source = candidate.message
         message: dict[str, Any] = {} if source.name is None else {"name": source.name}
         self.write_assistant(source, message, ledger)
@@ -706,7 +706,7 @@ class Chat:
         return choice
 
 
-def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: Ledger) -> None:
+def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: LossLedger) -> None:
     """Leave out what gateways hang on a choice and a message, where the family's own types refuse it."""
     found = choice["message"].get("annotations")
     if type(found) is list and any(kind_of(one) != "url_citation" for one in found):

@@ -21,9 +21,9 @@ from backplane.dialects.codec import (
     Blocks,
     Calls,
     Counters,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     arguments_object,
     json_text,
     kind_of,
@@ -32,7 +32,7 @@ from backplane.dialects.codec import (
     read_content,
     unchanged,
 )
-from backplane.dialects.limits import Limits, Spelling
+from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, failure, whole_events
 from backplane.dialects.vendor import Dialect, outside, type_name
@@ -76,7 +76,7 @@ ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 TOOL: Final = {"name": "name", "description": "description", "schema": "input_schema", "strict": "strict"}
 """Field of a tool → its member."""
 
-LIMITS: Final = Limits(
+LIMITS: Final = ServerLimits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
     takes_objects=True, needs_user=True,
 )  # fmt: skip
@@ -113,7 +113,7 @@ def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
     return codec.read_citation(raw, at, NAME, CITATION)
 
 
-def _write_citations(part: ir.Text, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_citations(part: ir.Text, out: dict[str, Any], ledger: LossLedger) -> bool:
     # A citation here needs the vendor's own index.
     citations = [write_citation(one, ledger) for one in part.citations if ledger.is_home or NAME in one.ext]
     if citations:
@@ -121,7 +121,7 @@ def _write_citations(part: ir.Text, out: dict[str, Any], ledger: Ledger) -> bool
     return True
 
 
-def write_citation(citation: ir.Citation, ledger: Ledger) -> Json:
+def write_citation(citation: ir.Citation, ledger: LossLedger) -> Json:
     """Write where a text is from."""
     pairs = ((member, getattr(citation, field)) for member, field in CITATION.items())
     out = {member: value for member, value in pairs if value is not None and (member, value) != ("type", "")}
@@ -129,7 +129,7 @@ def write_citation(citation: ir.Citation, ledger: Ledger) -> Json:
     return out
 
 
-def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
     if part.redacted is not None or not (ledger.is_home or ledger.is_answer):
         return False  # only its own vendor takes its thinking back
     if not ledger.is_home:
@@ -145,7 +145,7 @@ def _take_input(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["input"] = arguments_object(part, ledger)
     return True
 
@@ -155,7 +155,7 @@ def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool
     return True
 
 
-def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
     if part.content or part.flat is not None:
         out["content"] = BLOCKS.write_content(part.content, part.flat, ledger)
     return True
@@ -181,7 +181,7 @@ def _read_texts(fields: dict[str, Any], blocks: list[Json] | None) -> bool:
     return True
 
 
-def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_media(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     """Write where a picture or document comes from; False where this vendor takes nothing of the kind."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
     media_type = part.media_type
@@ -210,7 +210,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
     Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
     Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
-    Block("tool_result", ir.ToolResult, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
+    Block("tool_result", ir.ToolOutput, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
           read=_read_result, write=_write_result),
     Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
     Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
@@ -241,7 +241,7 @@ def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     return [*([ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []), *messages]
 
 
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write the messages and, outside of them, the system text."""
     system, others = outside(conversation.messages, ledger, lambda message: message.native_role == "system")
     if system:
@@ -253,7 +253,7 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
     out["messages"] = [message for message in written if message is not None]
 
 
-def _write_message(message: ir.Message, ledger: Ledger) -> Json:
+def _write_message(message: ir.Message, ledger: LossLedger) -> Json:
     if unchanged(message, ledger, lambda: read_message(message.raw, message.at)):
         return message.raw
     native = message.native_role
@@ -292,14 +292,16 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
         places["parallel_tool_calls"] = "/tool_choice/disable_parallel_tool_use"
 
 
-def _write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     made = {"type": next(word for word, mode in CHOICES.items() if mode == value["mode"])}
     if value["mode"] == "tool":
         made["name"] = value["name"]
     out["tool_choice"] = {**out.get("tool_choice", {}), **made}
 
 
-def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_parallel(
+    value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
+) -> None:
     chosen = conversation.options.get("tool_choice", {}).get("mode")
     if value and not ledger.is_home and chosen is None:
         ledger.degrade(at, "shape", "several calls in one turn are the rule here")
@@ -322,7 +324,7 @@ def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, 
     places["reasoning_budget"] = "/thinking"
 
 
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_budget(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     if value <= 0:
         out["thinking"] = {"type": "adaptive" if value else "disabled"}
         return
@@ -332,7 +334,7 @@ def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conv
         out["thinking"]["budget_tokens"] = THINKING_TOKENS_MIN
 
 
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_effort(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     if value == "none" and not ledger.is_home:
         ledger.degrade(at, "option_value", "no effort became no thinking", value)
         out["thinking"] = {"type": "disabled"}
@@ -351,7 +353,7 @@ def _read_format(members: Members, options: dict[str, Any], places: dict[str, st
         places["response_format"] = "/output_config/format"
 
 
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     if value["type"] == "schema" and type(value.get("schema")) is dict:
         out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
     elif value["type"] == "text":
@@ -361,23 +363,23 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conv
 
 
 OPTIONS: Final = (
-    Option("max_tokens", "max_tokens", (int,), least=1),
-    Option("temperature", "temperature", NUMBER, least=0, most=1),
-    Option("top_p", "top_p", NUMBER),
-    Option("top_k", "top_k", (int,), least=0),
-    Option("stop_sequences", "stop", (list,)),
-    Option("stream", "stream", (bool,)),
-    Option("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
-    Option("metadata/user_id", "user"),
-    Option("output_config/effort", "reasoning_effort", write=_write_effort),
-    Option("output_config", "response_format", read=_read_format, write=_write_format),
-    Option("tool_choice", "tool_choice", read=_read_choice, write=_write_choice),
-    Option("", "parallel_tool_calls", write=_write_parallel),
-    Option("thinking", "reasoning_budget", read=_read_thinking, write=_write_budget),
+    RequestOption("max_tokens", "max_tokens", (int,), least=1),
+    RequestOption("temperature", "temperature", NUMBER, least=0, most=1),
+    RequestOption("top_p", "top_p", NUMBER),
+    RequestOption("top_k", "top_k", (int,), least=0),
+    RequestOption("stop_sequences", "stop", (list,)),
+    RequestOption("stream", "stream", (bool,)),
+    RequestOption("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
+    RequestOption("metadata/user_id", "user"),
+    RequestOption("output_config/effort", "reasoning_effort", write=_write_effort),
+    RequestOption("output_config", "response_format", read=_read_format, write=_write_format),
+    RequestOption("tool_choice", "tool_choice", read=_read_choice, write=_write_choice),
+    RequestOption("", "parallel_tool_calls", write=_write_parallel),
+    RequestOption("thinking", "reasoning_budget", read=_read_thinking, write=_write_budget),
 )  # fmt: skip
 
 
-def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Ledger) -> None:
+def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: LossLedger) -> None:
     """Leave out what the server refuses beside thinking."""
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
@@ -410,7 +412,7 @@ def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     return codec.server_tool(tool, at)
 
 
-def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -438,7 +440,7 @@ def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
     ),)  # fmt: skip
 
 
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write what an answer says and why it ended."""
     out["content"] = []
     for candidate in answer.candidates[:1]:

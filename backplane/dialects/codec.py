@@ -78,7 +78,7 @@ def arguments_text(call: ir.ToolUse) -> str:
     return call.input if isinstance(call.input, str) else json_text(call.input)
 
 
-def arguments_object(call: ir.ToolUse, ledger: Ledger) -> Json:
+def arguments_object(call: ir.ToolUse, ledger: LossLedger) -> Json:
     """Return the arguments for a dialect that takes only objects."""
     if type(call.input) is dict or ledger.is_home:
         return call.input
@@ -297,7 +297,7 @@ Kin = Mapping[str, Mapping[str, type[Any]]]
 """Dialect of the same family → the members that the target takes from it, and of which type."""
 
 
-class Ledger:
+class LossLedger:
     """The losses of one direction; made by whoever reads or writes a document.
 
     Args:
@@ -355,7 +355,7 @@ class Ledger:
         return tuple(self.losses)
 
 
-def put_ext(node: ir.Node, out: dict[str, Any], ledger: Ledger) -> None:
+def put_ext(node: ir.Node, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write a node's own members back; those of another dialect become losses."""
     for dialect, entries in node.ext.items():
         kin = entries if dialect == ledger.target else ledger.kin.get(dialect, {})
@@ -367,7 +367,7 @@ def put_ext(node: ir.Node, out: dict[str, Any], ledger: Ledger) -> None:
                 lose_ext(node, path, value, ledger)
 
 
-def lose_ext(node: ir.Node, path: str, value: Json, ledger: Ledger) -> None:
+def lose_ext(node: ir.Node, path: str, value: Json, ledger: LossLedger) -> None:
     """Report a member that only the source knows; a path with `..` is of the item that holds the block."""
     at = f"{node.at}/{path}" if path[:3] != "../" else f"{item_of(node.at)}/{path[3:]}"
     if value is None or value == [] or value == {}:
@@ -381,7 +381,7 @@ def item_of(at: str) -> str:
     return at.rpartition("/content")[0] or at
 
 
-def unchanged(node: ir.Node, ledger: Ledger, read: Callable[[], ir.Node | None]) -> bool:
+def unchanged(node: ir.Node, ledger: LossLedger, read: Callable[[], ir.Node | None]) -> bool:
     """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
     return ledger.is_home and ledger.keeps_raw and node.raw is not None and read() == node
 
@@ -403,7 +403,7 @@ class Block(msgspec.Struct, frozen=True):
     """Portable field → types of its native value, where it is no text."""
     read: Callable[[Members, dict[str, Any], Calls], bool] | None = None
     """Reads more members into the fields; False when the block is unreadable."""
-    write: Callable[[Any, dict[str, Any], Ledger], bool] | None = None
+    write: Callable[[Any, dict[str, Any], LossLedger], bool] | None = None
     """Writes more members; False when the target cannot take this part."""
     is_written: bool = True
     """Whether parts of other vendors are written as this kind."""
@@ -477,7 +477,7 @@ class Blocks:
         made: ir.Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
         return made
 
-    def write(self, part: ir.Part, ledger: Ledger) -> Json:
+    def write(self, part: ir.Part, ledger: LossLedger) -> Json:
         """Write a block: as it came where nobody changed it, else by its row; None where it has none, which is lost."""
         if is_own_raw(part, ledger):
             return part.payload  # type: ignore[attr-defined]
@@ -494,7 +494,7 @@ class Blocks:
                     return out
         return self.said_as_text(part, ledger)
 
-    def said_as_text(self, part: ir.Part, ledger: Ledger) -> Json:
+    def said_as_text(self, part: ir.Part, ledger: LossLedger) -> Json:
         """Write the words of a block that has no row; what has no words is lost."""
         is_document = isinstance(part, ir.Media) and part.text is not None and not ledger.is_home
         if is_document or isinstance(part, ir.Refusal):
@@ -505,14 +505,14 @@ class Blocks:
         return None
 
     def write_all(
-        self, parts: Iterable[ir.Part], ledger: Ledger, write: Callable[..., Json] | None = None
+        self, parts: Iterable[ir.Part], ledger: LossLedger, write: Callable[..., Json] | None = None
     ) -> list[Json]:
         """Write blocks; those that the target has no word for are left out."""
         made = ((part, (write or self.write)(part, ledger)) for part in parts)
         return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
 
     def write_content(
-        self, parts: Iterable[ir.Part], flat: bool | None, ledger: Ledger, write: Callable[..., Json] | None = None
+        self, parts: Iterable[ir.Part], flat: bool | None, ledger: LossLedger, write: Callable[..., Json] | None = None
     ) -> Json:
         """Write a content that may be one text or a list of blocks: the text where it says the same."""
         made = self.write_all(parts, ledger, write)
@@ -520,7 +520,7 @@ class Blocks:
             return made[0]["text"]
         return made
 
-    def _written(self, row: Block, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
+    def _written(self, row: Block, part: ir.Part, ledger: LossLedger) -> dict[str, Any] | None:
         out: dict[str, Any] = {"type": row.kind} if self.typed else {}
         for path, field in row.members.items():
             value = media_url(part) if field == "address" else getattr(part, field)  # type: ignore[arg-type]
@@ -548,7 +548,7 @@ def take_cache(members: Members, name: str = "cache_control") -> dict[str, Any] 
     return {key: value for key, value in found.items() if key != "type"}
 
 
-def is_own_raw(part: ir.Part, ledger: Ledger) -> bool:
+def is_own_raw(part: ir.Part, ledger: LossLedger) -> bool:
     """Return whether a native block may be written as it came."""
     return isinstance(part, ir.Opaque | ir.ServerTool) and part.dialect == ledger.target
 
@@ -566,7 +566,7 @@ CODES: Final[dict[type[Any], tuple[str, str]]] = {
 """Kind of block → code and sentence where it is missing; any other has no counterpart."""
 
 
-def lose_part(part: ir.Part, ledger: Ledger, reason: str | None = None) -> None:
+def lose_part(part: ir.Part, ledger: LossLedger, reason: str | None = None) -> None:
     """Report a block that the target has no word for."""
     code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
     if isinstance(part, ir.ServerTool):
@@ -580,11 +580,11 @@ def lose_part(part: ir.Part, ledger: Ledger, reason: str | None = None) -> None:
 
 # Options by table -----------------------------------------------------------------------------------------------------
 
-Writer = Callable[[Any, dict[str, Any], Ledger, str, ir.Conversation], None]
+Writer = Callable[[Any, dict[str, Any], LossLedger, str, ir.Conversation], None]
 """Writes one option: its value, the request, the losses, where it was read, the conversation."""
 
 
-class Option(msgspec.Struct, frozen=True):
+class RequestOption(msgspec.Struct, frozen=True):
     """One option of a request: a row of a vendor's table, read in both directions."""
 
     path: str
@@ -604,7 +604,7 @@ class Option(msgspec.Struct, frozen=True):
     """Writes the option in place of the path."""
 
 
-def read_options(members: Members, table: Iterable[Option]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_options(members: Members, table: Iterable[RequestOption]) -> tuple[dict[str, Any], dict[str, str]]:
     """Take the options of a table; return them and where each was read."""
     options: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -630,7 +630,9 @@ def put_back(members: Members, path: str, value: Json) -> None:
         members.rest[members.find(head)] = value
 
 
-def write_options(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger, table: Iterable[Option]) -> None:
+def write_options(
+    conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger, table: Iterable[RequestOption]
+) -> None:
     """Write each option by its row; what has none is a loss."""
     rows = {row.name: row for row in reversed(tuple(table)) if row.is_written}
     for name, value in conversation.options.items():
@@ -646,7 +648,7 @@ def write_options(conversation: ir.Conversation, out: dict[str, Any], ledger: Le
             ledger.drop(at, "option", f"the target has no {name}", value)
 
 
-def _write_option(row: Option, value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+def _write_option(row: RequestOption, value: Any, out: dict[str, Any], ledger: LossLedger, at: str) -> None:
     words = {portable: native for native, portable in row.words.items()}
     is_known = value in words if words else ledger.is_home or row.known is None or value in row.known
     if not is_known:
@@ -655,7 +657,7 @@ def _write_option(row: Option, value: Any, out: dict[str, Any], ledger: Ledger, 
     put(out, row.path, words[value] if words else value if ledger.is_home else bounded(row, value, ledger, at))
 
 
-def bounded(row: Option, value: Any, ledger: Ledger, at: str) -> Any:
+def bounded(row: RequestOption, value: Any, ledger: LossLedger, at: str) -> Any:
     """Return a number within the server's limits; one that had to be moved is a loss."""
     for limit, is_out, word in (
         (row.least, row.least is not None and value < row.least, "least"),
@@ -682,7 +684,7 @@ FREE_TEXT: Final[dict[str, Json]] = {
 def effort_writer(path: str) -> Writer:
     """Return what writes a budget for thinking as a word at a path, for vendors who know only words."""
 
-    def write(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    def write(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
         if "reasoning_effort" in conversation.options:
             ledger.drop(at, "option", "the target has the effort in words only", value)
             return
@@ -698,7 +700,7 @@ def effort_writer(path: str) -> Writer:
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """A vendor's token counters, read in both directions; the one rule of `ir.Usage` holds between."""
+    """A vendor's token counters, read in both directions; the one rule of `ir.TokenCounts` holds between."""
 
     table: Mapping[str, str]
     """Native path → field."""
@@ -715,7 +717,7 @@ class Counters(msgspec.Struct, frozen=True):
     """Member, left to the vendor, that counts more of what was sent."""
     spell: bool = False
 
-    def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.Usage:
+    def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
         """Read token counters."""
         members = Members(value, at, spell=self.spell)
         fields = {field: members.take(path, int) for path, field in self.table.items()}
@@ -730,13 +732,13 @@ class Counters(msgspec.Struct, frozen=True):
             fields["input"] = (fields["input"] or 0) + beside
         if self.total:
             members.skip(self.total, (fields.get("input") or 0) + (fields["output"] or 0))
-        return ir.Usage(**fields, at=at, ext=members.ext(dialect), raw=value)
+        return ir.TokenCounts(**fields, at=at, ext=members.ext(dialect), raw=value)
 
     def _beside(self, rest: Mapping[str, Any]) -> int:
         found = rest.get(self.beside_input, rest.get(snake(self.beside_input), 0)) if self.beside_input else 0
         return found if type(found) is int else 0
 
-    def write(self, usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
+    def write(self, usage: ir.TokenCounts, ledger: LossLedger) -> dict[str, Any]:
         """Write token counters."""
         out: dict[str, Any] = {}
         beside = self._beside(usage.ext.get(ledger.target, {})) if ledger.is_home else 0
@@ -779,7 +781,7 @@ def server_tool(tool: Json, at: str, payload: Json = None) -> ir.ToolSpec:
     return ir.ToolSpec(name=str(said), kind="server", payload=tool if payload is None else payload, at=at)
 
 
-def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: Ledger, paths: Mapping[str, str]) -> dict[str, Any]:
+def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger, paths: Mapping[str, str]) -> dict[str, Any]:
     """Write the definition of a function by the same table."""
     for field, path in paths.items():
         if (value := getattr(tool, field)) is not None:

@@ -24,9 +24,9 @@ from backplane.dialects.codec import (
     Blocks,
     Calls,
     Counters,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     arguments_text,
     effort_writer,
     item_of,
@@ -37,7 +37,7 @@ from backplane.dialects.codec import (
     read_content,
     unchanged,
 )
-from backplane.dialects.limits import Limits, Spelling
+from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.losses import address_citation, result_text
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
@@ -81,7 +81,7 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS, frozenset({"in_progress", "queued"}))
 
-LIMITS: Final = Limits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
+LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, responses/create: names of tools and lengths of ids, read 2026-11."""
 
 
@@ -102,7 +102,7 @@ def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
     return msgspec.structs.replace(read, kind="url") if read.kind == "url_citation" else read
 
 
-def write_citations(part: ir.Text, ledger: Ledger) -> list[Json]:
+def write_citations(part: ir.Text, ledger: LossLedger) -> list[Json]:
     """Write the citations of a text; those without an address are left out and reported."""
     out = []
     for citation in part.citations:
@@ -130,7 +130,7 @@ def read_data(data: str) -> dict[str, Any]:
     return {"media_type": head.removeprefix("data:"), "data": body} if found else {"data": data}
 
 
-def _write_image(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_image(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     if not ledger.is_home:
         if ledger.source not in ("openai", "copilot"):
             out.pop("file_id", None)
@@ -138,7 +138,7 @@ def _write_image(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return "image_url" in out or "file_id" in out
 
 
-def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     out.pop("file_data", None)
     if part.data is not None:
         out["file_data"] = f"data:{part.media_type or 'application/octet-stream'};base64,{part.data}"
@@ -149,7 +149,7 @@ def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return not {"file_data", "file_url", "file_id"}.isdisjoint(out)
 
 
-def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     form = (part.media_type or "audio/wav").partition("/")[2]
     out["input_audio"]["format"] = "mp3" if form == "mpeg" else form
     return ledger.is_home  # the vendor's types have no word for it
@@ -168,12 +168,12 @@ BLOCKS: Final = Blocks(NAME, (
 ), text="input_text")  # fmt: skip
 
 
-def write_part(part: ir.Part, ledger: Ledger) -> Json:
+def write_part(part: ir.Part, ledger: LossLedger) -> Json:
     """Write one member of a content list that is said to the model."""
     return _write_text(part, ledger, "input_text")
 
 
-def write_said(part: ir.Part, ledger: Ledger) -> Json:
+def write_said(part: ir.Part, ledger: LossLedger) -> Json:
     """Write one member of a content list that the model says."""
     if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
         lose_part(part, ledger)
@@ -181,7 +181,7 @@ def write_said(part: ir.Part, ledger: Ledger) -> Json:
     return _write_text(part, ledger, "output_text")
 
 
-def _write_text(part: ir.Part, ledger: Ledger, kind: str) -> Json:
+def _write_text(part: ir.Part, ledger: LossLedger, kind: str) -> Json:
     if not isinstance(part, ir.Text) or unchanged(part, ledger, lambda: BLOCKS.read(part.raw, part.at)):
         return BLOCKS.write(part, ledger)
     kind = (kind_of(part.raw) if ledger.is_home else None) or kind
@@ -201,7 +201,7 @@ def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["arguments" if part.kind == "function" else "input"] = arguments_text(part)
     if ledger.is_answer and not ledger.is_home:
         out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
@@ -213,7 +213,7 @@ def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool
     return True
 
 
-def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
     is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
     is_list = part.flat is False and (ledger.is_home or not is_text)
     if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
@@ -243,7 +243,7 @@ def _texts(value: Json, kind: str) -> list[str]:
     return [part["text"] for part in value]
 
 
-def _write_reasoning(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_reasoning(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
     if part.redacted is not None or not (ledger.is_answer or ledger.is_home):
         return False  # without the vendor's own proof it would be looked for among what it keeps
     key = part.field if ledger.is_home and part.field == "content" else "summary"
@@ -267,9 +267,9 @@ ITEMS: Final = Blocks(NAME, (
           read=_read_call, write=_write_call),
     Block("custom_tool_call", ir.ToolUse, {"call_id!": "id", "name!": "name", "input": "text"}, {"kind": "custom"},
           read=_read_call, write=_write_call),
-    Block("function_call_output", ir.ToolResult, {"call_id!": "id"}, {"kind": "function"}, read=_read_result,
+    Block("function_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "function"}, read=_read_result,
           write=_write_result),
-    Block("custom_tool_call_output", ir.ToolResult, {"call_id!": "id"}, {"kind": "custom"}, read=_read_result,
+    Block("custom_tool_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "custom"}, read=_read_result,
           write=_write_result),
     Block("reasoning", ir.Thinking, {"encrypted_content": "signature"}, read=_read_reasoning, write=_write_reasoning),
 ), bound=BOUND, is_server_tool=lambda kind: kind.endswith(
@@ -317,7 +317,7 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
             return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at, raw=item)]
         return list(message.parts) if message.role == "assistant" else message
     part = ITEMS.read(item, at)
-    return ir.Message(role="tool", parts=(part,), at=at, raw=[item]) if isinstance(part, ir.ToolResult) else [part]
+    return ir.Message(role="tool", parts=(part,), at=at, raw=[item]) if isinstance(part, ir.ToolOutput) else [part]
 
 
 def _read_message(item: dict[str, Any], at: str) -> ir.Message:
@@ -338,7 +338,7 @@ def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     return ir.Message(role=role, parts=parts, at=at)
 
 
-def write_items(messages: tuple[ir.Message, ...], ledger: Ledger) -> list[Json]:
+def write_items(messages: tuple[ir.Message, ...], ledger: LossLedger) -> list[Json]:
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
@@ -356,10 +356,10 @@ def _again(message: ir.Message) -> ir.Message | None:
     return found[0] if len(found) == 1 else None
 
 
-def _write_message(message: ir.Message, ledger: Ledger) -> list[Json]:
-    results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
-    others = [part for part in message.parts if not isinstance(part, ir.ToolResult)]
-    if results and others and not isinstance(message.parts[0], ir.ToolResult):
+def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
+    results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
+    others = [part for part in message.parts if not isinstance(part, ir.ToolOutput)]
+    if results and others and not isinstance(message.parts[0], ir.ToolOutput):
         ledger.degrade(message.at, "order", "results come before the rest of their message")
     out = ITEMS.write_all(results, ledger)
     if results and not others:
@@ -375,7 +375,7 @@ def _write_message(message: ir.Message, ledger: Ledger) -> list[Json]:
     return [*out, made]
 
 
-def write_turn(message: ir.Message, ledger: Ledger) -> list[Json]:
+def write_turn(message: ir.Message, ledger: LossLedger) -> list[Json]:
     """Write the items of an assistant's turn; blocks that were said in a row are one message."""
     out: list[Json] = []
     said: list[ir.Part] = []
@@ -394,7 +394,7 @@ def write_turn(message: ir.Message, ledger: Ledger) -> list[Json]:
     return out
 
 
-def _write_said(parts: list[ir.Part], message: ir.Message, ledger: Ledger) -> list[Json]:
+def _write_said(parts: list[ir.Part], message: ir.Message, ledger: LossLedger) -> list[Json]:
     content = BLOCKS.write_content(parts, False if ledger.is_answer else message.flat, ledger, write_said)
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     # A message that was read says how it was written; any other has every member that the vendor's type requires.
@@ -428,7 +428,7 @@ def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     return messages
 
 
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write the instructions and the items."""
     messages = conversation.messages
     native = (None,) if ledger.is_home else (None, "system")
@@ -452,25 +452,25 @@ def _read_format(members: Members, options: dict[str, Any], places: dict[str, st
         options["response_format"], places["response_format"] = form, "/text/format"
 
 
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     word, body = form_words(value, ledger)
     out.setdefault("text", {})["format"] = {"type": word, **body}
 
 
 OPTIONS: Final = (
-    Option("max_output_tokens", "max_tokens", (int,), least=16),
-    Option("temperature", "temperature", NUMBER, least=0, most=2),
-    Option("top_p", "top_p", NUMBER),
-    Option("top_logprobs", "top_logprobs", (int,), least=0, most=20),
-    Option("stream", "stream", (bool,)),
-    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    Option("user", "user"),
+    RequestOption("max_output_tokens", "max_tokens", (int,), least=16),
+    RequestOption("temperature", "temperature", NUMBER, least=0, most=2),
+    RequestOption("top_p", "top_p", NUMBER),
+    RequestOption("top_logprobs", "top_logprobs", (int,), least=0, most=20),
+    RequestOption("stream", "stream", (bool,)),
+    RequestOption("parallel_tool_calls", "parallel_tool_calls", (bool,)),
+    RequestOption("user", "user"),
     METADATA,
-    Option("service_tier", "service_tier", known=frozenset({"auto", "default", "flex", "scale", "priority"})),
-    Option("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
-    Option("", "reasoning_budget", write=effort_writer("reasoning/effort")),
-    Option("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    Option("text", "response_format", read=_read_format, write=_write_format),
+    RequestOption("service_tier", "service_tier", known=frozenset({"auto", "default", "flex", "scale", "priority"})),
+    RequestOption("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
+    RequestOption("", "reasoning_budget", write=effort_writer("reasoning/effort")),
+    RequestOption("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
+    RequestOption("text", "response_format", read=_read_format, write=_write_format),
     CHOICE,
 )  # fmt: skip
 
@@ -483,7 +483,7 @@ def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     return codec.read_tool(tool, at, NAME, TOOL, kind)
 
 
-def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -512,7 +512,7 @@ def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
     return (ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at),)
 
 
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write what an answer says and why it ended."""
     out["output"] = []
     for candidate in answer.candidates[:1]:
@@ -783,7 +783,7 @@ class StreamReader(BlockReader):
         out += self.stop(raw, "/status")
         # Some servers, and every failure half way, end with an empty list although something was said.
         has_all = answer is not None and (answer.candidates[0].message.parts or not self.counts)
-        return [*out, ir.Ended(answer if has_all else None)]
+        return [*out, ir.StreamEnded(answer if has_all else None)]
 
     def _missing(self, parts: tuple[ir.Part, ...]) -> list[ir.StreamEvent]:
         """Say what the whole has and no event said, and the rest of a text that was begun."""
@@ -946,7 +946,7 @@ class StreamWriter(BlockWriter):
         return [{**self._event(""), "type": "error", "code": event.code, "message": event.message, "param": None}]
 
 
-def _content(part: ir.Part, text: str, ledger: Ledger) -> dict[str, Any]:
+def _content(part: ir.Part, text: str, ledger: LossLedger) -> dict[str, Any]:
     if isinstance(part, ir.Refusal):
         return {"type": "refusal", "refusal": text}
     if isinstance(part, ir.Thinking):

@@ -26,9 +26,9 @@ from backplane.dialects.codec import (
     Blocks,
     Calls,
     Counters,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     arguments_object,
     calls_of,
     json_text,
@@ -37,7 +37,7 @@ from backplane.dialects.codec import (
     put_ext,
     unchanged,
 )
-from backplane.dialects.limits import CUT_CALL, Limits, Spelling
+from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling
 from backplane.dialects.losses import calls_in
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
@@ -86,7 +86,7 @@ LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH":
 STOPS_MAX: Final = 5
 """Most stop sequences that the vendor takes."""
 
-LIMITS: Final = Limits(
+LIMITS: Final = ServerLimits(
     tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_objects=True, needs_user=True
 )
 """ai.google.dev, function declarations and contents, read 2026-11."""
@@ -98,7 +98,7 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["thought"] = True
     return part.redacted is None and (part.text != "" or ledger.is_home)
 
@@ -113,12 +113,12 @@ def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["functionCall"] = {**_own_id(part), "name": part.name, "args": arguments_object(part, ledger)}
     return True
 
 
-def _own_id(part: ir.ToolUse | ir.ToolResult) -> dict[str, str]:
+def _own_id(part: ir.ToolUse | ir.ToolOutput) -> dict[str, str]:
     return {} if part.id_made or part.id.startswith(MADE_ID) else {"id": part.id}
 
 
@@ -147,7 +147,7 @@ def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool
     return True
 
 
-def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
     body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
     texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
@@ -175,7 +175,7 @@ def _read_media(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_media(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     (body,) = out.values()
     if not ledger.is_home:
         body.pop("displayName", None)
@@ -189,7 +189,7 @@ PARTS: Final = Blocks(NAME, (
     Block("functionCall", ir.ToolUse, {"functionCall/name": "name", "functionCall/args": "input",
                                        "functionCall/id": "id"},
           types={"input": (dict,)}, read=_read_call, write=_write_call),
-    Block("functionResponse", ir.ToolResult, {"functionResponse/name": "name", "functionResponse/id": "id"},
+    Block("functionResponse", ir.ToolOutput, {"functionResponse/name": "name", "functionResponse/id": "id"},
           read=_read_result, write=_write_result),
     *(Block(member, ir.Media, {f"{member}/{path}!": field, f"{member}/mimeType": "media_type",
                                f"{member}/displayName": "name"}, read=_read_media, write=_write_media)
@@ -218,12 +218,12 @@ def read_message(value: Json, at: str, calls: Calls) -> ir.Message:
     found = members.take("parts", list) or ()
     parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
     role = ROLES.get(native_role or "", "user")
-    if role == "user" and parts and all(isinstance(part, ir.ToolResult) for part in parts):
+    if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
         role = "tool"
     return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
 
 
-def write_message(message: ir.Message, ledger: Ledger, role: ir.Role | None = None) -> Json:
+def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None = None) -> Json:
     """Write one content.
 
     Args:
@@ -262,7 +262,7 @@ def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     return [*messages, *(read_message(content, f"/contents/{place}", calls) for place, content in enumerate(found))]
 
 
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write the contents and, outside of them, the system text."""
     messages = _with_names(conversation.messages, ledger)
     system, others = outside(messages, ledger, lambda message: message.at.startswith("/contents/"))
@@ -282,18 +282,18 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
             out["contents"].append(written)
 
 
-def _with_names(messages: tuple[ir.Message, ...], ledger: Ledger) -> tuple[ir.Message, ...]:
+def _with_names(messages: tuple[ir.Message, ...], ledger: LossLedger) -> tuple[ir.Message, ...]:
     """Name the tool of each result, which is known elsewhere by the id of the call."""
     names = {call.id: call.name for call in calls_in(messages)}
 
     def named(part: ir.Part) -> ir.Part:
-        if not isinstance(part, ir.ToolResult) or part.name is not None or (ledger.is_home and part.raw is not None):
+        if not isinstance(part, ir.ToolOutput) or part.name is not None or (ledger.is_home and part.raw is not None):
             return part
         return msgspec.structs.replace(part, name=names.get(part.id))
 
     return tuple(
         msgspec.structs.replace(message, parts=tuple(map(named, message.parts)))
-        if any(isinstance(part, ir.ToolResult) for part in message.parts) else message for message in messages
+        if any(isinstance(part, ir.ToolOutput) for part in message.parts) else message for message in messages
     )  # fmt: skip
 
 
@@ -335,14 +335,14 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
     places["tool_choice"] = inner.at
 
 
-def _write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     config: dict[str, Any] = {"mode": next((word for word, mode in MODES.items() if mode == value["mode"]), "ANY")}
     if value["mode"] == "tool":
         config["allowedFunctionNames"] = [value["name"]]
     out["toolConfig"] = {"functionCallingConfig": config}
 
 
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_effort(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     words = {word: level for level, word in LEVELS.items()}
     if ledger.is_home and value in words:
         codec.put(out, "generationConfig/thinkingConfig/thinkingLevel", words[value])
@@ -355,25 +355,27 @@ def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conv
         ledger.drop(at, "option_value", "no such effort here", value)
 
 
-def _write_stream(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_stream(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     ledger.degrade(at, "transport", "whether to stream is said by the URL here", value)
 
 
-def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_parallel(
+    value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
+) -> None:
     if value:
         ledger.degrade(at, "shape", "several calls in one turn are the rule here")
     else:
         ledger.drop(at, "option", "several calls in one turn cannot be forbidden here", value)
 
 
-def _write_stops(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_stops(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     if not ledger.is_home and len(value) > STOPS_MAX:
         ledger.drop(at, "option_value", f"more than {STOPS_MAX} stop sequences", value[STOPS_MAX:])
         value = value[:STOPS_MAX]
     codec.put(out, "generationConfig/stopSequences", value)
 
 
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     config = out.setdefault("generationConfig", {})
     config["responseMimeType"] = "text/plain" if value["type"] == "text" else "application/json"
     if value["type"] == "schema" and "schema" in value:
@@ -381,24 +383,26 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conv
 
 
 OPTIONS: Final = (
-    Option("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
-    Option("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
-    Option("generationConfig/topP", "top_p", NUMBER),
-    Option("generationConfig/topK", "top_k", NUMBER, least=1),
-    Option("generationConfig/stopSequences", "stop", (list,), write=_write_stops),
-    Option("generationConfig/seed", "seed", (int,)),
-    Option("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
-    Option("generationConfig/presencePenalty", "presence_penalty", NUMBER),
-    Option("generationConfig/candidateCount", "n", (int,), least=1, most=8),
-    Option("generationConfig/responseLogprobs", "logprobs", (bool,)),
-    Option("generationConfig/logprobs", "top_logprobs", (int,), least=0, most=20),
-    Option("generationConfig/thinkingConfig/thinkingBudget", "reasoning_budget", (int,)),
-    Option("generationConfig/thinkingConfig/includeThoughts", "reasoning_shown", (bool,)),
-    Option("generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS, write=_write_effort),
-    Option("generationConfig", "response_format", read=_read_format, write=_write_format),
-    Option("toolConfig", "tool_choice", read=_read_choice, write=_write_choice),
-    Option("", "stream", write=_write_stream),
-    Option("", "parallel_tool_calls", write=_write_parallel),
+    RequestOption("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
+    RequestOption("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
+    RequestOption("generationConfig/topP", "top_p", NUMBER),
+    RequestOption("generationConfig/topK", "top_k", NUMBER, least=1),
+    RequestOption("generationConfig/stopSequences", "stop", (list,), write=_write_stops),
+    RequestOption("generationConfig/seed", "seed", (int,)),
+    RequestOption("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
+    RequestOption("generationConfig/presencePenalty", "presence_penalty", NUMBER),
+    RequestOption("generationConfig/candidateCount", "n", (int,), least=1, most=8),
+    RequestOption("generationConfig/responseLogprobs", "logprobs", (bool,)),
+    RequestOption("generationConfig/logprobs", "top_logprobs", (int,), least=0, most=20),
+    RequestOption("generationConfig/thinkingConfig/thinkingBudget", "reasoning_budget", (int,)),
+    RequestOption("generationConfig/thinkingConfig/includeThoughts", "reasoning_shown", (bool,)),
+    RequestOption(
+        "generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS, write=_write_effort
+    ),
+    RequestOption("generationConfig", "response_format", read=_read_format, write=_write_format),
+    RequestOption("toolConfig", "tool_choice", read=_read_choice, write=_write_choice),
+    RequestOption("", "stream", write=_write_stream),
+    RequestOption("", "parallel_tool_calls", write=_write_parallel),
 )
 
 
@@ -446,7 +450,7 @@ def lower_types(schema: Json) -> Json:
     return out
 
 
-def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -488,7 +492,7 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     )  # fmt: skip
 
 
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write what an answer says and why it ended."""
     feedback = {"promptFeedback", "prompt_feedback"} & answer.ext.get(NAME, {}).keys()
     is_blocked = ledger.is_home and feedback and not answer.candidates[0].message.parts

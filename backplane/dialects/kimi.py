@@ -11,7 +11,7 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
-from backplane.dialects.codec import Ledger, Option
+from backplane.dialects.codec import LossLedger, RequestOption
 from backplane.ir import Conversation
 
 NAME: Final = "kimi"
@@ -43,14 +43,14 @@ CONTEXT_WINDOWS: Final[dict[str, int]] = {
 """Model → tokens of its context: a property of the model's name here, not a setting."""
 
 
-def _write_budget(value: Json, out: dict[str, Json], ledger: Ledger, at: str, conversation: Conversation) -> None:
+def _write_budget(value: Json, out: dict[str, Json], ledger: LossLedger, at: str, conversation: Conversation) -> None:
     """Thinking is on or off here."""
     if value > 0:
         ledger.degrade(at, "option_value", "thinking is on or off here", value)
     out["thinking"] = {"type": "enabled" if value else "disabled"}
 
 
-def _write_effort(value: Json, out: dict[str, Json], ledger: Ledger, at: str, conversation: Conversation) -> None:
+def _write_effort(value: Json, out: dict[str, Json], ledger: LossLedger, at: str, conversation: Conversation) -> None:
     if ledger.is_home:
         out["reasoning_effort"] = value
         return
@@ -65,8 +65,8 @@ CHAT: Final = Chat(Flavour(
     cached_tokens_on_top=True,
     has_files=False,
     has_image_urls=False,
-    special=(Option("", "reasoning_budget", write=_write_budget),
-             Option("reasoning_effort", "reasoning_effort", write=_write_effort)),
+    special=(RequestOption("", "reasoning_budget", write=_write_budget),
+             RequestOption("reasoning_effort", "reasoning_effort", write=_write_effort)),
     unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
     kin={"openai": MEMBERS, "copilot": MEMBERS},
 ))  # fmt: skip

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from backplane.dialects.codec import Ledger, put_ext
+from backplane.dialects.codec import LossLedger, put_ext
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
-from backplane.ir import Answer, Conversation, Message, Node, Text, ToolResult, ToolUse
+from backplane.ir import Answer, Conversation, Message, Node, Text, ToolOutput, ToolUse
 
 NodeT = TypeVar("NodeT", bound=Node)
 DIGEST_CHARS: Final = 8
@@ -50,7 +50,7 @@ class Spelling(msgspec.Struct, frozen=True):
 ANY_WORD: Final = Spelling()
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ServerLimits(msgspec.Struct, frozen=True):
     """What one server refuses."""
 
     call_id: Spelling = ANY_WORD
@@ -62,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True):
     """The system text stands outside of the messages, and one message at least is not the system's."""
 
 
-def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conversation:
+def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger) -> Conversation:
     """Return a conversation that the server takes; what changed is noted."""
     changes: dict[str, Any] = {}
     options = _with_tools(conversation, ledger)
@@ -93,7 +93,7 @@ WORDLESS: Final = "(nothing)"
 CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one here"
 
 
-def runnable(answer: Answer, limits: Limits, ledger: Ledger) -> Answer:
+def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer:
     """Return an answer without the calls that were cut, where the target's clients would run them."""
     if not limits.takes_objects or not any(has_cut_call(one.message.parts) for one in answer.candidates):
         return answer
@@ -110,7 +110,7 @@ def runnable(answer: Answer, limits: Limits, ledger: Ledger) -> Answer:
     return msgspec.structs.replace(answer, candidates=tuple(candidates))
 
 
-def _with_tools(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
     """Leave out what only means something with tools, where there are none that the target takes."""
     kinds = {tool.name: tool.kind for tool in conversation.tools}
     options = conversation.options
@@ -142,14 +142,14 @@ def _is_unpaired(messages: tuple[Message, ...]) -> bool:
                     return True
                 seen.add(part.id)
                 waiting.add(part.id)
-            elif isinstance(part, ToolResult):
+            elif isinstance(part, ToolOutput):
                 if part.id not in waiting or message.role not in ("tool", "user"):
                     return True
                 waiting.discard(part.id)
     return bool(waiting)
 
 
-def _without_empty(messages: tuple[Message, ...], ledger: Ledger) -> tuple[Message, ...]:
+def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[Message, ...]:
     out: list[Message] = []
     for message in messages:
         parts = tuple(part for part in message.parts if not (type(part) is Text and not part.text.strip()))
@@ -176,7 +176,7 @@ def _without_empty(messages: tuple[Message, ...], ledger: Ledger) -> tuple[Messa
 class _Names:
     """Spells ids and names as the server takes them."""
 
-    def __init__(self, limits: Limits, ledger: Ledger) -> None:
+    def __init__(self, limits: ServerLimits, ledger: LossLedger) -> None:
         self.spellings = {"id": limits.call_id, "name": limits.tool_name}
         self.ledger = ledger
         self.known: dict[tuple[str, str], str] = {}
@@ -200,9 +200,9 @@ class _Names:
         return found
 
     def message(self, message: Message) -> Message:
-        if not any(isinstance(part, ToolUse | ToolResult) for part in message.parts):
+        if not any(isinstance(part, ToolUse | ToolOutput) for part in message.parts):
             return message
         parts = tuple(
-            self.fit(part, "id", "name") if isinstance(part, ToolUse | ToolResult) else part for part in message.parts
+            self.fit(part, "id", "name") if isinstance(part, ToolUse | ToolOutput) else part for part in message.parts
         )
         return message if parts == message.parts else msgspec.structs.replace(message, parts=parts)

@@ -14,7 +14,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.codec import (
     CODES,
-    Ledger,
+    LossLedger,
     encode_sorted,
     escape,
     is_bare,
@@ -57,7 +57,7 @@ def calls_in(messages: Iterable[ir.Message]) -> list[ir.ToolUse]:
     return [part for message in messages for part in message.parts if isinstance(part, ir.ToolUse)]
 
 
-def check_meaning(conversation: ir.Conversation, ledger: Ledger) -> None:
+def check_meaning(conversation: ir.Conversation, ledger: LossLedger) -> None:
     """Refuse what would mean something else: pointers to kept state, results without their calls."""
     entries = conversation.ext.get(ledger.source, {})
     for key in sorted(STATE & entries.keys()):
@@ -66,7 +66,7 @@ def check_meaning(conversation: ir.Conversation, ledger: Ledger) -> None:
     calls = {call.id for call in calls_in(conversation.messages)}
     for message in conversation.messages:
         for part in message.parts:
-            if isinstance(part, ir.ToolResult) and part.id not in calls:
+            if isinstance(part, ir.ToolOutput) and part.id not in calls:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
             elif isinstance(part, ir.Opaque) and part.bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
@@ -79,7 +79,7 @@ def check_meaning(conversation: ir.Conversation, ledger: Ledger) -> None:
 # Notes of writers -----------------------------------------------------------------------------------------------------
 
 
-def result_text(result: ir.ToolResult, ledger: Ledger) -> str:
+def result_text(result: ir.ToolOutput, ledger: LossLedger) -> str:
     """Return a result as one text for a dialect that takes only that."""
     texts = [part.text for part in result.content if isinstance(part, ir.Text | ir.Media) and part.text is not None]
     for part in result.content:
@@ -93,7 +93,7 @@ def result_text(result: ir.ToolResult, ledger: Ledger) -> str:
     return "\n".join(texts)
 
 
-def address_citation(citation: ir.Citation, part: ir.Text, ledger: Ledger, begin: int = 0) -> dict[str, Any] | None:
+def address_citation(citation: ir.Citation, part: ir.Text, ledger: LossLedger, begin: int = 0) -> dict[str, Any] | None:
     """Write a citation as OpenAI does, by an address and its span in the text; None where it has no address.
 
     Args:
@@ -115,10 +115,10 @@ def address_citation(citation: ir.Citation, part: ir.Text, ledger: Ledger, begin
     return {key: value + begin if key.endswith("_index") else value for key, value in body.items() if value is not None}
 
 
-# Comparison -----------------------------------------------------------------------------------------------------------
+# Round trip -----------------------------------------------------------------------------------------------------------
 
 
-class Comparison:
+class RoundTrip:
     """What was read against what is read back.
 
     Args:
@@ -128,7 +128,7 @@ class Comparison:
         answered: pointer of an answer's list of blocks.
     """
 
-    def __init__(self, ledger: Ledger, places: Places, listed: str, answered: str = "") -> None:
+    def __init__(self, ledger: LossLedger, places: Places, listed: str, answered: str = "") -> None:
         self.ledger = ledger
         self.places = places
         self.listed = listed
@@ -181,7 +181,7 @@ class Comparison:
         if source.usage is None and back.usage is not None:
             self._note("synthesised", self._at("", "usage"), "required", "an answer has counters here")
         if source.usage is not None or back.usage is not None:
-            self._usage(source.usage or ir.Usage(at=self._at("", "usage")), back.usage or ir.Usage())
+            self._usage(source.usage or ir.TokenCounts(at=self._at("", "usage")), back.usage or ir.TokenCounts())
 
     def _candidate(self, one: ir.Candidate, other: ir.Candidate) -> None:
         if one.stop is None and other.stop is not None:
@@ -195,7 +195,7 @@ class Comparison:
             at = f"{one.stop_at.rpartition('/')[0]}/stop_sequence"
             self._note("dropped", at, "stop", "the matched text is not said here")
 
-    def _usage(self, one: ir.Usage, other: ir.Usage) -> None:
+    def _usage(self, one: ir.TokenCounts, other: ir.TokenCounts) -> None:
         for name in ("input", "output", "cache_read", "cache_write", "reasoning"):
             value, found = getattr(one, name), getattr(other, name)
             at = self._at(one.at, name)
@@ -313,7 +313,7 @@ class Comparison:
             self._citations(part, other)
         elif isinstance(part, ir.ToolUse) and isinstance(other, ir.ToolUse):
             self._call(part, other)
-        elif isinstance(part, ir.ToolResult) and isinstance(other, ir.ToolResult):
+        elif isinstance(part, ir.ToolOutput) and isinstance(other, ir.ToolOutput):
             self._result(part, other)
         elif isinstance(part, ir.Media) and isinstance(other, ir.Media):
             if part.kind == "audio":
@@ -362,7 +362,7 @@ class Comparison:
         if part.id != other.id and not part.id_made:
             self._note("degraded", part.at, "identity", "letters or length of the call's id")
 
-    def _result(self, part: ir.ToolResult, other: ir.ToolResult) -> None:
+    def _result(self, part: ir.ToolOutput, other: ir.ToolOutput) -> None:
         if part.is_error and not other.is_error:
             self._note("dropped", part.at, "tool_field", "the target does not say that a result is an error")
         elif part.is_error != other.is_error:
@@ -463,7 +463,7 @@ def _units(messages: tuple[ir.Message, ...]) -> Iterator[tuple[ir.Message, list[
                 calls[part.id] = count
                 keys.append(("call", count))
                 count += 1
-            elif isinstance(part, ir.ToolResult):
+            elif isinstance(part, ir.ToolOutput):
                 keys.append(("result", calls.get(part.id, part.id)))
             else:
                 keys.append(_key(part))
@@ -486,7 +486,7 @@ def _key(part: ir.Part) -> Any:
 _ABSENT: Final = object()
 
 
-def lose_forms(document: Json, canonical: Json, ledger: Ledger) -> None:
+def lose_forms(document: Json, canonical: Json, ledger: LossLedger) -> None:
     """Report where a document is written otherwise than its own dialect writes what it says."""
     named = {loss.path for loss in ledger.losses}
     for at in changed(document, canonical, ""):
@@ -495,7 +495,7 @@ def lose_forms(document: Json, canonical: Json, ledger: Ledger) -> None:
             ledger.degrade(at, "shape", "how it was written is not known to the target")
 
 
-def lose_empty(document: Json, ledger: Ledger) -> None:
+def lose_empty(document: Json, ledger: LossLedger) -> None:
     """Report objects and lists of which nothing is left, because everything in them is named."""
     named = {loss.path for loss in ledger.losses}
     waiting = list(named)
@@ -530,7 +530,7 @@ def resolved(document: Json, at: str) -> Json:
     return document
 
 
-def lose_words(document: dict[str, Json], written: Json, ledger: Ledger, beside: frozenset[str]) -> None:
+def lose_words(document: dict[str, Json], written: Json, ledger: LossLedger, beside: frozenset[str]) -> None:
     """Report the values of a document's head that the target says in other words.
 
     Args:

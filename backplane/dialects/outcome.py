@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from backplane.dialects.codec import Ledger
+from backplane.dialects.codec import LossLedger
 from backplane.ir import Candidate, Part, Stop, ToolUse
 
 RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")
@@ -47,7 +47,7 @@ class Endings:
         stop = self.stops.get(raw, "other")
         return "tool_use" if stop == "end" and (calls or any(isinstance(part, ToolUse) for part in parts)) else stop
 
-    def write(self, candidate: Candidate, ledger: Ledger) -> str | None:
+    def write(self, candidate: Candidate, ledger: LossLedger) -> str | None:
         """Return the word for why an answer stopped: the vendor's own while it means the same."""
         raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
         if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):

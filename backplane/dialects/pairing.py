@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.ir import Conversation, Loss, Message, Part, Text, ToolResult, ToolUse, Translated
+from backplane.ir import Conversation, Loss, Message, Part, Text, ToolOutput, ToolUse, Translated
 
 MISSING: Final = "no result: the tool did not run to its end"
 """What a model reads where a result is missing."""
@@ -38,7 +38,7 @@ def is_paired(messages: Iterable[Message]) -> bool:
     due: list[tuple[str, bool]] = []
     seen: set[str] = set()
     for message in messages:
-        results = [part for part in message.parts if isinstance(part, ToolResult)]
+        results = [part for part in message.parts if isinstance(part, ToolOutput)]
         if [(result.id, result.id_made) for result in results] != due:
             return False
         if message.role == "tool" and (not results or len(results) != len(message.parts)):
@@ -60,7 +60,7 @@ def _with_ids(conversation: Conversation) -> Conversation:
         return conversation
     messages = tuple(
         msgspec.structs.replace(message, parts=tuple(
-            msgspec.structs.replace(part, id_made=False) if isinstance(part, ToolUse | ToolResult) else part
+            msgspec.structs.replace(part, id_made=False) if isinstance(part, ToolUse | ToolOutput) else part
             for part in message.parts
         )) for message in conversation.messages
     )  # fmt: skip
@@ -75,14 +75,14 @@ class _Pairing:
         self.losses: list[Loss] = []
         self.used: set[int] = set()
         """Results, by place among all, that have found their calls."""
-        self.results: list[tuple[int, int, ToolResult]] = []
+        self.results: list[tuple[int, int, ToolOutput]] = []
         """Message, part and result, in order."""
         self.ids: set[str] = set()
 
     def run(self) -> list[Message]:
         messages = self.conversation.messages
         for place, message in enumerate(messages):
-            found = ((place, spot, part) for spot, part in enumerate(message.parts) if isinstance(part, ToolResult))
+            found = ((place, spot, part) for spot, part in enumerate(message.parts) if isinstance(part, ToolOutput))
             self.results += found
         kept: list[tuple[int, Message, Message | None]] = []
         for place, message in enumerate(messages):
@@ -123,7 +123,7 @@ class _Pairing:
         self.ids.add(call_id)
         return call_id
 
-    def _answer(self, place: int, spot: int, call: ToolUse, call_id: str) -> ToolResult:
+    def _answer(self, place: int, spot: int, call: ToolUse, call_id: str) -> ToolOutput:
         for number, (where, _, result) in enumerate(self.results):
             if number not in self.used and where > place and result.id == call.id:
                 self.used.add(number)
@@ -132,7 +132,7 @@ class _Pairing:
                 return msgspec.structs.replace(result, id=call_id, id_made=call.id_made)
         at = call.at or f"/messages/{place}/parts/{spot}"
         self._lose(at, "result_missing", f"the call of {call.name} has no result", "synthesised")
-        return ToolResult(
+        return ToolOutput(
             id=call_id, id_made=call.id_made, content=(Text(text=MISSING),), is_error=True, kind=call.kind, flat=True
         )  # fmt: skip
 
@@ -143,7 +143,7 @@ class _Pairing:
             return message
         parts: list[Part] = []
         for spot, part in enumerate(message.parts):
-            if spot not in mine or not isinstance(part, ToolResult):
+            if spot not in mine or not isinstance(part, ToolOutput):
                 parts.append(part)
             elif mine[spot] not in self.used:
                 at = part.at or f"/messages/{place}/parts/{spot}"

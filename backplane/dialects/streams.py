@@ -17,7 +17,7 @@ from backplane.dialects.codec import (
     NUMBER,
     Counters,
     Kin,
-    Ledger,
+    LossLedger,
     json_text,
     kind_of,
     lose_part,
@@ -87,7 +87,7 @@ class Accumulator:
         self.dialect = dialect
         self.began = ir.Began()
         self.blocks: dict[Key, Block] = {}
-        self.usage: ir.Usage | None = None
+        self.usage: ir.TokenCounts | None = None
         self.stops: dict[int, ir.Stopped] = {}
         self.notes: dict[tuple[int | None, bool], dict[str, Any]] = {}
         self.whole: ir.Answer | None = None
@@ -130,7 +130,7 @@ class Accumulator:
             notes[event.key] = (
                 join(notes[event.key], event.value) if event.joins and event.key in notes else event.value
             )
-        elif isinstance(event, ir.Ended):
+        elif isinstance(event, ir.StreamEnded):
             self.whole, self.has_ended = event.answer or self.whole, True
         elif isinstance(event, ir.StreamFailed):
             self.failure = event
@@ -265,7 +265,7 @@ class BlockReader:
         if self.ended:
             return []
         self.ended = True
-        return [*self.end_all(), ir.Ended()]
+        return [*self.end_all(), ir.StreamEnded()]
 
     def begin(self, key: Any, part: ir.Part, choice: int = 0) -> list[ir.StreamEvent]:
         """Begin a block."""
@@ -325,7 +325,7 @@ class BlockWriter:
     """Whether a block that begins while another is open waits for its end."""
 
     def __init__(self, source: str) -> None:
-        self.ledger = Ledger(source, self.name, self.kin, is_answer=True)
+        self.ledger = LossLedger(source, self.name, self.kin, is_answer=True)
         self.sum = Accumulator(source)
         self.opened: dict[Key, Any] = {}
         """Blocks that were begun in the target → what the dialect calls them."""
@@ -341,7 +341,7 @@ class BlockWriter:
             ir.Began: lambda event: [], ir.PartStarted: self.on_started, ir.PartDelta: self.on_delta,
             ir.PartStopped: self.on_stopped, ir.Stopped: self.on_stop, ir.UsageSeen: lambda event: [],
             ir.Noted: self.on_noted,
-            ir.Ended: self.on_ended, ir.StreamFailed: self.on_failed, ir.Kept: self.on_kept,
+            ir.StreamEnded: self.on_ended, ir.StreamFailed: self.on_failed, ir.Kept: self.on_kept,
         }  # fmt: skip
 
     # Templates of a dialect
@@ -522,7 +522,7 @@ class BlockWriter:
             self.ledger.degrade(candidate.stop_at, "stop", f"{candidate.stop_raw or stop} became {found}")
         return word
 
-    def on_ended(self, event: ir.Ended) -> list[Json]:
+    def on_ended(self, event: ir.StreamEnded) -> list[Json]:
         if self.is_complete:
             return []
         out = self.prefix()
@@ -581,7 +581,7 @@ class BlockWriter:
         """Write the counters, None when none came; what they lose is said once."""
         if self.sum.usage is None:
             return None
-        scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
+        scratch = LossLedger(self.ledger.source, self.ledger.target, self.ledger.kin)
         written = self.usage.write(self.sum.usage, scratch)
         if self.once("usage"):
             self.ledger.losses += scratch.losses
@@ -612,7 +612,7 @@ def text_of(part: ir.Part) -> str:
 def whole_events(answer: ir.Answer) -> list[ir.StreamEvent]:
     """Return a whole answer as the events of the stream that it should have been."""
     if answer.error is not None and not answer.candidates:
-        return [ir.StreamFailed(answer.error), ir.Ended()]
+        return [ir.StreamFailed(answer.error), ir.StreamEnded()]
     out: list[ir.StreamEvent] = [ir.Began(id=answer.id, model=answer.model, created=answer.created)]
     for number, candidate in enumerate(answer.candidates):
         for index, part in enumerate(candidate.message.parts):
@@ -625,4 +625,4 @@ def whole_events(answer: ir.Answer) -> list[ir.StreamEvent]:
                 stop=candidate.stop, raw=candidate.stop_raw, sequence=candidate.stop_sequence, choice=number,
                 at=candidate.stop_at,
             ))  # fmt: skip
-    return [*out, ir.Ended(answer)]
+    return [*out, ir.StreamEnded(answer)]

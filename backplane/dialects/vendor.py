@@ -16,15 +16,15 @@ from backplane.dialects.codec import (
     Calls,
     Counters,
     Kin,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     put_ext,
     read_options,
     write_options,
 )
-from backplane.dialects.limits import Limits, fitted, runnable
-from backplane.dialects.losses import Comparison, check_meaning
+from backplane.dialects.limits import ServerLimits, fitted, runnable
+from backplane.dialects.losses import RoundTrip, check_meaning
 from backplane.dialects.streams import BlockReader, BlockWriter
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
@@ -50,20 +50,20 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Model → tokens of its context, where it is a matter of the model's name."""
 
     # Requests
-    options: tuple[Option, ...]
+    options: tuple[RequestOption, ...]
     read_messages: Callable[[Members, Calls], list[Message]]
     """Takes the messages from a request."""
-    write_messages: Callable[[Conversation, dict[str, Any], Ledger], None]
+    write_messages: Callable[[Conversation, dict[str, Any], LossLedger], None]
     """Writes the messages into a request."""
     read_tool: Callable[[Json, str], ToolSpec]
-    write_tool: Callable[[ToolSpec, Ledger], Json]
+    write_tool: Callable[[ToolSpec, LossLedger], Json]
     unfold_tools: Callable[[Json, str], list[ToolSpec]] | None = None
     """Reads an entry of the list of tools, where one holds several."""
     fold_tools: Callable[[list[Json]], Json] | None = None
     """Makes that entry of the functions' definitions."""
     required: Mapping[str, Json] = {}
     """Members that a request must have, and what is written where the source did not say them."""
-    finish: Callable[[dict[str, Any], Conversation, Ledger], None] | None = None
+    finish: Callable[[dict[str, Any], Conversation, LossLedger], None] | None = None
     """Mends a written request of another vendor, where one member forbids another."""
     listed: str = "/messages"
     """Pointer of the list of messages."""
@@ -75,7 +75,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Member that holds what was said; a body without it says an error."""
     read_candidates: Callable[[Members, Calls], tuple[Candidate, ...]]
     """Takes from an answer what was said, and why it ended."""
-    write_candidates: Callable[[Answer, dict[str, Any], Ledger], None]
+    write_candidates: Callable[[Answer, dict[str, Any], LossLedger], None]
     """Writes into an answer what was said, and why it ended."""
     usage: Counters
     answer_head: Mapping[str, Json] = {}
@@ -99,7 +99,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     # Both
     kin: Kin = {}
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
     content: frozenset[str] = frozenset({"messages", "choices"})
     """Members that hold messages, compared block by block."""
@@ -125,7 +125,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             options=options, options_at=places, ext=members.ext(self.NAME),
         )  # fmt: skip
 
-    def write_request(self, conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+    def write_request(self, conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
         """Write a request."""
         out: dict[str, Any] = {}
         if conversation.model is not None:
@@ -145,7 +145,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 self.finish(out, conversation, ledger)
         return out
 
-    def _with_server_tools(self, functions: list[Json], tools: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
+    def _with_server_tools(self, functions: list[Json], tools: tuple[ToolSpec, ...], ledger: LossLedger) -> list[Json]:
         """Put what the vendor runs itself back to its place among the functions; another vendor's is a loss."""
         for place, tool in enumerate(tools):
             if tool.kind == "server" and ledger.is_home:
@@ -177,7 +177,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             usage=None if usage is None else self.usage.read(usage, at, self.NAME), ext=members.ext(self.NAME),
         )  # fmt: skip
 
-    def write_answer(self, answer: Answer, ledger: Ledger) -> dict[str, Any]:
+    def write_answer(self, answer: Answer, ledger: LossLedger) -> dict[str, Any]:
         """Write a response; an answer without candidates is an error in the target's words."""
         out: dict[str, Any] = {}
         if answer.error is not None and not answer.candidates:
@@ -206,7 +206,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def tool_from_ir(self, tool: ToolSpec, source: str = "") -> Translated[Json]:
         """Write one tool definition; None with a loss where only `source` runs it."""
-        ledger = Ledger(source or self.NAME, self.NAME, self.kin)
+        ledger = LossLedger(source or self.NAME, self.NAME, self.kin)
         if tool.kind != "server":
             return Translated(self.write_tool(tool, ledger), ledger.done())
         written = self._with_server_tools([], (tool,), ledger)
@@ -219,31 +219,31 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
         """Write a request. Raises `TranslationError` where its meaning would break."""
-        ledger = Ledger(conversation.dialect, self.NAME, self.kin)
+        ledger = LossLedger(conversation.dialect, self.NAME, self.kin)
         if not ledger.is_home:
             return Translated(self._foreign(conversation, ledger), ledger.done())
         if conversation.raw is not None and self.to_ir(conversation.raw).value == conversation:
             return Translated(conversation.raw)
         return Translated(self.write_request(conversation, ledger), ledger.done())
 
-    def _foreign(self, conversation: Conversation, ledger: Ledger) -> Json:
+    def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
         fit = fitted(conversation, self.limits, ledger)
         written = self.write_request(fit, ledger)
         ledger.done()
         back = self.to_ir(written).value
-        self._comparison(ledger).requests(msgspec.structs.replace(fit, messages=conversation.messages), back)
+        self._round_trip(ledger).requests(msgspec.structs.replace(fit, messages=conversation.messages), back)
         return written
 
-    def _comparison(self, ledger: Ledger) -> Comparison:
+    def _round_trip(self, ledger: LossLedger) -> RoundTrip:
         from backplane.dialects import DIALECTS, dialect
 
         source = dialect(ledger.source) if ledger.source in DIALECTS else self
-        return Comparison(ledger, source.places, source.listed, source.answered)
+        return RoundTrip(ledger, source.places, source.listed, source.answered)
 
     def canonical(self, read: Conversation | Answer) -> Json:
         """Write what was read as this dialect would write it for another one."""
-        ledger = Ledger("", self.NAME, is_answer=isinstance(read, Answer))
+        ledger = LossLedger("", self.NAME, is_answer=isinstance(read, Answer))
         read = msgspec.structs.replace(read, dialect="")
         if isinstance(read, Answer):
             return self.write_answer(read, ledger)
@@ -255,19 +255,19 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return self._read(self.read_answer(response, calls), response, calls)
 
     def _read(self, read: ReadT, raw: Json, calls: Calls) -> Translated[ReadT]:
-        ledger = Ledger(self.NAME, self.NAME)
+        ledger = LossLedger(self.NAME, self.NAME)
         if calls.made:
             ledger.synthesise(self.listed, "identity", f"ids for {calls.made} calls that had none")
         return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
 
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
         """Write a response."""
-        ledger = Ledger(answer.dialect, self.NAME, self.kin, is_answer=True)
+        ledger = LossLedger(answer.dialect, self.NAME, self.kin, is_answer=True)
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
         written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
         if not ledger.is_home and (answer.candidates or answer.error is None):
-            self._comparison(ledger).answers(answer, self.response_to_ir(written).value)
+            self._round_trip(ledger).answers(answer, self.response_to_ir(written).value)
         return Translated(written, ledger.done())
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
@@ -309,7 +309,7 @@ def type_name(chunk: Json) -> str | None:
 
 
 def outside(
-    messages: tuple[Message, ...], ledger: Ledger, stays: Callable[[Message], bool]
+    messages: tuple[Message, ...], ledger: LossLedger, stays: Callable[[Message], bool]
 ) -> tuple[list[Message], list[Message]]:
     """Part system text from the messages, for vendors where it stands outside of them; what follows results joins them.
 

@@ -17,7 +17,19 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
 from backplane.dialects.pairing import paired
-from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
+from backplane.ir import (
+    Answer,
+    Candidate,
+    Conversation,
+    Loss,
+    LossKind,
+    Message,
+    Part,
+    Stop,
+    Text,
+    TokenCounts,
+    ToolUse,
+)
 from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS, with_defaults
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
@@ -58,7 +70,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Goes back into the conversation as it is: it keeps what only its vendor can read."""
     stop: Stop
     stop_raw: str | None = None
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     """None when the service did not say."""
     model: str | None = None
     """As the service named it."""

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.contract import receipt
 from backplane.errors import ConfigError
-from backplane.ir import Usage
+from backplane.ir import TokenCounts
 
 MICROS: Final = 1_000_000
 """Millionths in a dollar, and the number of tokens that a price is given for."""
@@ -165,7 +165,7 @@ def _amount(value: object, where: str) -> int:
     return micros(usd)
 
 
-def actual(price: Price | None, usage: Usage | None) -> int | None:
+def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
     """What one answer cost, in millionths of a dollar, rounded up; None where price or counters are unknown.
 
     A counter of the cache that is not known counts as plain input, so the result is never too low.
@@ -199,9 +199,9 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     cache_write: int | None = 0
     micros: int | None = 0
 
-    def plus(self, usage: Usage | None, price: Price | None) -> Spent:
+    def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
         """Add one answer; what it does not say is unknown from then on."""
-        seen = _believable(usage or Usage())
+        seen = _believable(usage or TokenCounts())
         return Spent(
             requests=self.requests + 1,
             input=_sum(self.input, seen.input),
@@ -225,10 +225,10 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _believable(usage: Usage) -> Usage:
+def _believable(usage: TokenCounts) -> TokenCounts:
     """Counters that can be true: a service's negative ones would be money earned, and hide what was spent."""
     counters = {name: getattr(usage, name) for name in _NAMES}
-    return Usage(**{
+    return TokenCounts(**{
         name: count for name, count in counters.items() if count is not None and 0 <= count <= TOKENS_MAX
     })  # fmt: skip
 

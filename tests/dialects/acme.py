@@ -15,13 +15,13 @@ from backplane.dialects.codec import (
     Blocks,
     Calls,
     Counters,
-    Ledger,
+    LossLedger,
     Members,
-    Option,
+    RequestOption,
     put_ext,
     unchanged,
 )
-from backplane.dialects.limits import Limits, Spelling
+from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
 from backplane.dialects.vendor import Dialect
@@ -37,7 +37,7 @@ from backplane.ir import (
     StreamEvent,
     Text,
     Thinking,
-    ToolResult,
+    ToolOutput,
     ToolSpec,
     ToolUse,
     UsageSeen,
@@ -58,9 +58,9 @@ STOP_WORDS: Final[dict[Stop | None, str]] = {
 }  # fmt: skip
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 OPTIONS: Final = (
-    Option("limits/tokens", "max_tokens", (int,), least=1, most=9999),
-    Option("mood", "temperature", NUMBER, least=0, most=1),
-    Option("effort", "reasoning_effort", words={"lazy": "low", "busy": "medium", "mad": "high"}),
+    RequestOption("limits/tokens", "max_tokens", (int,), least=1, most=9999),
+    RequestOption("mood", "temperature", NUMBER, least=0, most=1),
+    RequestOption("effort", "reasoning_effort", words={"lazy": "low", "busy": "medium", "mad": "high"}),
 )
 USAGE: Final = Counters({"heard": "input", "spoken": "output"}, total="")
 PLACES: Final = {"max_tokens": "limits", "id": "number", "model": "robot", "usage": "bill", "input": "heard",
@@ -73,7 +73,7 @@ def read_says(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return True
 
 
-def write_says(part: ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+def write_says(part: ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["says"] = BLOCKS.write_all(part.content, ledger)
     return True
 
@@ -82,7 +82,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("text", Text, {"text!": "text"}),
     Block("thought", Thinking, {"words!": "text"}, write=lambda part, out, ledger: part.redacted is None),
     Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
-    Block("result", ToolResult, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)}, read=read_says,
+    Block("result", ToolOutput, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)}, read=read_says,
           write=write_says),
 ))  # fmt: skip
 
@@ -99,7 +99,7 @@ def read_messages(members: Members, calls: Calls) -> list[Message]:
     return [read_turn(turn, f"/turns/{place}") for place, turn in enumerate(members.need("turns"))]
 
 
-def write_messages(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def write_messages(conversation: Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     out["turns"] = []
     for message in conversation.messages:
         if unchanged(message, ledger, lambda: read_turn(message.raw, message.at)):  # noqa: B023
@@ -116,7 +116,7 @@ def read_tool(tool: Json, at: str) -> ToolSpec:
                     schema=members.take("takes", dict), at=at, ext=members.ext(NAME), raw=tool)  # fmt: skip
 
 
-def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ToolSpec, ledger: LossLedger) -> Json:
     pairs = (("tool", tool.name), ("about", tool.description), ("takes", tool.schema))
     out = {key: value for key, value in pairs if value is not None}
     put_ext(tool, out, ledger)
@@ -130,7 +130,7 @@ def read_candidates(members: Members, calls: Calls) -> tuple[Candidate, ...]:
     return (Candidate(message=message, stop=ENDINGS.read(raw, say), stop_raw=raw, stop_at="/outcome"),)
 
 
-def write_candidates(answer: Answer, out: dict[str, Any], ledger: Ledger) -> None:
+def write_candidates(answer: Answer, out: dict[str, Any], ledger: LossLedger) -> None:
     for candidate in answer.candidates[:1]:
         out["say"] = BLOCKS.write_all(candidate.message.parts, ledger)
         out["outcome"] = ENDINGS.write(candidate, ledger)
@@ -181,6 +181,6 @@ DIALECT: Final = Dialect(
     options=OPTIONS, read_messages=read_messages, write_messages=write_messages, read_tool=read_tool,
     write_tool=write_tool, listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, read_stream=Reader,
-    write_stream=Writer, limits=Limits(tool_name=Spelling("[a-z_]", 16)), places=PLACES,
+    write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)), places=PLACES,
     content=frozenset({"turns", "say"}),
 )  # fmt: skip

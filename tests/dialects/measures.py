@@ -269,7 +269,7 @@ def essence(value: Any) -> Any:
         return [essence(part) for part in value]
     if isinstance(value, ir.ToolUse):
         return ("call", value.name, value.input)
-    if isinstance(value, ir.ToolResult):
+    if isinstance(value, ir.ToolOutput):
         return ("result", essence(value.content), value.is_error)
     if isinstance(value, ir.Media):
         return ("media", value.kind, value.data, value.url, value.file_id)

@@ -31,7 +31,7 @@ def turn(*messages: ir.Message, **more: Any) -> ir.Conversation:
 
 
 def result(**more: Any) -> ir.Conversation:
-    part = ir.ToolResult(id="call_1", name="look", **{"content": (ir.Text(text="blue"),), **more})
+    part = ir.ToolOutput(id="call_1", name="look", **{"content": (ir.Text(text="blue"),), **more})
     return turn(ir.Message(role="assistant", parts=(CALL,)), ir.Message(role="tool", parts=(part,)), tools=(TOOL,))
 
 
@@ -107,7 +107,7 @@ REQUESTS: Final[dict[str, ir.Conversation]] = {
 
 def answer(*parts: ir.Part, stop: Any = "end", **more: Any) -> ir.Answer:
     candidate = ir.Candidate(message=ir.Message(role="assistant", parts=parts or (TEXT,)), stop=stop)
-    usage = ir.Usage(input=10, output=5)
+    usage = ir.TokenCounts(input=10, output=5)
     return ir.Answer(dialect="probe", **{"id": "a1", "model": "m", "candidates": (candidate,), "usage": usage, **more})
 
 
@@ -132,9 +132,9 @@ ANSWERS: Final[dict[str, ir.Answer]] = {
         )
     ),
     "paused": answer(stop="pause"),
-    "tokens read from the cache": answer(usage=ir.Usage(input=10, output=5, cache_read=4)),
-    "tokens written to the cache": answer(usage=ir.Usage(input=10, output=5, cache_write=4)),
-    "tokens of thinking": answer(usage=ir.Usage(input=10, output=5, reasoning=3)),
+    "tokens read from the cache": answer(usage=ir.TokenCounts(input=10, output=5, cache_read=4)),
+    "tokens written to the cache": answer(usage=ir.TokenCounts(input=10, output=5, cache_write=4)),
+    "tokens of thinking": answer(usage=ir.TokenCounts(input=10, output=5, reasoning=3)),
     "two answers": answer(candidates=(answer().candidates[0], answer().candidates[0])),
     "time": answer(created=1_760_000_000),
 }
@@ -245,11 +245,11 @@ made-up vendor, `tests/dialects/test_seventh.py` holds it to the measures. In th
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
-2. **Options.** A row each: `Option("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a name of
-   `ir.OPTIONS`, the types it may have and what the server takes. `words` are vendor → ours. What no row says, `read`
-   and `write` of the row do.
-3. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.Usage`; `apart` where the vendor counts a field
-   beside another one, `total=""` where it says no sum.
+2. **Options.** A row each: `RequestOption("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a
+   name of `ir.OPTIONS`, the types it may have and what the server takes. `words` are vendor → ours. What no row says,
+   `read` and `write` of the row do.
+3. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.TokenCounts`; `apart` where the vendor counts a
+   field beside another one, `total=""` where it says no sum.
 4. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the word in `type`, our block, and
    path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
    return False for what cannot be read or said: then it stays native, or is a loss. `Blocks.read`, `write` and

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backplane.dialects import dialect
 from backplane.dialects.pairing import MISSING, is_paired, paired
-from backplane.ir import Conversation, Message, Part, Text, ToolResult, ToolUse
+from backplane.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse
 from backplane.testing import PROTOCOLS, Call, Turn
 from backplane.upstream.endpoint import PROTOCOLS as TABLE
 from tests.upstream.talk import conversation, talk, worked
@@ -21,8 +21,8 @@ def call(call_id: str, **members: Any) -> ToolUse:
     return ToolUse(id=call_id, name="read", input={"path": call_id}, **members)
 
 
-def result(call_id: str, text: str = "found") -> ToolResult:
-    return ToolResult(id=call_id, content=(Text(text=text),))
+def result(call_id: str, text: str = "found") -> ToolOutput:
+    return ToolOutput(id=call_id, content=(Text(text=text),))
 
 
 def says(role: Any, *parts: Part) -> Message:
@@ -49,7 +49,7 @@ def test_a_missing_result_is_filled_in_and_named() -> None:
     messages, codes = repaired(says("assistant", call("a")), says("user", HI))
     assert messages[1].role == "tool"
     answer = messages[1].parts[0]
-    assert isinstance(answer, ToolResult)
+    assert isinstance(answer, ToolOutput)
     assert (answer.id, answer.is_error, answer.content) == ("a", True, (Text(text=MISSING),))
     assert codes == ["result_missing"]
 
@@ -64,7 +64,7 @@ def test_an_orphan_result_becomes_words_of_the_user_and_is_named() -> None:
     messages, codes = repaired(says("user", HI), says("tool", result("z", "the finding")))
     assert [message.role for message in messages] == ["user", "user"]
     assert "the finding" in str(messages[1].parts)
-    assert not any(isinstance(part, ToolResult) for part in messages[1].parts)
+    assert not any(isinstance(part, ToolOutput) for part in messages[1].parts)
     assert codes == ["call_missing"]
 
 
@@ -105,7 +105,7 @@ def test_calls_with_the_same_id_get_ids_of_their_own() -> None:
         says("assistant", call("a")), says("tool", result("a", "1")),
         says("assistant", call("a")), says("tool", result("a", "2")),
     )  # fmt: skip
-    ids = [part.id for message in messages for part in message.parts if isinstance(part, ToolUse | ToolResult)]
+    ids = [part.id for message in messages for part in message.parts if isinstance(part, ToolUse | ToolOutput)]
     assert ids == ["a", "a", "a-2", "a-2"]
     assert codes == []
 

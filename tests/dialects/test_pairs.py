@@ -50,7 +50,7 @@ def conversations(draw: st.DrawFn, pictures: int = 0) -> ir.Conversation:
         for place in range(len(calls)):
             call_id = f"call_{count - len(calls) + place}"
             shown = draw(st.lists(IMAGES, max_size=pictures))
-            result = ir.ToolResult(id=call_id, content=(ir.Text(text=draw(TEXTS)), *shown))
+            result = ir.ToolOutput(id=call_id, content=(ir.Text(text=draw(TEXTS)), *shown))
             messages.append(ir.Message(role="tool", parts=(result,)))
     options: dict[str, Any] = {"max_tokens": draw(st.integers(1, 9999))}
     if draw(st.booleans()):

@@ -11,7 +11,7 @@ import anyio
 
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.events import AgentEvent, AssistantDelta, ToolCall, Warned
-from backplane.ir import Conversation, Media, Message, Text, ToolResult, ToolSpec, ToolUse
+from backplane.ir import Conversation, Media, Message, Text, ToolOutput, ToolSpec, ToolUse
 from backplane.testing import PROTOCOLS, ModelServer, Protocol, RecordedRequest, Turn
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient
@@ -93,7 +93,7 @@ def picture() -> Message:
 def worked() -> tuple[Message, ...]:
     """A conversation in which a tool was called and answered."""
     call = ToolUse(id="call_a", name="read", input={"path": "a"})
-    result = ToolResult(id="call_a", content=(Text(text="content of a"),))
+    result = ToolOutput(id="call_a", content=(Text(text="content of a"),))
     return (
         Message(role="user", parts=(Text(text="read a"),)),
         Message(role="assistant", parts=(Text(text="I read."), call)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backplane.ir import Message, Text, ToolResult, ToolUse
+from backplane.ir import Message, Text, ToolOutput, ToolUse
 from backplane.testing import PROTOCOLS, Call, Fault, ScriptUsage, Turn, When
 from tests.upstream.talk import KEY, READ, Talk, conversation, picture, talk, worked
 
@@ -277,7 +277,7 @@ def test_messages_as_blocks_where_strings_are_refused() -> None:
 def test_messages_without_pictures_inside_results_too() -> None:
     refuses = Turn(when=When(anywhere='"type":"image"'), times=None, fault=Fault(status=400, message="no images"))
     call = ToolUse(id="a", name="read", input={})
-    result = ToolResult(id="a", content=(Text(text="see"), *picture().parts[1:]))
+    result = ToolOutput(id="a", content=(Text(text="see"), *picture().parts[1:]))
     history = (Message(role="user", parts=(Text(text="go"),)), Message(role="assistant", parts=(call,)),
                Message(role="tool", parts=(result,)))  # fmt: skip
     done = talk("anthropic", [refuses, Turn(text="ok")], conversation("anthropic", *history))

@@ -50,7 +50,7 @@ def shown(vendor: str, request: Any) -> Iterator[Row]:
         for part in message.parts:
             if isinstance(part, ir.ToolUse):
                 yield "call", (part.name, part.input)
-            elif isinstance(part, ir.ToolResult) and part.id not in answered:
+            elif isinstance(part, ir.ToolOutput) and part.id not in answered:
                 value = part.value
                 answered.add(part.id)
                 texts = "".join(str(getattr(one, "text", "")) for one in part.content)

@@ -28,7 +28,7 @@ from backplane.policy.paths import TOOLS
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Request, Response, RpcError
 
 if TYPE_CHECKING:
-    from backplane.ir import Usage
+    from backplane.ir import TokenCounts
     from backplane.process import Child
 
 PROTOCOL_VERSION: Final = 1
@@ -243,11 +243,11 @@ class Agent:
             return Ending(outcome="partial", note=f"the agent stopped by itself: {reason[:WORDS_CHARS_MAX]}")
         return Ending(text=reader.last_words)
 
-    def _count(self, usage: Usage | None) -> None:
+    def _count(self, usage: TokenCounts | None) -> None:
         if self.profile.usage not in ("chunks", "record"):
             self.reader.count(usage)
 
-    def _used(self) -> Usage | None:
+    def _used(self) -> TokenCounts | None:
         """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
         where = self.profile.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)

@@ -20,7 +20,7 @@ from backplane.agents.options import Notice
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import Usage as Counted
+from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
@@ -219,7 +219,7 @@ class EventReader:
         self.count(usage)
         return [self._make.used(self.used())]
 
-    def count(self, usage: Counted | None) -> None:
+    def count(self, usage: TokenCounts | None) -> None:
         """Add what a call or a turn of the model used; what it does not say is unknown from then on."""
         self.spent = self.spent.plus(usage, self.price)
 
@@ -442,14 +442,14 @@ def _paths(tool_input: dict[str, Json]) -> list[str]:
     return [value for name in _PATH_NAMES if isinstance(value := tool_input.get(name), str)][:1]
 
 
-def read_usage(usage: Json) -> Counted | None:
+def read_usage(usage: Json) -> TokenCounts | None:
     """Counters as agents print them; None when there are none."""
     told = mapping(usage)
     counters = {
         ours: told[theirs] for ours, names in _COUNTERS.items() for theirs in names if is_count(told.get(theirs))
     }
     # An agent that knows nothing prints zeros.
-    return Counted(**counters) if any(counters.values()) else None
+    return TokenCounts(**counters) if any(counters.values()) else None
 
 
 _COUNTERS: Final = {

@@ -17,7 +17,7 @@ from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, EventFac
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import Usage as Counted
+from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
@@ -163,7 +163,7 @@ class EventReader:
         if str(params.get("turnId")) not in self.turns or not isinstance(last, dict):
             return []
         counted = {ours: last[theirs] for ours, theirs in _COUNTERS.items() if is_count(last.get(theirs))}
-        self.spent = self.spent.plus(Counted(**counted), self.price)
+        self.spent = self.spent.plus(TokenCounts(**counted), self.price)
         self.goes_on, self._acted_since = self._acted_since, False
         return [self._make.used(self.used()), self._make.turn("tool_use" if self.goes_on else "end_turn")]
 

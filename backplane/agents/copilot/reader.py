@@ -25,7 +25,7 @@ from backplane.agents.events import (
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import Usage as Counted
+from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
@@ -87,7 +87,7 @@ class EventReader:
         self.aborted = False
         """Whether the turn was stopped."""
         self.failure: TurnFailure | None = None
-        self._counted: Counted | None = None
+        self._counted: TokenCounts | None = None
         self._pieces = Pieces()
         self._thoughts: set[str] = set()
         """Thoughts that came in deltas, by id."""
@@ -155,7 +155,7 @@ class EventReader:
     def _used(self, data: dict[str, Any]) -> list[AgentEvent]:
         # It comes before the answer that it is about: whether another request follows is known only then.
         events = self._count()
-        self._counted = Counted(**{
+        self._counted = TokenCounts(**{
             ours: data[theirs] for ours, theirs in _COUNTERS.items() if is_count(data.get(theirs))
         })  # fmt: skip
         return events if data.get("initiator") != "sub-agent" else [*events, *self._count()]

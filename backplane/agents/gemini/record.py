@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.ir import Usage
+from backplane.ir import TokenCounts
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 """One look at the file: what came since the last one. More of it is left out, and its outputs are not told."""
@@ -48,7 +48,7 @@ class Record:
         self._path: Path | None = None
         self._place = 0
         self._counted: set[str] = set()
-        self.requests: list[Usage] = []
+        self.requests: list[TokenCounts] = []
         """What requests took since they were last looked at."""
         self._words: list[str] = []
         self.outputs: dict[str, Output] = {}
@@ -157,9 +157,11 @@ def read_output(tool: str, response: dict[str, Any]) -> Output:
     return Output("" if words == "(empty)" else words, int(code) if code.lstrip("-").isdigit() else None)
 
 
-def _usage(tokens: dict[str, Any]) -> list[Usage]:
+def _usage(tokens: dict[str, Any]) -> list[TokenCounts]:
     told = {name: tokens[name] for name in ("input", "output", "cached", "thoughts") if is_count(tokens.get(name))}
     if "input" not in told:
         return []
     output = told["output"] + told.get("thoughts", 0) if "output" in told else None
-    return [Usage(input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts"))]
+    return [
+        TokenCounts(input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts"))
+    ]

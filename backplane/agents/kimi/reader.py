@@ -16,7 +16,7 @@ from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, EventFac
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import Usage as Counted
+from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
@@ -226,9 +226,9 @@ def _counters(told: dict[str, Any]) -> dict[str, int]:
     return {name: told[name] for name in _COUNTERS if is_count(told.get(name))}
 
 
-def _usage(counted: dict[str, int]) -> Counted:
+def _usage(counted: dict[str, int]) -> TokenCounts:
     sent = [counted[name] for name in ("inputOther", "inputCacheRead", "inputCacheCreation") if name in counted]
-    return Counted(
+    return TokenCounts(
         input=sum(sent) if sent else None, output=counted.get("output"), cache_read=counted.get("inputCacheRead"),
         cache_write=counted.get("inputCacheCreation"),
     )  # fmt: skip
