@@ -383,7 +383,7 @@ def test_the_command_tries_an_address_and_never_prints_the_key(doctor: Doctor) -
         (("--url", "http://127.0.0.1:1/v1"), "--url needs --protocol"),
         (("--url", "http://127.0.0.1:1/v1", "--protocol", "soap"), "no protocol 'soap'"),
         (("--url", "http://127.0.0.1:1/v1", "--protocol", "anthropic", "--key-env", "NOT_SET_HERE"), "NOT_SET_HERE"),
-        (("--protocol", "anthropic"), "--protocol is for --url"),
+        (("--protocol", "anthropic"), "--protocol has no effect without --url"),
     ],
 )
 def test_a_wrong_use_says_what_is_missing(doctor: Doctor, words: tuple[str, ...], fact: str) -> None:

@@ -52,7 +52,9 @@ class Queue:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def command(self, *words: str) -> list[str]:
-        shared = ["--engine", self.url, "--content", str(self.content.folder)]
+        shared = ["--engine", self.url]
+        if words[0] != "queue" or words[1] == "show" or "--follow" in words:
+            shared += ["--content", str(self.content.folder)]
         return [sys.executable, "-m", "backplane", *words, *shared]
 
     def env(self, home: Path, **more: str) -> dict[str, str]:
@@ -299,8 +301,22 @@ def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
     assert capfd.readouterr().err == f"the queue {tmp_path / 'q.sqlite'} is new\n"
     assert main(words) == 0
     assert capfd.readouterr().err == ""
-    assert main(["queue", "list", "--engine", here, "--content", "typo"]) == 2
+    assert main(["queue", "show", "x", "--engine", here, "--content", "typo"]) == 2
     assert "there is no folder typo" in capfd.readouterr().err
+
+
+def test_a_label_chooses_what_is_listed_and_counted(here: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ids = {}
+    for label in ("gpu", "other"):
+        assert main(["submit", "true", "--engine", here, "--label", label]) == 0
+        ids[label] = capfd.readouterr().out.strip()
+    for label, counted in (("gpu", 1), ("none", 0)):
+        assert main(["queue", "list", "--engine", here, "--label", label]) == 0
+        assert [row.split()[0] for row in capfd.readouterr().out.splitlines()] == [ids["gpu"]] * counted
+        assert main(["queue", "status", "--engine", here, "--label", label]) == 0
+        assert f"waiting  {counted}" in capfd.readouterr().out
+    assert main(["queue", "status", "--engine", here]) == 0
+    assert "waiting  2" in capfd.readouterr().out
 
 
 def test_an_order_submitted_again_later_is_the_same_one(

@@ -21,7 +21,7 @@ import msgspec
 from backplane import __version__, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError
 from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.receipts import Store
 from backplane.runtime import backends
@@ -61,13 +61,15 @@ def parser(name: str) -> Parser:
         "backplane doctor",
         _doctor,
     )
-    made.add_argument(
+    what = made.add_mutually_exclusive_group()
+    what.add_argument(
         "--probe", action="store_true", help="also try each model service (some tokens each) and MCP server"
     )
-    made.add_argument("--url", metavar="URL", help="only try this base address of a model service")
+    what.add_argument("--url", metavar="URL", help="only try this base address of a model service")
     made.add_argument("--protocol", metavar="P", help=f"what it speaks: {', '.join(PROTOCOLS)}")
     made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
     made.add_argument("--model", metavar="M", help="the model to ask; else the first that is listed")
+    made.belong_to("--url", "--protocol", "--key-env", "--model")
     add_config(made)
     add_json(made, "one JSON object a finding and line", "cli_doctor")
     return made
@@ -80,7 +82,6 @@ def _doctor(options: Options) -> int:
 
         findings = iter([DoctorCheck("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
     else:
-        _refuse_alone(options)
         file = Path(options.config) if options.config else None
         findings = examine(environ, streams.folder(), file, over_network=options.probe)
     missing = False
@@ -94,12 +95,6 @@ def _doctor(options: Options) -> int:
         if finding.fix and finding.state != "ok":
             streams.write(f"{'':26}{streams.one_line(finding.fix)}\n")
     return 1 if missing else 0
-
-
-def _refuse_alone(options: Options) -> None:
-    for name in ("protocol", "key_env", "model"):
-        if getattr(options, name) is not None:
-            raise ConfigError("config_invalid", f"--{name.replace('_', '-')} is for --url", hint="name a --url, too")
 
 
 def examine(

@@ -20,6 +20,9 @@ _WIDTH_MAX = 100
 """Widest help: longer lines are hard to read."""
 
 
+_OPTIONS_SHOWN = 10
+"""Options that fit the hint of one that is none: more are for `--help`."""
+
 _EXAMPLE = "example:\n"
 
 
@@ -48,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     several = ""
     _given: frozenset[str] = frozenset()
-    """Destinations that took a word; one that took none and one that took its default look alike in the result."""
+    """Destinations that were given; one that was not and one that took its default look alike in the result."""
 
     def __init__(self, prog: str, about: str, example: str, call: Call | None = None) -> None:
         super().__init__(
@@ -58,8 +61,13 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
+        self._belongs: dict[str, str] = {}
         if call is not None:
             self.set_defaults(call=call)
+
+    def belong_to(self, option: str, *options: str) -> None:
+        """Refuse options where the one is not given that alone makes them mean something."""
+        self._belongs |= dict.fromkeys(options, option)
 
     def print_help(self, file: Any = None) -> None:
         streams.write(self.format_help())
@@ -73,12 +81,21 @@ class Parser(argparse.ArgumentParser):
             is_left = action.nargs == "?" and not action.option_strings and action.dest not in self._given
             if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
                 setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
+        for option, other in self._belongs.items():
+            one, whole = (self._option_string_actions[name].dest for name in (option, other))
+            if one in self._given and whole not in self._given:
+                self.error(f"{option} has no effect without {other}")
         if extra:
             self.error(f"unrecognized arguments: {' '.join(extra)}{'' if extra[0].startswith('-') else self.several}")
         return found, extra
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if any(word != "--" for word in arg_strings):
+        if isinstance(action, argparse._SubParsersAction) and arg_strings[0] in action.choices:
+            part = action.choices[arg_strings[0]]
+            before = [one.option_strings[-1] for one in self._actions if one.option_strings and one.dest in self._given]
+            if before and part.argument_default is not argparse.SUPPRESS:
+                part.error(f"{before[0]} stands before {arg_strings[0]}, where it has no effect")
+        if action.option_strings or any(word != "--" for word in arg_strings):
             self._given |= {action.dest}
         return super()._get_values(action, arg_strings)
 
@@ -86,7 +103,11 @@ class Parser(argparse.ArgumentParser):
         from backplane.errors import ConfigError
 
         wrong, known = self._mistyped(message)
-        raise ConfigError("config_invalid", message, hint=did_you_mean(wrong, known) + f"{self.prog} --help")
+        hint = did_you_mean(wrong, known)
+        own = [one.option_strings[-1] for one in self._actions if one.option_strings and one.dest != "help"]
+        if wrong.startswith("--") and len(own) <= _OPTIONS_SHOWN:
+            hint += f"it takes {', '.join(own) or 'no option'}; "
+        raise ConfigError("config_invalid", message, hint=f"{hint}{self.prog} --help")
 
     def _mistyped(self, message: str) -> tuple[str, Collection[str]]:
         """The word that argparse refuses, and the words that it could have been."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backplane.cli import streams
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
     from backplane.scale.engine import Event, Job, OrderResult, Status
 
-ACTIONS: Final = ("list", "show", "cancel", "answer", "events", "status", "limit", "prune")
+    Doing = Callable[[Options, DurableEngine], Awaitable[int]]
+
 LISTED_MAX: Final = 10_000
 """Orders that `status` counts: more than that wait for a day."""
 LEASE_S_MIN: Final = 1.0
@@ -28,7 +30,6 @@ ID_CHARS_MIN: Final = 4
 """Of an order's id, where its beginning names it."""
 _M_ARENA_MAX: Final = -8
 """An option of glibc's `mallopt`, from its malloc.h."""
-_ORDER: Final = "the order's id, as `submit` printed it"
 
 
 def parser(name: str) -> Parser:
@@ -79,36 +80,51 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
 
 
 def _queue_parser() -> Parser:
-    about = "Look into a queue, or end one of its orders. `show` keeps a done order's receipt and patch here, verified."
+    about = "Look into a queue, or end one of its orders."
     example = """
 backplane queue events ORDER --follow
 backplane queue show ORDER && backplane why last
 backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50
 """
-    made = Parser("backplane queue", about, example, _queue)
-    made.add_argument("action", metavar="|".join(ACTIONS), choices=ACTIONS, help="what to do")
-    made.add_argument("order", nargs="?", metavar="ORDER", help=_ORDER)
-    made.add_argument("ask", nargs="?", metavar="ASK", help="with `answer`: the question's id, as its event has it")
-    made.add_argument(
-        "decision", nargs="?", metavar="allow|deny", choices=("allow", "deny"), help="with `answer`: what you decide"
-    )
-    made.add_argument(
-        "--follow", action="store_true", help="with `events`: wait for more until the end; `watch` shows it meanwhile"
-    )
-    made.add_argument("--after", metavar="CURSOR", type=int, default=0, help="with `events`: only those after this one")
-    made.add_argument("--reason", metavar="WHY", help="with `cancel` and `answer`: kept in the receipt")
-    made.add_argument("--text", metavar="WORDS", help="with `answer`: the answer to a question in words")
-    made.add_argument("--limit", metavar="N", type=int, default=50, help="with `list`: the newest N (50)")
-    limit = made.add_argument_group("with `limit`; `off` takes one away, none of them shows all").add_argument
-    limit("--label", metavar="L", default="default", help="whose orders (default)")
-    limit("--concurrency", metavar="N", help="orders at once, over all workers of the label")
-    limit("--rate", metavar="N/S", help="orders begun at most in so many seconds")
-    limit("--budget-usd", metavar="X", help="what the whole queue may cost, all labels, from its beginning on")
-    made.add_argument(
-        "--keep", metavar="N", type=int, default=1000, help="with `prune`: the newest ended orders (1000)"
-    )
-    add_config(made)
-    _add_engine(made)
+    made = Parser("backplane queue", about, example)
+    commands = made.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser, required=True)
+
+    def add(what: str, about: str, example: str, doing: Doing, *, order: bool = False, content: bool = False) -> Parser:
+        sentence = about[0].upper() + about[1:] + "."
+        part: Parser = commands.add_parser(what, help=about, about=sentence, example=f"backplane queue {example}")
+        part.set_defaults(call=partial(_queue, doing))
+        if order:
+            part.add_argument("order", metavar="ORDER", help="the order's id, as `submit` printed it")
+        _add_engine(part, content=content)
+        return part
+
+    part = add("list", "list orders, the newest first", "list --label gpu", _list)
+    part.add_argument("--limit", metavar="N", type=int, default=50, help="the newest N (50)")
+    part.add_argument("--label", metavar="L", help="only orders with this one")
+    about = "say where an order is; a done one's receipt and patch are kept here, verified"
+    add("show", about, "show ORDER", _show, order=True, content=True)
+    part = add("cancel", "end an order; it has a receipt all the same", "cancel ORDER", _cancel, order=True)
+    part.add_argument("--reason", metavar="WHY", help="kept in the receipt")
+    about = "answer what an order asks that was submitted with --asks"
+    part = add("answer", about, "answer ORDER ask-1 allow", _answer, order=True)
+    part.add_argument("ask", metavar="ASK", help="the question's id, as its event has it")
+    part.add_argument("decision", metavar="allow|deny", choices=("allow", "deny"), help="what you decide")
+    part.add_argument("--reason", metavar="WHY", default="", help="kept in the receipt")
+    part.add_argument("--text", metavar="WORDS", help="the answer to a question in words")
+    part = add("events", "print the events of an order", "events ORDER --follow", _events, order=True, content=True)
+    part.add_argument("--follow", action="store_true", help="wait for more until the end; `watch` shows it meanwhile")
+    part.add_argument("--after", metavar="CURSOR", type=int, default=0, help="only those after this one")
+    part.belong_to("--follow", "--content")
+    part = add("status", "count orders, and name the workers", "status", _status)
+    part.add_argument("--label", metavar="L", help="only orders and workers with this one")
+    about = "show or set limits; `off` takes one away"
+    part = add("limit", about, "limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50", _limit)
+    part.add_argument("--label", metavar="L", default="default", help="whose orders (default)")
+    part.add_argument("--concurrency", metavar="N", help="orders at once, over all workers of the label")
+    part.add_argument("--rate", metavar="N/S", help="orders begun at most in so many seconds")
+    part.add_argument("--budget-usd", metavar="X", help="what the whole queue may cost, all labels, from its beginning")
+    part = add("prune", "remove all but the newest ended orders", "prune --keep 1000", _prune)
+    part.add_argument("--keep", metavar="N", type=int, default=1000, help="the newest ended orders (1000)")
     return made
 
 
@@ -129,48 +145,69 @@ def _worker_parser() -> Parser:
     return made
 
 
-def _add_engine(made: Parser) -> None:
+def _add_engine(made: Parser, *, content: bool = True) -> None:
     made.add_argument(
         "--engine", metavar="URL", help="sqlite:///FILE or postgresql://… (a file in the state folder of this user)"
     )
-    made.add_argument(
-        "--content", metavar="PLACE", help="folder or URL that submitters and workers share (beside the SQLite file)"
-    )
+    if content:
+        made.add_argument(
+            "--content",
+            metavar="PLACE",
+            help="folder or URL that submitters and workers share (beside the SQLite file)",
+        )
 
 
 # What all of them need ------------------------------------------------------------------------------------------------
 
 
-def find_engine(options: Options) -> tuple[str, Contents, Path]:
-    """The engine's URL, the content store and the state folder; nothing is opened or loaded.
+def _url(options: Options) -> str:
+    """The engine's URL, checked with what else is said of the queue; nothing is opened or loaded.
 
     Raises:
-        ConfigError: `config_invalid`: no such engine, label, priority or place for contents; the extra is missing.
+        ConfigError: `config_invalid`: no such engine, label or priority; the extra is missing.
     """
-    import os
     from importlib.util import find_spec
 
-    from backplane import config
     from backplane.errors import ConfigError
-    from backplane.scale.content import open_contents
     from backplane.scale.engine import check_label, check_priority
 
     if find_spec("dbos") is None:
         fact = "the queue's engine is not installed (dbos)"
         raise ConfigError("config_invalid", fact, hint="pip install 'backplane[scale]'")
-
-    check_label(options.label)
+    if getattr(options, "label", None) is not None:
+        check_label(options.label)
     check_priority(getattr(options, "priority", None))
-    home = config.home(os.environ)
-    url = options.engine if options.engine is not None else f"sqlite:///{home / 'queue.sqlite'}"
-    _check_url(url)
-    folder = options.content
+    if options.engine is not None:
+        _check_url(options.engine)
+    return options.engine if options.engine is not None else f"sqlite:///{_home() / 'queue.sqlite'}"
+
+
+def _home() -> Path:
+    import os
+
+    from backplane import config
+
+    return config.home(os.environ)
+
+
+def find_content(options: Options) -> Contents:
+    """The content store that these options name; nothing is opened or loaded.
+
+    Raises:
+        ConfigError: `config_invalid`: as for the engine, or no such place.
+    """
+    import os
+
+    from backplane.errors import ConfigError
+    from backplane.scale.content import open_contents
+
+    url, folder = _url(options), options.content
     if folder is None and url.startswith("sqlite"):
         folder = f"{url.removeprefix('sqlite:///')}.content"
     if folder is None:
         fact = "an engine on a server needs a place for contents that all machines share"
         raise ConfigError("config_invalid", fact, hint="--content DIR or URL, the same for submitters and workers")
-    return url, open_contents(folder, os.environ), home
+    return open_contents(folder, os.environ)
 
 
 def _check_url(url: str) -> None:
@@ -225,13 +262,16 @@ def _within(name: str, value: float, least: float, most: float) -> None:
         )
 
 
-def open_engine(options: Options, *, may_make: bool = True) -> tuple[DurableEngine, Contents, Path]:
-    """The engine, the content store and the state folder. Raises as `find_engine`.
+def open_engine(options: Options, *, may_make: bool = True) -> DurableEngine:
+    """The engine that these options name.
 
     Args:
         may_make: a queue's file that is not there is made.
+
+    Raises:
+        ConfigError: `config_invalid`: no such engine, label, priority, lease or place; the extra is missing.
     """
-    url, content, home = find_engine(options)
+    url = _url(options)
     from backplane.scale.durable import DurableEngine
 
     for name, least in (("lease", LEASE_S_MIN), ("poll", POLL_S_MIN)):
@@ -242,8 +282,8 @@ def open_engine(options: Options, *, may_make: bool = True) -> tuple[DurableEngi
     if "lease_s" in settings:
         settings["beat_s"] = settings["lease_s"] / 10
     if may_make or options.engine is not None:
-        _check_places(url, options.content, may_make=may_make)
-    return DurableEngine(url, **settings), content, home
+        _check_places(url, getattr(options, "content", None), may_make=may_make)
+    return DurableEngine(url, **settings)
 
 
 def _settings(options: Options) -> Any:
@@ -274,7 +314,7 @@ def _submit(options: Options) -> int:
     from backplane.scale.orders import make_job
     from backplane.workspace import Quota
 
-    settings, (engine, content, home) = _settings(options), open_engine(options)
+    settings, content, engine, home = _settings(options), find_content(options), open_engine(options), _home()
     abp: dict[str, Any] = {}
     if options.secret:
         abp["secrets"] = options.secret
@@ -322,29 +362,16 @@ def _ended(row: ReceiptRow, result: OrderResult) -> str:
     return f"{row.outcome}{tries}\nrun {row.run_id}  receipt {row.sha256}"
 
 
-def _queue(options: Options) -> int:
-    from backplane.errors import ConfigError
-
-    takes_order = options.action in ("show", "cancel", "answer", "events")
-    if takes_order == (options.order is None):
-        fact = f"`queue {options.action}` {'needs' if takes_order else 'takes no'} ORDER"
-        raise ConfigError("config_invalid", fact, hint="backplane queue --help")
-    if (options.action == "answer") == (options.decision is None):
-        fact = f"`queue {options.action}` has {'no decision' if options.decision is None else 'one word too many'}"
-        raise ConfigError("config_invalid", fact, hint="backplane queue answer ORDER ASK allow|deny")
-    _within("--keep", options.keep, 0, LISTED_MAX)
-    _within("--limit", options.limit, 1, LISTED_MAX)
-    _within("--after", options.after, 0, float("inf"))
-    doing = {
-        "list": _list, "show": _show, "cancel": _cancel, "answer": _answer, "events": _events, "status": _status,
-        "limit": _limit, "prune": _prune,
-    }[options.action]  # fmt: skip
-    engine, content, home = open_engine(options, may_make=False)
-    return _do(lambda: doing(options, engine, content, home), engine)
+def _queue(doing: Doing, options: Options) -> int:
+    for name, least, most in (("keep", 0, LISTED_MAX), ("limit", 1, LISTED_MAX), ("after", 0, float("inf"))):
+        if hasattr(options, name):
+            _within(f"--{name}", getattr(options, name), least, most)
+    engine = open_engine(options, may_make=False)
+    return _do(lambda: doing(options, engine), engine)
 
 
-async def _list(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
-    streams.write_lines(map(_line, await engine.list(limit=options.limit)), "no orders")
+async def _list(options: Options, engine: DurableEngine) -> int:
+    streams.write_lines(map(_line, await engine.list(limit=options.limit, label=options.label)), "no orders")
     return 0
 
 
@@ -355,7 +382,7 @@ def _line(status: Status) -> str:
     return streams.one_line(f"{status.order_id}  {word:<10}  {status.label}  {age}  {attempts}".rstrip())
 
 
-async def _show(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _show(options: Options, engine: DurableEngine) -> int:
     status = await engine.status(options.order)
     streams.write(_line(status) + "\n")
     if status.state == "broken":
@@ -369,7 +396,7 @@ async def _show(options: Options, engine: DurableEngine, content: Contents, home
         if found.kind in ("question_waits", "approval_waits"):
             streams.write(f"  {streams.one_line(found.step)}\n")
         return 0
-    return await _brought(engine, await engine.job(options.order), content, home)
+    return await _brought(engine, await engine.job(options.order), find_content(options), _home())
 
 
 class HoldReason(NamedTuple):
@@ -422,7 +449,7 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
     if not alive:
         return f"no worker of the label {status.label} is there: backplane worker --label {status.label}"
     limits, slots = await engine.limits(status.label), sum(worker.slots for worker in alive)
-    running = [one for one in await engine.list(limit=LISTED_MAX, state="running") if one.label == status.label]
+    running = await engine.list(limit=LISTED_MAX, state="running", label=status.label)
     if limits.concurrency is not None and len(running) >= limits.concurrency:
         return f"the label's concurrency of {limits.concurrency} is used up (backplane queue limit)"
     if len(running) >= slots:
@@ -466,7 +493,7 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None
         engine.close()
 
 
-async def _cancel(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _cancel(options: Options, engine: DurableEngine) -> int:
     from backplane.errors import ConfigError
 
     if not await engine.cancel(options.order, options.reason or "cancelled"):
@@ -476,7 +503,7 @@ async def _cancel(options: Options, engine: DurableEngine, content: Contents, ho
     return 0
 
 
-async def _answer(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _answer(options: Options, engine: DurableEngine) -> int:
     from backplane.contract.approval import Decision
     from backplane.errors import ConfigError
     from backplane.runtime.door import AnswerCommand, find_ask
@@ -513,7 +540,7 @@ async def _open_asks(engine: DurableEngine, status: Status) -> dict[str, Approva
     return asks
 
 
-async def _limit(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _limit(options: Options, engine: DurableEngine) -> int:
     from backplane.scale.engine import LabelLimits
 
     concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
@@ -567,13 +594,13 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     return most, max(round(span_s * 1000), 1)
 
 
-async def _prune(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _prune(options: Options, engine: DurableEngine) -> int:
     removed = await engine.prune(options.keep)
     streams.write(f"{removed} ended orders removed\n")
     return 0
 
 
-async def _events(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
+async def _events(options: Options, engine: DurableEngine) -> int:
     from backplane.errors import ConfigError
 
     if not options.follow and (await engine.status(options.order)).state not in ("done", "broken"):
@@ -584,7 +611,8 @@ async def _events(options: Options, engine: DurableEngine, content: Contents, ho
         return 0
     from backplane.scale.mirror import bring
 
-    row, result = await bring(engine, await engine.job(options.order), content, home, _write_event)
+    job = await engine.job(options.order)
+    row, result = await bring(engine, job, find_content(options), _home(), _write_event)
     streams.complain(_ended(row, result) + "\n")
     return 0
 
@@ -596,8 +624,9 @@ async def _write_event(event: Event) -> None:
     streams.write_json(head.encode() + b'"event":' + event.record.rstrip() + b"}\n")
 
 
-async def _status(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
-    orders, workers = await engine.list(limit=LISTED_MAX), await engine.workers()
+async def _status(options: Options, engine: DurableEngine) -> int:
+    orders = await engine.list(limit=LISTED_MAX, label=options.label)
+    workers = [one for one in await engine.workers() if options.label in (None, one.label)]
     ended = sorted(status.ended_ms_ago for status in orders if status.ended_ms_ago is not None)
     for state in ("waiting", "running", "done", "broken"):
         ages = [status.waiting_ms // 1000 for status in orders if status.state == state]
@@ -622,7 +651,7 @@ def _worker(options: Options) -> int:
     _within("--slots", options.slots, 1, 1024)
     streams.require_descriptors()
     _share_a_heap()
-    settings, (engine, content, home) = _settings(options), open_engine(options)
+    settings, content, engine, home = _settings(options), find_content(options), open_engine(options), _home()
 
     async def work() -> int:
         async with ControlPlane(settings, home, dict(os.environ)) as plane, anyio.create_task_group() as tasks:

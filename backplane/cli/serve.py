@@ -30,6 +30,7 @@ def parser(name: str) -> Parser:
     queue("--content", metavar="PLACE", help="folder or URL that all machines share (beside the SQLite file)")
     queue("--label", metavar="L", default="default", help="which workers may take its orders (default)")
     queue("--priority", metavar="N", type=int, help="1 goes first; without one before all that have one")
+    made.belong_to("--engine", "--content", "--label", "--priority")
     return made
 
 
@@ -55,11 +56,11 @@ def _serve(options: Options) -> int:
     if options.engine is not None:
         from functools import partial
 
-        from backplane.cli.queue import find_engine, open_engine
+        from backplane.cli.queue import find_content, open_engine
         from backplane.serve.queue import Queue, QueueServer
 
-        find_engine(options)  # What is wrong with it is said now, and not in the middle of an order.
-        queue = Queue(lambda: open_engine(options)[:2], options.label, options.priority)
+        content = find_content(options)  # What is wrong with it is said now, and not in the middle of an order.
+        queue = Queue(lambda: (open_engine(options), content), options.label, options.priority)
         make = partial(QueueServer, queue=queue)
     with ExitStack() as opened:
         home = config.home_path(environ)

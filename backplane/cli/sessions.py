@@ -71,6 +71,7 @@ def parser(name: str) -> Parser:
     part.add_argument("file", metavar="FILE", nargs="?", default="-", help="a new file; - for stdout (-)")
     part.add_argument("--to", metavar="VENDOR", help="in the form that this one's program goes on with")
     part.add_argument("--into-store", action="store_true", help="put it where that program looks for it; print its id")
+    part.belong_to("--to", "--into-store")
     part = add("import", "take a session in, and print its new id", _IMPORT, _import)
     part.add_argument("file", metavar="FILE", help="a file that `export` wrote; with --from a path, an id, or `last`")
     part.add_argument("--from", dest="vendor", metavar="VENDOR", help="one that its program kept")
@@ -191,13 +192,10 @@ def _export(options: Options) -> int:
     from pathlib import Path
 
     from backplane.contract import canonical
-    from backplane.errors import ConfigError
     from backplane.providers import exchange
 
     if options.to is not None:
         return _give_out(options)
-    if options.into_store:
-        raise ConfigError("config_invalid", "--into-store says not whose", hint="add --to VENDOR")
     data = canonical.encode(_file(options.id)) + b"\n"
     if options.file == "-":
         streams.write_json(data)

@@ -239,12 +239,13 @@ class DurableEngine:
         row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
         return decode_job(next(iter(_argument(row.input)), None))
 
-    async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
+    async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
         def found() -> Sequence[Status]:
             wanted: Any = _OF_STATE[state] if state is not None else None
             rows = self._client.list_workflows(
-                name=WORKFLOW, status=wanted, limit=limit, sort_desc=True, load_input=False, load_output=False
-            )
+                name=WORKFLOW, status=wanted, queue_name=_queue(label) if label is not None else None, limit=limit,
+                sort_desc=True, load_input=False, load_output=False,
+            )  # fmt: skip
             return self._statuses(rows)
 
         return await anyio.to_thread.run_sync(found)

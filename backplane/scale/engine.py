@@ -205,8 +205,8 @@ class Engine(Protocol):
         """What was submitted. Raises ConfigError `config_invalid`, no such order."""
         ...
 
-    async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
-        """The newest orders first."""
+    async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
+        """The newest orders first, of all states and labels or of one."""
         ...
 
     async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:

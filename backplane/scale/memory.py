@@ -125,9 +125,9 @@ class MemoryEngine:
     async def job(self, order_id: str) -> Job:
         return self._find(order_id).job
 
-    async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
-        found = [order.status() for order in reversed(self._orders.values()) if state in (None, order.state)]
-        return found[:limit]
+    async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
+        found = [order.status() for order in reversed(self._orders.values())]
+        return [one for one in found if state in (None, one.state) and label in (None, one.label)][:limit]
 
     async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
         async with anyio.create_task_group() as tasks:
