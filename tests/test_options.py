@@ -7,6 +7,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,3 +158,60 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(
     option = next(word for word in words if word.startswith("--"))
     assert f"config_invalid: {option} has no effect without --" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# Named in messages ----------------------------------------------------------------------------------------------------
+
+
+STYLES = ("view/report_files.py", "view/web_files.py")
+PACKAGE = Path(inspect.getfile(main)).parent.parent
+QUEUES = ("scale/", "cli/queue.py", "serve/queue.py")
+OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git"}
+"""Of other programs, and of all commands."""
+
+
+def prose(tree: ast.AST) -> Iterator[str]:
+    """Texts of more than one word, what is filled in as `…`; no docstrings."""
+    inner = {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in ast.walk(one)}
+    plain = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in one.values)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in inner | plain:
+            yield one.value
+
+
+def all_options(*commands: str) -> set[str]:
+    return {word for path, made in PARSERS.items() if path[0] in commands or not commands for word in options_of(made)}
+
+
+def not_there(text: str, here: set[str]) -> Iterator[str]:
+    """Options in a text that the command before them has not; without a command before, that none of `here` is."""
+    for found in re.finditer(r"(?<![\w-])--[a-z][a-z-]+", text):
+        clause = re.split(r"[;,:()\n]|&&| or ", text[: found.start()].replace(", or deny", " deny"))[-1]
+        named = [
+            path
+            for path in PARSERS
+            if re.search(rf"(backplane |`){' '.join(path)}(?![\w-])|(?<![\w-]){' '.join(path)} $", clause)
+        ]
+        path = max(named, key=len, default=None)
+        has = here if path is None else set(options_of(PARSERS[path]))
+        if found[0] not in has | OTHERS:
+            yield f"{found[0]} of {path or 'none'}: {text[:200]}"
+
+
+@pytest.mark.parametrize("place", ["queue", "why", "all"])
+def test_every_option_that_a_message_names_is_there(place: str) -> None:
+    here = {
+        "queue": all_options("submit", "queue", "worker", "serve"),
+        "why": all_options("submit"),
+        "all": all_options(),
+    }
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        if name not in STYLES and name.startswith({"queue": QUEUES, "why": ("view/why.py",), "all": ("",)}[place]):
+            for text in prose(ast.parse(path.read_text())):
+                if " " in text and "--" in text:
+                    wrong += [f"{name}: {one}" for one in not_there(text, here[place])]
+    assert not wrong, "\n".join(wrong)

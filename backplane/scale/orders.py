@@ -54,7 +54,7 @@ def make_job(
     spec = order.workspace
     if spec.mode != "staged":
         fact = "an order of mode pass_through works in its own folder, which no other machine has"
-        raise ConfigError("config_invalid", fact, hint="leave out --mode, or use `backplane run`")
+        raise ConfigError("config_invalid", fact, hint="the mode staged takes a copy along; or use `backplane run`")
     if order.lane != "patch_first":
         fact = "the lane workspace_first has no effect in a queue: nobody may be there when the order ends"
         raise ConfigError("config_invalid", fact, hint="`backplane queue show ORDER` keeps the patch; apply it then")
@@ -111,7 +111,7 @@ def check_secrets(order: WorkOrder) -> None:
     secret_names(order)
     if order.config.env:
         fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}), and a queue keeps none"
-        hint = "name them: --env NAME (config.vendor.abp.secrets); the workers have the values in their environment"
+        hint = "name them: --secret NAME (config.vendor.abp.secrets); the workers have the values in their environment"
         raise ConfigError("config_invalid", fact, hint=hint)
     for server, kind, name, value in _server_values(order):
         if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
