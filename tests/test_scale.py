@@ -319,6 +319,19 @@ def test_a_label_chooses_what_is_listed_and_counted(here: str, capfd: pytest.Cap
     assert "waiting  2" in capfd.readouterr().out
 
 
+def test_a_budget_is_kept_and_shown_to_the_millionth(here: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "true", "--engine", here]) == 0
+    for given, shown in (
+        ("0.000001", "$0.000001"),
+        ("50", "$50.00"),
+        ("1234567.891", "$1234567.891"),
+        ("off", "no limit"),
+    ):
+        capfd.readouterr()
+        assert main(["queue", "limit", "--engine", here, "--budget-usd", given]) == 0
+        assert capfd.readouterr().out.endswith(f"$0.00 spent, {shown if given == 'off' else 'of ' + shown}\n")
+
+
 def test_an_order_submitted_again_later_is_the_same_one(
     here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,6 +394,10 @@ def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
         (("queue", "prune", "--keep", "-1"), "--keep -1\n  0 to 10000"),
         (("queue", "list", "--limit", "0"), "--limit 0\n  1 to 10000"),
         (("queue", "events", "x", "--after", "-1"), "--after -1\n  0 or more"),
+        (("queue", "limit", "--rate", "5/0.0005"), "--rate 0.0005\n  the smallest part of it is 0.001"),
+        (("queue", "limit", "--budget-usd", "1e-7"), "--budget-usd 1e-7\n  the smallest part of it is 0.000001"),
+        (("route", "x", "--max-cost-usd", "1e-7"), "--max-cost-usd 1e-07\n  the smallest part of it is 0.000001"),
+        (("route", "x", "--max-latency", "0.0001"), "--max-latency 0.0001\n  the smallest part of it is 0.001"),
         (("queue", "limit", "--rate", "5"), "--rate 5\n  for example 10/60"),
         (("serve", "--engine", "sqlite:///x", "--label", "a b"), "'a b' is no label\n  letters, digits"),
         (("serve", "--engine", "sqlite:///x", "--priority", "0"), "the priority is 0\n  1 goes first"),

@@ -134,6 +134,22 @@ def seconds(text: str) -> float:
     return float(text) if span is None else float(span)
 
 
+def scaled(value: str | float, scale: int, option: str) -> int:
+    """A finite number in parts of which so many make one, exactly.
+
+    Raises:
+        ConfigError: `config_invalid`, it has a part that is smaller.
+    """
+    from fractions import Fraction
+
+    from backplane.errors import ConfigError
+
+    parts = Fraction(str(value)) * scale
+    if parts.denominator != 1:
+        raise ConfigError("config_invalid", f"{option} {value}", hint=f"the smallest part of it is {1 / scale:f}")
+    return int(parts)
+
+
 seconds.__name__ = "time"  # argparse says: invalid time value.
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_requirements, add_task
+from backplane.cli.parser import Options, Parser, add_config, add_requirements, add_task, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -544,7 +544,8 @@ async def _limit(options: Options, engine: DurableEngine) -> int:
     from backplane.scale.engine import LabelLimits
 
     concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
-    budget = _number(options.budget_usd, "--budget-usd", float)
+    is_money = _number(options.budget_usd, "--budget-usd", float) is not None
+    budget = scaled(options.budget_usd, 1_000_000, "--budget-usd") if is_money else None
     limits = await engine.limits(options.label)
     if options.concurrency is not None or options.rate is not None:
         limits = LabelLimits(
@@ -553,13 +554,19 @@ async def _limit(options: Options, engine: DurableEngine) -> int:
         )
         await engine.set_limits(options.label, limits)
     if options.budget_usd is not None:
-        await engine.set_budget(None if budget is None else round(budget * 1_000_000))
+        await engine.set_budget(budget)
     now = await engine.budget()
     shown_rate = "no limit" if limits.rate is None else f"{limits.rate[0]} in {limits.rate[1] / 1000:g} s"
-    shown_budget = "no limit" if now.limit_usd_micros is None else f"of ${now.limit_usd_micros / 1e6:.2f}"
+    shown_budget = "no limit" if now.limit_usd_micros is None else f"of {_usd(now.limit_usd_micros)}"
     streams.write(f"label        {options.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
-    streams.write(f"rate         {shown_rate}\nbudget       ${now.spent_usd_micros / 1e6:.2f} spent, {shown_budget}\n")
+    streams.write(f"rate         {shown_rate}\nbudget       {_usd(now.spent_usd_micros)} spent, {shown_budget}\n")
     return 0
+
+
+def _usd(micros: int) -> str:
+    """All of an amount, with two decimal places at least."""
+    digits = f"${micros / 1e6:.6f}"
+    return digits[:-4] + digits[-4:].rstrip("0")
 
 
 def _number(text: str | None, name: str, kind: type[Any]) -> Any:
@@ -591,7 +598,7 @@ def _rate(text: str | None) -> tuple[int, int] | None:
         most = span_s = None
     if most is None or span_s is None:
         raise ConfigError("config_invalid", f"--rate {text}", hint="for example 10/60: ten in a minute, or off")
-    return most, max(round(span_s * 1000), 1)
+    return most, scaled(seconds, 1000, "--rate")
 
 
 async def _prune(options: Options, engine: DurableEngine) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task, seconds
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task, scaled, seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -92,7 +92,7 @@ def _scaled(value: float | None, scale: int, option: str) -> int | None:
         return None
     if not 0 <= value < 1e9:
         raise ConfigError("config_invalid", f"{option} {value} is no amount", hint="give a number from 0 on")
-    return round(value * scale)
+    return scaled(value, scale, option)
 
 
 # route ----------------------------------------------------------------------------------------------------------------
