@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,17 @@ def test_what_is_not_known_is_a_warning_and_stands_in_the_receipt(work: Path) ->
     found = command(work, "validate", "-", stdin=order)
     assert found.returncode == 0
     assert [line.split(": ")[2:4] for line in found.stdout.splitlines()[1:]] == [["note", name] for name in names]
+
+
+@pytest.mark.parametrize("door", [("run", "--dry-run", "-b", "shell"), ("submit", "--root", ".")], ids=" ".join)
+def test_what_has_no_effect_is_told_where_the_order_is_not_run_here_and_now(work: Path, door: Sequence[str]) -> None:
+    if door[0] == "submit":
+        pytest.importorskip("dbos")
+    order = {"task": "true", "colour": "red", "policy": {"disallowed_tools": ["Bsh"]}}
+    done = command(work, *door, "--order", "-", "--param", "abp.nosuch=1", stdin=order)
+    assert done.returncode == 0, done.stderr
+    assert "without effect in the order: /colour, /config/vendor/abp/nosuch\n" in done.stderr
+    assert "tools of the policy that are not known here: Bsh (bash?); " in done.stderr
 
 
 def test_a_strangers_order_is_taken_where_it_is_said_and_the_receipt_says_so(work: Path) -> None:

@@ -72,6 +72,14 @@ def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
     return order
 
 
+def say_without_effect(order: WorkOrder) -> None:
+    """Say on stderr what its run will warn of, where that is not here or not now."""
+    from backplane.runtime.orders import without_effect
+
+    for _, _, fact in without_effect(order):
+        streams.complain(streams.one_line(fact) + "\n")
+
+
 @contextmanager
 def told_without(env: Mapping[str, str]) -> Iterator[None]:
     """Let errors out with no value of these variables in them: a name may hold one."""

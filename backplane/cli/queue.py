@@ -328,6 +328,8 @@ def _submit(options: Options) -> int:
         asks=options.asks,
     )  # fmt: skip
 
+    order.say_without_effect(work)
+
     async def submit() -> int:
         is_new = await engine.submit(job, priority=options.priority)
         streams.write(f"{job.order.id}\n")

@@ -256,6 +256,7 @@ def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -
 
     import msgspec
 
+    from backplane.cli import order
     from backplane.contract.unheard import check_settings
     from backplane.policy.rules import compile_policy
     from backplane.runtime.orders import check_order
@@ -264,6 +265,7 @@ def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -
     check_order(work)
     check_settings(work)
     compile_policy(work.policy)
+    order.say_without_effect(work)
     if work.abp("remote_root") is None:
         find_original(Path(work.workspace.root))
     shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -13,7 +13,8 @@ from backplane.contract.canonical import Json
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError
-from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy
+from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools
+from backplane.receipts.pieces import unheard_names
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
 
@@ -81,6 +82,16 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
         fact = f"no policy {policy[:80]!r}: {getattr(error, 'strerror', None) or error}"
         raise _invalid(fact, f"a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
     return parse_policy(data, policy)
+
+
+def without_effect(order: WorkOrder) -> Iterator[tuple[str, Json, str]]:
+    """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words."""
+    if names := unheard_names(order.config.vendor):
+        yield "unheard", list(names), f"without effect in the order: {', '.join(names)}"
+    if tools := unknown_tools(order.policy):
+        shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
+        fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
+        yield "unknown_tools", dict(tools), fact
 
 
 def check_order(order: WorkOrder) -> None:

@@ -38,7 +38,7 @@ from backplane.errors import (
     from_code,
     unforeseen,
 )
-from backplane.policy.rules import compile_policy, unknown_tools
+from backplane.policy.rules import compile_policy
 from backplane.process.aio import OwnTask, in_order
 from backplane.process.alarm import Alarm
 from backplane.process.block import SpannedBlock
@@ -47,7 +47,6 @@ from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import End, Facts, cause
-from backplane.receipts.pieces import unheard_names
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
@@ -55,7 +54,7 @@ from backplane.runtime.environment import Premises
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Intake, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
-from backplane.runtime.orders import read_output
+from backplane.runtime.orders import read_output, without_effect
 from backplane.runtime.requirements import EXTENSIONS, Terms, check_place
 from backplane.runtime.writer import Outbox
 
@@ -703,12 +702,8 @@ class Run:
 
     def _report_unheard(self) -> None:
         """Warn of what has no effect: members of the order, tools of its policy, MCP servers that the cage hides."""
-        if names := unheard_names(self.order.config.vendor):
-            self._intake.report("unheard", list(names), f"without effect in the order: {', '.join(names)}")
-        if tools := unknown_tools(self.order.policy):
-            shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
-            fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
-            self._intake.report("unknown_tools", dict(tools), fact)
+        for name, value, fact in without_effect(self.order):
+            self._intake.report(name, value, fact)
         if servers := self._premises.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
             fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
