@@ -138,6 +138,7 @@ THIRD_PARTY = {
     "msgspec": set(ROOMS) - {"process.guard", "__main__"},
     "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
     "jsonschema": {"schemas", "conform", "cli", "tools", "hosts"},
+    "ahocorasick_rs": {"redact"},
     "referencing": {"tools"},  # jsonschema's own errors of references
     "httpx": {"upstream", "hosts", "tools", "agents", "scale"},
     "websockets": {"agents"},  # an extra: only where Kimi is driven

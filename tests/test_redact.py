@@ -18,7 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, ToolCall, Warned, carried
-from backplane.redact.secrets import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
+from backplane.redact.secrets import HEAD_BYTES, MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
 from backplane.redact.tail import OutputTail
 
 TS = "2025-01-15T12:00:00Z"
@@ -80,9 +80,7 @@ def escaped_by_others() -> list[bytes]:
 
 @pytest.mark.parametrize("line", escaped_by_others())
 def test_a_line_is_caught_whatever_its_writer_chose_to_escape(line: bytes) -> None:
-    redactor = Redactor([SECRET])
-    assert redactor.found(line)
-    assert redactor.json(json.loads(line)) == ({"text": MARK}, 1)
+    assert Redactor([SECRET]).json(json.loads(line)) == ({"text": MARK}, 1)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_a_whole_read_is_looked_through_line_by_line() -> None:
             lines = [dull] * before + [b'{"x":"0123456789abcdefghij"}'] + [dull] * after
             assert redactor.found(b"\n".join(lines))
     assert not redactor.found(b"\n".join([dull] * 5))
-    assert not redactor.found(b'{"x":"0123456789abc"}\n{"x":"defghij"}')
+    assert not redactor.found(b'{"x":"0123456"}\n{"x":"789abcdefghij"}')
 
 
 def test_the_mark_does_not_tell_how_long_a_secret_was() -> None:
@@ -271,7 +269,9 @@ def _spans_plainly(text: str, secrets: list[str]) -> list[tuple[int, int]]:
 @example("AIzask-AIza" + "a" * 35)
 @settings(max_examples=500)
 def test_keys_are_found_where_one_plain_expression_finds_them(text: str) -> None:
-    assert Redactor([]).spans(text) == _spans_plainly(text, [])
+    data = text.encode()
+    spans = Redactor([])._spans(data, whole=False)
+    assert [(len(data[:at].decode()), len(data[:end].decode())) for at, end in spans] == _spans_plainly(text, [])
 
 
 JSON_OF_KEYS = st.recursive(
@@ -316,16 +316,6 @@ def test_the_texts_of_json_are_redacted_together_as_they_are_one_by_one(value: A
     assert redactor.json(value) == (plainly, counted[0])
 
 
-@given(
-    JSON_OF_KEYS, st.lists(st.sampled_from(["hunter2!", "15000000000", "1e+300", "é-é-é-"]), max_size=2), st.booleans()
-)
-def test_where_no_secret_may_be_in_a_line_there_is_none_in_what_is_read(
-    value: Any, secrets: list[str], bare: bool
-) -> None:
-    redactor, line = Redactor(secrets), json.dumps(value, ensure_ascii=bare).encode()
-    assert redactor.may_be_in(line) or redactor.json(json.loads(line)) == (value, 0)
-
-
 def test_json_that_is_too_deep_is_replaced_where_it_gets_too_deep() -> None:
     value: object = "hunter2!"
     for _ in range(400):
@@ -343,8 +333,8 @@ def test_an_event_keeps_its_type_its_time_and_its_numbers() -> None:
     assert count == 2
     command = CommandExecuted(ts=TS, command="echo 123456", exit_code=123456)
     assert redactor.event(command) == (CommandExecuted(ts=TS, command=f"echo {MARK}", exit_code=123456), 1)
-    carried = AssistantMessage(ts=TS, text="plain", ext={"raw_message": {"key": "123456"}})
-    assert redactor.event(carried)[0].ext == {"raw_message": {"key": MARK}}
+    more = AssistantMessage(ts=TS, text="plain", ext={"raw_message": {"key": "123456"}})
+    assert redactor.event(more)[0].ext == {"raw_message": {"key": MARK}}
     untouched = AssistantMessage(ts=TS, text="plain")
     assert redactor.event(untouched)[0] is untouched
 
@@ -455,28 +445,18 @@ def test_no_piece_of_a_secret_is_left_wherever_bytes_are_cut(secret: str) -> Non
 
 # Texts that somebody else cut -----------------------------------------------------------------------------------------
 
-SHOWN = 8
-"""Fewer characters of a secret are not told from other words."""
-
 
 @pytest.mark.parametrize("secret", [SECRET, PEM, "hunter2-and-more"])
-def test_a_secret_that_was_cut_where_a_text_begins_or_ends_is_redacted(secret: str) -> None:
+def test_a_secret_that_was_cut_where_a_text_ends_is_redacted(secret: str) -> None:
     redactor = Redactor([secret])
-    for spelled in redactor.forms:
-        for size in {SHOWN, SHOWN + 1, len(spelled) // 2, len(spelled) - 2, len(spelled) - 1} - set(range(SHOWN)):
-            for text in ("." * 40 + spelled[:size], spelled[-size:] + "." * 40):
-                assert redactor.text(text)[0] in (MARK + "." * 40, "." * 40 + MARK)
-                if json.dumps(spelled, ensure_ascii=False)[1:-1] in redactor.forms:
-                    assert redactor.json({text: 1}) == ({redactor.text(text)[0]: 1}, redactor.text(text)[1])
-
-
-@pytest.mark.parametrize("texts", [1, 2000])
-def test_a_cut_secret_is_found_among_few_and_many_texts(texts: int) -> None:
-    value = ["x" * 40] * texts + ["y" * 40 + SECRET[:12], 1, {"z" * 40 + SECRET[:9]: SECRET[3:] + "." * 40}]
-    clean, count = Redactor([SECRET]).json(value)
-    assert count == 3
-    assert clean[-3:] == ["y" * 40 + MARK, 1, {"z" * 40 + MARK: MARK + "." * 40}]
-    assert clean[:texts] == value[:texts]
+    for form in redactor.forms:
+        for size in {HEAD_BYTES, HEAD_BYTES + 1, len(form) // 2, len(form) - 1} - set(range(HEAD_BYTES)):
+            text = "." * 40 + form[:size].decode(errors="ignore")
+            assert redactor.text(text)[0].strip(".") in (MARK, "")
+            if len(text.encode()) == 40 + size:
+                assert redactor.text(text) == ("." * 40 + MARK, 1)
+                if msgspec.json.encode(form.decode())[1:-1] in redactor.forms:
+                    assert redactor.json({"a": [text]}) == ({"a": ["." * 40 + MARK]}, 1)
 
 
 def test_names_short_words_and_pieces_of_a_running_text_are_not_taken_for_cut_secrets() -> None:
@@ -492,10 +472,3 @@ def test_names_short_words_and_pieces_of_a_running_text_are_not_taken_for_cut_se
     cut = carried(Warned(ts=TS, message=begun, ext={"output": {"stream": "stdout", "text": begun}}))
     assert redactor.event(cut) == (msgspec.structs.replace(cut, message="x" * 200 + MARK), 1)
     assert redactor.event(AssistantMessage(ts=TS, text=begun))[1] == 1
-
-
-@given(st.text("ab", min_size=9, max_size=20), st.text("ab ", min_size=32, max_size=60))
-def test_whatever_is_cut_of_a_secret_that_repeats_itself_is_redacted(secret: str, text: str) -> None:
-    clean, _ = Redactor([secret], shapes=False).text(text)
-    assert not any(clean.endswith(secret[:size]) for size in range(SHOWN, len(secret) + 1))
-    assert not any(clean.startswith(secret[-size:]) for size in range(SHOWN, len(secret) + 1))

@@ -191,7 +191,6 @@ class ControlEnd:
         batches: list[tuple[int, str, list[AgentEvent], list[bytes]]] = []
         of: str | None = None
         opened = self._open
-        watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
         try:
             for line in lines:
                 self.lines_read += 1
@@ -210,8 +209,6 @@ class ControlEnd:
                         or type(event) not in _PLAIN
                         or event.ext is not UNSET
                         or (event.ts not in self._times and not self._time_is_canonical(event.ts))
-                        or watchful
-                        or (type(event) is not AssistantDelta and self._cut_in([event]))
                     ):
                         event, record = self._look_closer(line, envelope)
                     ref_id = envelope.ref_id
@@ -219,11 +216,11 @@ class ControlEnd:
                     received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
                     if received is None:
                         continue
-                    if type(received) is not Events or len(line) > VALUES_MAX:
+                    if type(received) is not Events:
                         out.append(received)
                         of = None
                         continue
-                    ref_id, event, record = received.ref_id, received.events[0], received.records[0]
+                    ref_id, event, record = received.ref_id, received.events[0], received.lines[:-1]
                 if ref_id != of:
                     events, records, of = [], [], ref_id
                     batches.append((len(out), ref_id, events, records))
@@ -233,7 +230,7 @@ class ControlEnd:
         except Exception as error:  # What was read before it counts; the run ends by it.
             out.append(Raised(error))
         for place, ref_id, events, records in batches:
-            out[place] = Events(ref_id, events, b"\n".join(records) + b"\n")
+            out[place] = Events(ref_id, *self._clean(events, records))
         return out
 
     def _all_spoken(self, block: bytes) -> Events | None:
@@ -259,9 +256,7 @@ class ControlEnd:
             return None
         if len(events) > 1:
             self._remember(new_times)
-        if self._redactor is not None and (
-            self._redactor.found_in(texts) or (AssistantMessage in kinds and self._cut_in(events))
-        ):
+        if self._redactor is not None and self._redactor.found(lines):
             return None
         self.lines_read += len(events)
         return Events(ref_id, events, lines)
@@ -294,29 +289,19 @@ class ControlEnd:
             stray["ref_id"] = value["ref_id"]
         if stray:
             event = msgspec.structs.replace(event, ext=moved(event.ext, "unknown_envelope", stray, beside="event"))
-        event = self._clean(carried(event))
+        event = carried(event)
         return event, canonical.encode(event)
 
-    def _may_hold_secrets(self, data: bytes, lines: list[bytes]) -> bool:
-        """One look at a whole read, and one at the line that began in an earlier one."""
-        assert self._redactor is not None
-        if lines and len(lines[0]) > VALUES_MAX:
-            return True  # Read in full anyway; a look at it first would need four times its memory.
-        return self._redactor.found(data) or (bool(lines) and len(lines[0]) > 0 and self._redactor.found(lines[0]))
-
-    def _cut_in(self, events: list[AgentEvent]) -> bool:
-        """Whether a part of a secret is left where a text was cut; a delta goes on in the next one."""
-        if self._redactor is None or not self._redactor.forms:
-            return False
-        said = [msgspec.structs.astuple(event) for event in events if type(event) is not AssistantDelta]
-        return self._redactor.cut_in([text for texts in said for text in texts if isinstance(text, str)])
-
-    def _clean(self, event: AgentEvent) -> AgentEvent:
-        if self._redactor is None:
-            return event
-        clean, count = self._redactor.event(event)
-        self.redacted += count
-        return clean
+    def _clean(self, events: list[AgentEvent], records: list[bytes]) -> tuple[list[AgentEvent], bytes]:
+        """Events and their canonical lines, without secrets; one look at all of them is most often enough."""
+        lines = b"\n".join([*records, b""])
+        if self._redactor is None or not self._redactor.found(lines):
+            return events, lines
+        clean = [self._redactor.event(event) for event in events]
+        self.redacted += sum(count for _, count in clean)
+        pairs = zip(clean, records, strict=True)
+        lines = b"\n".join([*(canonical.encode(event) if count else record for (event, count), record in pairs), b""])
+        return [event for event, _ in clean], lines
 
     def _clean_line(self, line: bytes) -> bytes:
         if self._redactor is None:
@@ -336,9 +321,9 @@ class ControlEnd:
         self.redacted += count
         return clean[:EVIDENCE_BYTES]
 
-    def _clean_value(self, value: dict[str, Any], line: bytes) -> dict[str, Any]:
+    def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
         """Everything in a message but what the protocol itself goes by, as long as it does so."""
-        if self._redactor is None or not self._redactor.may_be_in(line):
+        if self._redactor is None:
             return value
         own = {name: value[name] for name in _own_names(value) if name in value}
         clean, count = self._redactor.json(value)
@@ -395,7 +380,7 @@ class ControlEnd:
             return Noise(self._clean_line(line))
         size = len(line)
         if t != "event":
-            value, line = self._clean_value(value, line), self._evidence(line)
+            value, line = self._clean_value(value), self._evidence(line)
         if t not in MESSAGES:
             return Unknown(self._clean_text(t), text_or_none(value.get("ref_id")), value)
         if t == "hello":
