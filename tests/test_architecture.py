@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stats import doubles, sources
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "backplane"
 HOSTS = ROOT / "hosts"
@@ -467,6 +469,12 @@ def test_modules_keep_no_state() -> None:
                 # A table written in capitals is a constant; `__all__` is Python's own.
                 wrong += [f"{module.at(node)}: {name}" for name in names if name != "__all__" and not name.isupper()]
     check_none("module-level state:", wrong)
+
+
+def test_no_type_name_is_defined_twice() -> None:
+    found = doubles(sources("backplane") | sources("hosts"))
+    twice = [f"{name}: {', '.join(places)}" for name, places in found.items()]
+    check_none("a type name with two meanings; import the other one, or say in the name what this one is:", twice)
 
 
 def test_the_schemas_are_what_the_contract_generates() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backplane.cli import main
-from backplane.contract.conversation import AssistantMessage, Image, SessionTurn, UserMessage
+from backplane.contract.conversation import AgentMessage, Image, SessionTurn, UserMessage
 from backplane.contract.pictures import IMAGE_BYTES_MAX, checked, image_from, media_type_of
 from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError
@@ -61,7 +61,7 @@ def handed(
 ) -> Composed:
     """The order to an agent that keeps no history of others, after these messages."""
     turns = [
-        SessionTurn(run_id=None, provider="p", stop_reason="end_turn", messages=(one, AssistantMessage(content="yes")))
+        SessionTurn(run_id=None, provider="p", stop_reason="end_turn", messages=(one, AgentMessage(content="yes")))
         for one in said
     ]
     can = Abilities(frozenset(heeds), frozenset(), {})

@@ -19,7 +19,7 @@ from backplane.contract.conversation import StopReason
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
 from backplane.providers import (
-    AssistantMessage,
+    AgentMessage,
     ErrorEvent,
     MessageDoneEvent,
     ProviderError,
@@ -194,8 +194,8 @@ async def test_a_session_over_an_api_knows_what_was_said(ground: Ground, name: s
                     2,
                 )
                 assert session.get_history() == (
-                    UserMessage(content="hi"), AssistantMessage(content="Hello."),
-                    UserMessage(content="what did I say?"), AssistantMessage(content="You said hi."),
+                    UserMessage(content="hi"), AgentMessage(content="Hello."),
+                    UserMessage(content="what did I say?"), AgentMessage(content="You said hi."),
                 )  # fmt: skip
                 assert session.losses == ()
         bodies = [request.body for request in server.requests]
@@ -351,7 +351,7 @@ async def test_functions_are_tools_and_their_calls_are_in_the_history(ground: Gr
     assert (call.name, call.input) == ("price", {"article": "pump"})
     assert ToolResultEvent(id=call.id, output="129", is_error=False) in events
     assert [type(message).__name__ for message in history[:4]] == [
-        "UserMessage", "AssistantMessage", "ToolResultMessage", "AssistantMessage"
+        "UserMessage", "AgentMessage", "ToolResultMessage", "AgentMessage"
     ]  # fmt: skip
     sent = server.requests[-1].body
     roles = [message["role"] for message in sent["messages"]]
@@ -414,7 +414,7 @@ async def test_the_same_session_takes_input_and_tells_unified_events(ground: Gro
             await registry.get("anthropic").create_session(SessionConfig(initial_prompt="Hello!")) as session,
         ):
             item = unified.File(path="a.py", content="x = 1", language="python")
-            await session.send_input(unified.Text(text="What is 2+2?", context=(item,)))
+            await session.send_input(unified.Prompt(text="What is 2+2?", context=(item,)))
             events = [event async for event in session.receive_events()]
         sent = msgspec.json.encode(server.requests[0].body).decode()
     kinds = [type(event).__name__ for event in events]

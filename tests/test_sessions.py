@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
+    MessageToolCall,
     SessionFile,
     SessionTurn,
-    Thinking,
-    ToolCall,
+    ThinkingBlock,
     ToolResultMessage,
     UserMessage,
     unresolved,
@@ -97,10 +97,10 @@ MESSAGES = st.one_of(
     st.builds(UserMessage, content=NAMES),
     st.builds(ToolResultMessage, tool_call_id=NAMES, content=NAMES, is_error=st.booleans()),
     st.builds(
-        AssistantMessage,
+        AgentMessage,
         content=NAMES,
-        tool_calls=st.lists(st.builds(ToolCall, id=NAMES, name=NAMES, arguments=st.none() | NAMES)).map(tuple),
-        thinking=st.lists(st.builds(Thinking, text=NAMES, signature=st.none() | NAMES)).map(tuple),
+        tool_calls=st.lists(st.builds(MessageToolCall, id=NAMES, name=NAMES, arguments=st.none() | NAMES)).map(tuple),
+        thinking=st.lists(st.builds(ThinkingBlock, text=NAMES, signature=st.none() | NAMES)).map(tuple),
     ),
 )
 FILES = st.builds(
@@ -154,11 +154,11 @@ def test_a_rule_of_a_policy_with_a_secret_in_it_is_refused_and_not_lost() -> Non
 
 def test_secrets_stay_out_and_a_signed_block_with_one_is_dropped_whole(tmp_path: Path) -> None:
     secret = "hunter2-hunter2-hunter2"
-    thinking = (Thinking(text=f"it is {secret}", signature="c2ln"), Thinking(text="fine", signature="c2ln"))
+    thinking = (ThinkingBlock(text=f"it is {secret}", signature="c2ln"), ThinkingBlock(text="fine", signature="c2ln"))
     turn = SessionTurn(
         run_id="r",
         provider="p",
-        messages=(UserMessage(content=f"my word is {secret}"), AssistantMessage(content="ok", thinking=thinking)),
+        messages=(UserMessage(content=f"my word is {secret}"), AgentMessage(content="ok", thinking=thinking)),
     )
     file = SessionFile(format="backplane.session", version=1, id="x", created_at="", provider="p", turns=(turn,))
     told = store.clean(file, Redactor([secret]))
@@ -203,7 +203,7 @@ async def test_a_session_goes_on_with_another_backend_and_lists_what_is_lost(
     shown = sent if target in ("openai_compatible", "anthropic") else turn.text
     for words in ("what is in none.txt?", "Looking.", "none.txt", "It is not there.", "and now?"):
         assert words in shown, words
-    thinks = any(isinstance(message, AssistantMessage) and message.thinking for message in before)
+    thinks = any(isinstance(message, AgentMessage) and message.thinking for message in before)
     assert thinks
     if "I look." not in shown:
         assert any("thinking" in loss for loss in session.losses), session.losses

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from backplane.config import BackendSettings, Settings
-from backplane.contract.conversation import AssistantMessage, Image, UserMessage
+from backplane.contract.conversation import AgentMessage, Image, UserMessage
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.testing import Call, ModelServer, Turn
 from backplane.upstream.presets import PRESETS
@@ -67,7 +67,7 @@ async def test_a_conversation_goes_on_with_every_dialect(source: str, backplane_
                 before, id = session.get_history(), session.id
                 assert session.losses == ()
             assert before[0] == shown
-            said = [message for message in before if isinstance(message, AssistantMessage)]
+            said = [message for message in before if isinstance(message, AgentMessage)]
             thought = [part for message in said for part in message.thinking]
             proofs = [part.signature for part in thought] + [call.signature for one in said for call in one.tool_calls]
             assert source != "gemini" or proofs == [PROOF, PROOF]

@@ -14,7 +14,7 @@ import pytest
 from backplane.agents import store
 from backplane.agents.store import STORES, Stored, read_stored
 from backplane.cli import main
-from backplane.contract.conversation import AssistantMessage, ToolResultMessage, UserMessage
+from backplane.contract.conversation import AgentMessage, ToolResultMessage, UserMessage
 from backplane.errors import ConfigError
 from backplane.providers import exchange
 from backplane.providers import store as sessions
@@ -155,7 +155,7 @@ def test_a_conversation_is_found_by_each_of_its_names(vendor: str, how: str, tmp
     id = "1" if vendor == "opencode" else ID[:10]
     home = path.parent if vendor == "opencode" else tmp_path / ".gemini" if vendor == "gemini" else tmp_path
     stored = read_stored(vendor, {"last": "last", "id": id, "file": str(path), "store": str(home)}[how], environ)
-    assert stored.messages == (UserMessage(content="hi"), AssistantMessage(content="yo"))
+    assert stored.messages == (UserMessage(content="hi"), AgentMessage(content="yo"))
 
 
 @pytest.mark.parametrize("vendor", STORES)

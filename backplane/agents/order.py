@@ -342,7 +342,7 @@ def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
     return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
 
 
-def _assistant(message: said.AssistantMessage) -> ir.Message:
+def _assistant(message: said.AgentMessage) -> ir.Message:
     from backplane import ir
 
     thinking = [

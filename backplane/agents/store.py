@@ -20,11 +20,11 @@ import msgspec
 from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
     Image,
     Message,
-    Thinking,
-    ToolCall,
+    MessageToolCall,
+    ThinkingBlock,
     ToolResultMessage,
     UserMessage,
 )
@@ -192,8 +192,8 @@ class Talk:
     def __init__(self) -> None:
         self._made: list[Message] = []
         self._text: list[str] = []
-        self._thinking: list[Thinking] = []
-        self._calls: list[ToolCall] = []
+        self._thinking: list[ThinkingBlock] = []
+        self._calls: list[MessageToolCall] = []
         self._known: dict[str, str | None] = {}
         """Calls, with their result once it is there."""
         self._dropped: Counter[str] = Counter()
@@ -206,7 +206,7 @@ class Talk:
     def think(self, text: str, signature: str | None = None) -> None:
         """The model thought."""
         if text or signature:
-            self._thinking.append(Thinking(text=text, signature=signature))
+            self._thinking.append(ThinkingBlock(text=text, signature=signature))
 
     def say(self, text: str) -> None:
         """The agent said something."""
@@ -216,7 +216,7 @@ class Talk:
     def call(self, id: str, name: str, arguments: Json, signature: str | None = None) -> None:
         """The agent called a tool; a call that stands there twice is one."""
         if id not in self._known:
-            self._calls.append(ToolCall(id=id, name=name, arguments=arguments, signature=signature))
+            self._calls.append(MessageToolCall(id=id, name=name, arguments=arguments, signature=signature))
             self._known[id] = None
 
     def result(self, id: str, text: str, *, is_error: bool = False) -> None:
@@ -256,7 +256,7 @@ class Talk:
     def _flush(self) -> None:
         if self._text or self._thinking or self._calls:
             text, thinking, calls = "\n\n".join(self._text), tuple(self._thinking), tuple(self._calls)
-            self._made.append(AssistantMessage(content=text, thinking=thinking, tool_calls=calls))
+            self._made.append(AgentMessage(content=text, thinking=thinking, tool_calls=calls))
         self._text, self._thinking, self._calls = [], [], []
 
     @property
@@ -271,7 +271,7 @@ class Talk:
 
 def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with results that follow each other in the order of their calls."""
-    calls = (call for message in messages if isinstance(message, AssistantMessage) for call in message.tool_calls)
+    calls = (call for message in messages if isinstance(message, AgentMessage) for call in message.tool_calls)
     places = {call.id: place for place, call in enumerate(calls)}
     made: list[Message] = []
     results: list[ToolResultMessage] = []

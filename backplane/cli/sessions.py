@@ -175,13 +175,13 @@ def _show(options: Options) -> int:
 
 
 def _lines(message: Any) -> list[str]:
-    from backplane.contract.conversation import AssistantMessage, UserMessage
+    from backplane.contract.conversation import AgentMessage, UserMessage
     from backplane.providers.reading import text_of
 
     if isinstance(message, UserMessage):
         shown = [f"> (a picture: {image.media_type or image.url})" for image in message.images]
         return [*(f"> {line}" for line in message.content.splitlines()), *shown]
-    if isinstance(message, AssistantMessage):
+    if isinstance(message, AgentMessage):
         calls = [f"tool: {call.name} {text_of(call.arguments)[:400]}" for call in message.tool_calls]
         return [*message.content.splitlines(), *calls]
     mark = "tool failed" if message.is_error else "result"

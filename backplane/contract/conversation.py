@@ -24,14 +24,14 @@ class _ConversationValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """A member that nobody knows would be lost in silence, so it is refused."""
 
 
-class ToolCall(_ConversationValue, frozen=True):
+class MessageToolCall(_ConversationValue, frozen=True):
     """A call that the agent made."""
 
     id: str
     name: str
     arguments: Json = None
     signature: str | None = None
-    """The vendor's proof on the call itself; it goes back as that of `Thinking` does."""
+    """The vendor's proof on the call itself; it goes back as that of `ThinkingBlock` does."""
 
 
 class Image(_ConversationValue, frozen=True):
@@ -43,7 +43,7 @@ class Image(_ConversationValue, frozen=True):
     url: str | None = None
 
 
-class Thinking(_ConversationValue, frozen=True):
+class ThinkingBlock(_ConversationValue, frozen=True):
     """What the model thought."""
 
     text: str = ""
@@ -65,14 +65,14 @@ class UserMessage(_ConversationValue, frozen=True, tag_field="role", tag="user")
     images: tuple[Image, ...] = ()
 
 
-class AssistantMessage(_ConversationValue, frozen=True, tag_field="role", tag="assistant"):
+class AgentMessage(_ConversationValue, frozen=True, tag_field="role", tag="assistant"):
     """What the agent said and which calls it made then."""
 
     content: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    thinking: tuple[Thinking, ...] = ()
+    tool_calls: tuple[MessageToolCall, ...] = ()
+    thinking: tuple[ThinkingBlock, ...] = ()
     signature: str | None = None
-    """The vendor's proof on the words; it goes back as that of `Thinking` does."""
+    """The vendor's proof on the words; it goes back as that of `ThinkingBlock` does."""
 
 
 class ToolResultMessage(_ConversationValue, frozen=True, tag_field="role", tag="tool"):
@@ -83,7 +83,7 @@ class ToolResultMessage(_ConversationValue, frozen=True, tag_field="role", tag="
     is_error: bool = False
 
 
-Message = UserMessage | AssistantMessage | ToolResultMessage
+Message = UserMessage | AgentMessage | ToolResultMessage
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -174,8 +174,8 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     """What could not be carried, told once each."""
 
 
-def unresolved(messages: tuple[Message, ...]) -> tuple[ToolCall, ...]:
+def unresolved(messages: tuple[Message, ...]) -> tuple[MessageToolCall, ...]:
     """Return the calls without a recorded result: whether they ran is unknown."""
     answered = {message.tool_call_id for message in messages if isinstance(message, ToolResultMessage)}
-    calls = [call for message in messages if isinstance(message, AssistantMessage) for call in message.tool_calls]
+    calls = [call for message in messages if isinstance(message, AgentMessage) for call in message.tool_calls]
     return tuple(call for call in calls if call.id not in answered)

@@ -4,14 +4,14 @@ Every turn is an order with a receipt. The unified agent's events and inputs are
 """
 
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
     Image,
     Message,
+    MessageToolCall,
     SessionFile,
     SessionTurn,
-    Thinking,
+    ThinkingBlock,
     TokenUsage,
-    ToolCall,
     ToolResultMessage,
     UserMessage,
 )
@@ -30,15 +30,17 @@ from backplane.providers.events import (
 from backplane.providers.failures import ProviderError
 from backplane.providers.orders import SessionConfig
 from backplane.providers.registry import Provider, ProviderRegistry
-from backplane.providers.session import Session, Turn
-from backplane.providers.tools import ToolDefinition, ToolResult
+from backplane.providers.session import Session, TurnOutcome
+from backplane.providers.tools import HandlerResult, ToolDefinition
 
 __all__ = [
-    "AssistantMessage",
+    "AgentMessage",
     "ErrorEvent",
+    "HandlerResult",
     "Image",
     "Message",
     "MessageDoneEvent",
+    "MessageToolCall",
     "Provider",
     "ProviderError",
     "ProviderRegistry",
@@ -48,17 +50,15 @@ __all__ = [
     "SessionTurn",
     "StreamEvent",
     "TextDeltaEvent",
-    "Thinking",
+    "ThinkingBlock",
     "TokenUsage",
-    "ToolCall",
     "ToolDefinition",
-    "ToolResult",
     "ToolResultEvent",
     "ToolResultMessage",
     "ToolUseEndEvent",
     "ToolUseInputEvent",
     "ToolUseStartEvent",
-    "Turn",
+    "TurnOutcome",
     "UserMessage",
     "image_from",
     "unified",

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.conversation import AssistantMessage, StopReason, TokenUsage
+from backplane.contract.conversation import AgentMessage, StopReason, TokenUsage
 from backplane.providers.failures import ProviderError
 
 
@@ -59,7 +59,7 @@ class ToolResultEvent(_Event, frozen=True, kw_only=True, gc=False):
 class MessageDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a stream."""
 
-    message: AssistantMessage
+    message: AgentMessage
     """The last one of the turn; the history has them all."""
     usage: TokenUsage
     """Of this turn; unknown where calls are handed to the caller, as the turn goes on."""

@@ -20,7 +20,7 @@ from backplane.agents.order import neutral
 from backplane.agents.store import STORES, Stored, read_stored
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
     Message,
     SessionFile,
     SessionTurn,
@@ -142,7 +142,7 @@ def into_store(written: Written) -> None:
 
 
 def _bare(message: Message) -> Message:
-    if not isinstance(message, AssistantMessage):
+    if not isinstance(message, AgentMessage):
         return message
     calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
     return msgspec.structs.replace(message, thinking=(), tool_calls=calls, signature=None)

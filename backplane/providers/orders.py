@@ -14,11 +14,11 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
     Image,
     Message,
+    MessageToolCall,
     SessionTurn,
-    ToolCall,
     ToolResultMessage,
     UserMessage,
     unresolved,
@@ -264,7 +264,7 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
     messages = _fitting(messages, wanted.images, losses)
     losses.append("emulated: history, it is said in the user's words")
     losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
-    proven = any(isinstance(one, AssistantMessage) and _without_proofs(one) != one for one in messages)
+    proven = any(isinstance(one, AgentMessage) and _without_proofs(one) != one for one in messages)
     losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
     unknown = {call.id for call in unresolved(tuple(messages))}
     record = [_shown(message, unknown, images) for message in messages]
@@ -292,7 +292,7 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
     if isinstance(message, UserMessage) and message.images and "images" not in wanted.can.heeds:
         losses.append(NO_IMAGES)
         return msgspec.structs.replace(message, images=())
-    if not isinstance(message, AssistantMessage):
+    if not isinstance(message, AgentMessage):
         return message
     thinking = message.thinking
     if (turn.provider, turn.model) != (wanted.provider, wanted.config.model):
@@ -313,14 +313,14 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
     return msgspec.structs.replace(message, thinking=thinking, tool_calls=calls)
 
 
-def _without_proofs(message: AssistantMessage) -> AssistantMessage:
+def _without_proofs(message: AgentMessage) -> AgentMessage:
     """The same without the proofs of its words and calls; thinking is left as it is."""
     calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
     return msgspec.structs.replace(message, tool_calls=calls, signature=None)
 
 
 def _thinks(message: Message) -> bool:
-    return isinstance(message, AssistantMessage) and bool(message.thinking)
+    return isinstance(message, AgentMessage) and bool(message.thinking)
 
 
 def _shown(message: Message, unknown: Collection[str], images: list[Image]) -> str:
@@ -336,7 +336,7 @@ def _shown(message: Message, unknown: Collection[str], images: list[Image]) -> s
     return "\n".join([*said, *calls])
 
 
-def _shown_call(call: ToolCall) -> str:
+def _shown_call(call: MessageToolCall) -> str:
     return f"Call {call.id}: {call.name} {text_of(call.arguments)}"
 
 

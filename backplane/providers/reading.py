@@ -11,12 +11,12 @@ import msgspec
 from backplane.contract import events as wire
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
-    AssistantMessage,
+    AgentMessage,
     Message,
+    MessageToolCall,
     StopReason,
-    Thinking,
+    ThinkingBlock,
     TokenUsage,
-    ToolCall,
     ToolResultMessage,
 )
 from backplane.contract.receipt import Receipt
@@ -58,8 +58,8 @@ class Transcript:
         self._made: list[Message] = []
         self._text: list[str] = []
         self._proof: str | None = None
-        self._calls: list[ToolCall] = []
-        self._thinking: list[Thinking] = []
+        self._calls: list[MessageToolCall] = []
+        self._thinking: list[ThinkingBlock] = []
         self._thought: list[str] = []
         self._results: list[ToolResultMessage] = []
         self._below: set[str] = set()
@@ -96,7 +96,7 @@ class Transcript:
         self._thought.append(event.reasoning)
         if event.signature is not None or event.redacted is not None:
             text = "".join(self._thought)
-            self._thinking.append(Thinking(text=text, signature=event.signature, redacted=event.redacted))
+            self._thinking.append(ThinkingBlock(text=text, signature=event.signature, redacted=event.redacted))
             self._thought = []
 
     def _call(self, event: wire.ToolCall) -> None:
@@ -106,7 +106,7 @@ class Transcript:
             return
         self._begin()
         name, proof = own_name(event.tool_name), _proof_of(event)
-        self._calls.append(ToolCall(id=id, name=name, arguments=event.input, signature=proof))
+        self._calls.append(MessageToolCall(id=id, name=name, arguments=event.input, signature=proof))
 
     def _made_id(self, name: str) -> str:
         self._numbers += 1
@@ -133,17 +133,17 @@ class Transcript:
     def _has_said(self) -> bool:
         return bool(self._text or self._calls or self._thinking or self._thought or self._proof)
 
-    def _last(self) -> AssistantMessage:
-        thought = [Thinking(text="".join(self._thought))] if self._thought else []
+    def _last(self) -> AgentMessage:
+        thought = [ThinkingBlock(text="".join(self._thought))] if self._thought else []
         calls, thinking, text = tuple(self._calls), (*self._thinking, *thought), "\n\n".join(self._text)
-        return AssistantMessage(content=text, tool_calls=calls, thinking=thinking, signature=self._proof)
+        return AgentMessage(content=text, tool_calls=calls, thinking=thinking, signature=self._proof)
 
-    def last(self) -> AssistantMessage:
+    def last(self) -> AgentMessage:
         """Return the newest message of the agent."""
         if self._has_said():
             return self._last()
-        said = [message for message in self._made if isinstance(message, AssistantMessage)]
-        return said[-1] if said else AssistantMessage()
+        said = [message for message in self._made if isinstance(message, AgentMessage)]
+        return said[-1] if said else AgentMessage()
 
     def messages(self) -> tuple[Message, ...]:
         """Return all messages so far."""
@@ -205,7 +205,7 @@ def reported(provider: str, event: wire.Failed) -> ProviderError:
     return ProviderError(provider, from_code(code, event.message), ext.get("kind"))
 
 
-class StreamReader:
+class StreamEventReader:
     """Events of a run as the seven of a message's stream."""
 
     def __init__(self, provider: str) -> None:
@@ -331,10 +331,10 @@ def _used(event: Any) -> unified.AgentEvent:
 _ROWS: Final[dict[type[Any], Callable[[Any], unified.AgentEvent]]] = {
     wire.AssistantDelta: lambda event: unified.TextDelta(text=event.text),
     wire.AssistantMessage: lambda event: unified.TextComplete(text=event.text),
-    wire.ToolCall: lambda event: unified.ToolUse(
+    wire.ToolCall: lambda event: unified.ToolUseStarted(
         tool_name=own_name(event.tool_name), tool_id=event.tool_use_id or event.tool_name, input=event.input
     ),
-    wire.ToolResult: lambda event: unified.ToolResult(
+    wire.ToolResult: lambda event: unified.ToolUseComplete(
         tool_id=event.tool_use_id or event.tool_name, output=text_of(event.output), is_error=event.is_error
     ),
     wire.UsageReported: _used,

@@ -23,7 +23,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
     NOTHING,
-    AssistantMessage,
+    AgentMessage,
     Message,
     SessionFile,
     SessionTurn,
@@ -57,19 +57,19 @@ _SAID: Final[Any] = str | UserMessage | ToolResultMessage | _Results
 """What `send_message` takes."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that was waited for."""
 
     text: str
     """The agent's last message."""
-    message: AssistantMessage
+    message: AgentMessage
     stop_reason: StopReason
     usage: TokenUsage
     receipt: Receipt | None
     """None while calls are handed to the caller, as the turn goes on then."""
     error: ProviderError | None = None
 
-    def check(self) -> Turn:
+    def check(self) -> TurnOutcome:
         """Return this turn if it did not fail. Raises ProviderError."""
         if self.error is not None:
             raise self.error
@@ -239,7 +239,7 @@ class Session:
                 call, or the policy allows more than the session's.
             BackendError: `capability_unsupported`, the provider cannot take the session's tools.
         """
-        reader = reading.StreamReader(self.provider)
+        reader = reading.StreamEventReader(self.provider)
 
         def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[StreamEvent]:
             last, used = open.transcript.last(), TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
@@ -249,14 +249,14 @@ class Session:
         begin = self._beginning(message, model, root, policy)
         return Stream(self, begin, reader.read, done)
 
-    async def run(self, message: str | UserMessage | ToolResultMessage, **given: Any) -> Turn:
+    async def run(self, message: str | UserMessage | ToolResultMessage, **given: Any) -> TurnOutcome:
         """Say something and wait for the end of the turn; arguments and errors as `send_message`."""
         failure: ProviderError | None = None
         async for event in self.send_message(message, **given):
             if isinstance(event, ErrorEvent):
                 failure = event.error
             elif isinstance(event, MessageDoneEvent):
-                return Turn(
+                return TurnOutcome(
                     text=event.message.content,
                     message=event.message,
                     stop_reason=event.stop_reason,

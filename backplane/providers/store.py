@@ -15,7 +15,14 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
-from backplane.contract.conversation import AssistantMessage, Message, SessionFile, SessionTurn, Thinking, ToolCall
+from backplane.contract.conversation import (
+    AgentMessage,
+    Message,
+    MessageToolCall,
+    SessionFile,
+    SessionTurn,
+    ThinkingBlock,
+)
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
@@ -87,7 +94,7 @@ SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction woul
 
 
 def _without_changed(message: Message, redactor: Redactor) -> Message:
-    if not isinstance(message, AssistantMessage):
+    if not isinstance(message, AgentMessage):
         return message
     kept = tuple(part for part in message.thinking if not (part.is_proven and _changes(part, redactor)))
     calls = tuple(
@@ -100,7 +107,7 @@ def _without_changed(message: Message, redactor: Redactor) -> Message:
     return msgspec.structs.replace(message, thinking=kept, tool_calls=calls, signature=proof)
 
 
-def _changes(block: Thinking | ToolCall | str, redactor: Redactor) -> bool:
+def _changes(block: ThinkingBlock | MessageToolCall | str, redactor: Redactor) -> bool:
     """Whether redaction changes a block, or has changed it already on its way here."""
     value = msgspec.to_builtins(block)
     return redactor.json(value)[1] > 0 or MARK in msgspec.json.encode(value).decode()

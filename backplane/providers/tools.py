@@ -17,7 +17,7 @@ from backplane.runtime.functions import Offered, offered
 from backplane.runtime.hook_calls import call_function, log_raised
 
 
-class ToolResult(msgspec.Struct, frozen=True):
+class HandlerResult(msgspec.Struct, frozen=True):
     """What a handler may give in place of a plain value."""
 
     output: str
@@ -32,7 +32,7 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
     """JSON Schema of the input, an object; it is shown to the model, and the input is not checked against it."""
     handler: Callable[[Any], Any] | None = None
-    """Plain or `async`, from the input to a text, a `ToolResult` or JSON; None hands each call to the caller."""
+    """Plain or `async`, from the input to a text, a `HandlerResult` or JSON; None hands each call to the caller."""
 
 
 Tool = ToolDefinition | Callable[..., Any]
@@ -91,7 +91,7 @@ class _Defined:
             return text_result(given.content, is_error=given.is_error)
         try:
             value = await call_function(handler, {} if arguments is None else arguments)
-            if isinstance(value, ToolResult):
+            if isinstance(value, HandlerResult):
                 return text_result(value.output, is_error=value.is_error)
             return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
         except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.

@@ -34,13 +34,13 @@ class ThinkingComplete(_Value, frozen=True, gc=False):
     """A block of thinking is over."""
 
 
-class ToolUse(_Value, frozen=True, gc=False):
+class ToolUseStarted(_Value, frozen=True, gc=False):
     tool_name: str
     tool_id: str
     input: Json
 
 
-class ToolResult(_Value, frozen=True, gc=False):
+class ToolUseComplete(_Value, frozen=True, gc=False):
     tool_id: str
     output: str
     is_error: bool
@@ -105,7 +105,7 @@ class Error(_Value, frozen=True):
 
 
 AgentEvent = (
-    TextDelta | TextComplete | ThinkingDelta | ThinkingComplete | ToolUse | ToolResult | PermissionRequest
+    TextDelta | TextComplete | ThinkingDelta | ThinkingComplete | ToolUseStarted | ToolUseComplete | PermissionRequest
     | ExecApprovalRequest | PatchApprovalRequest | UsageUpdate | SessionStarted | TurnComplete | BackgroundTask | Error
 )  # fmt: skip
 
@@ -139,7 +139,7 @@ class UserInstructions(_Value, frozen=True):
 ContextItem = File | GitDiff | Environment | UserInstructions
 
 
-class Text(_Value, frozen=True):
+class Prompt(_Value, frozen=True):
     """Words of the user, with what belongs to them."""
 
     text: str
@@ -187,7 +187,7 @@ class PatchApproval(_Value, frozen=True):
     reason: str = ""
 
 
-UserInput = Text | Review | ToolApproval | PatchApproval
+UserInput = Prompt | Review | ToolApproval | PatchApproval
 
 
 # Providers ------------------------------------------------------------------------------------------------------------

@@ -124,8 +124,7 @@ def build(name: str) -> Json:
     definitions = {key: _tidy(body) for key, body in found.items()}
     for (owner, field), more in (FIELDS | FIELDS_WRITTEN if written else FIELDS).items():
         owner = kind.__name__ if owner == name else owner
-        # A session's messages have names of events, and other members.
-        if field in definitions.get(owner, {}).get("properties", ()):
+        if owner in definitions:
             definitions[owner]["properties"][field] |= more
     for owner, body in definitions.items():
         if written:

@@ -10,7 +10,7 @@ async def main() -> None:
     config = SessionConfig(max_turns=5, policy=PolicyProfile(require_approval_for=("bash",)))
     async with ProviderRegistry() as providers, await providers.get().create_session(config) as session:
         diff = unified.GitDiff(content="-    return a - b\n+    return a + b\n")
-        await session.send_input(unified.Text(text="Please review this code.", context=(diff,)))
+        await session.send_input(unified.Prompt(text="Please review this code.", context=(diff,)))
         async for event in session.receive_events():
             match event:
                 case unified.ExecApprovalRequest() | unified.PermissionRequest():

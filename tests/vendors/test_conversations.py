@@ -71,7 +71,7 @@ async def test_a_session_remembers_and_its_work_is_in_the_folder(ground: Ground,
             assert session.losses == ()
         assert "the word is zebra" in json.dumps(server.requests[-1].body)
     assert [type(message).__name__ for message in session.get_history()] == [
-        "UserMessage", "AssistantMessage", "ToolResultMessage", "AssistantMessage", "UserMessage", "AssistantMessage"
+        "UserMessage", "AgentMessage", "ToolResultMessage", "AgentMessage", "UserMessage", "AgentMessage"
     ]  # fmt: skip
 
 

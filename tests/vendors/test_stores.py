@@ -12,7 +12,7 @@ import pytest
 
 from backplane import ir
 from backplane.agents.store import read_stored
-from backplane.contract.conversation import AssistantMessage, Message, UserMessage
+from backplane.contract.conversation import AgentMessage, Message, UserMessage
 from backplane.dialects import dialect
 from backplane.errors import BackendError, ConfigError
 from backplane.providers import exchange
@@ -33,7 +33,7 @@ def ours(messages: tuple[Message, ...]) -> Iterator[Row]:
     for message in messages:
         if isinstance(message, UserMessage):
             yield "user", message.content.strip('"')
-        elif isinstance(message, AssistantMessage):
+        elif isinstance(message, AgentMessage):
             yield from [("say", message.content)] if message.content else []
             yield from (("call", (call.name, call.arguments)) for call in message.tool_calls)
         else:
@@ -97,7 +97,7 @@ def test_a_store_becomes_a_session_as_the_program_shows_it(store: Store) -> None
     assert rows[-1] == ("say", "zebra")
     assert len(theirs) == len(rows) - 1
     assert [pair for pair in zip(rows, theirs, strict=False) if not same(*pair)] == []
-    said = [message for message in stored.messages if isinstance(message, AssistantMessage)]
+    said = [message for message in stored.messages if isinstance(message, AgentMessage)]
     # Gemini CLI keeps each piece of a thought without the blanks at its ends.
     assert ["".join(part.text.split()) for message in said for part in message.thinking] == ["thinkfirst"]
     file = exchange.take_in(name, id, "any", environ)
