@@ -257,7 +257,7 @@ def test_fifty_children_at_once_reserve_each_call_and_go_beyond_nothing(
             ControlPlane(api_settings(server), backplane_home, os.environ) as plane,
             anyio.create_task_group() as t,
         ):
-            plane.keeper.store()
+            plane.state_folder.store()
             parent = parent_of(backplane_home, **{kind: pot})
             t.start_soon(watched, backplane_home)
             ended = await all_at_once(plane, [short(child(parent, root=tmp_path)) for _ in range(50)], "mine")
@@ -400,7 +400,7 @@ def test_agents_that_report_afterwards_go_one_call_beyond_their_share(
 
     async def whole() -> list[Run]:
         async with ControlPlane(Settings(isolation="off"), backplane_home, os.environ) as plane:
-            plane.keeper.store()
+            plane.state_folder.store()
             parent = parent_of(backplane_home, **{kind: 250_000 if kind == "usd_micros" else 25_000})
             own: Any = {"usd": 0.05} if kind == "usd_micros" else {"budget_tokens": 5_000}
             return await all_at_once(plane, [child(parent, root=tmp_path, **own) for _ in range(5)], backend)

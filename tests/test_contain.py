@@ -33,10 +33,10 @@ from backplane.process import guard as _guard
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.runtime.state import Keeper
+from backplane.runtime.state import StateFolder
 from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
 from backplane.sandbox import resolver as names
-from backplane.sandbox.connections import Tally
+from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules
 from tests.peers import PYTHON, ROOT
@@ -175,8 +175,8 @@ async def test_copies_may_be_on_another_disk_by_a_link(
     assert not list(disk.iterdir())
     # What a killed control plane has left there goes, too.
     left = "0ee63a0e-33b9-47fb-98a5-8a055f55b712"
-    assert Keeper(backplane_home).make_tree(left) == disk / left / "tree"
-    with Keeper(backplane_home).store():
+    assert StateFolder(backplane_home).make_tree(left) == disk / left / "tree"
+    with StateFolder(backplane_home).store():
         assert not list(disk.iterdir())
 
 
@@ -327,7 +327,7 @@ def test_a_trial_begun_early_is_the_one_that_counts_and_ends_with_its_block(tmp_
 def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fails(backplane_home: Path) -> None:
     before = os.umask(0)
     try:
-        tree = Keeper(backplane_home).make_tree("run")
+        tree = StateFolder(backplane_home).make_tree("run")
     finally:
         os.umask(before)
     assert tree is not None
@@ -335,7 +335,7 @@ def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fai
     assert [path for path in made if path.stat().st_mode & 0o077] == []
     (backplane_home / "stage" / "other").mkdir()
     (backplane_home / "stage" / "other" / "tree").touch()
-    assert Keeper(backplane_home).make_tree("other") is None
+    assert StateFolder(backplane_home).make_tree("other") is None
     assert [path.name for path in (backplane_home / "stage").iterdir()] == ["run"]
 
 
@@ -613,9 +613,9 @@ def test_a_cgroup_that_a_killed_plane_left_is_emptied_at_the_next_start(found: P
     leaf.mkdir()
     with subprocess.Popen(["sleep", "600"]) as left:
         (leaf / "cgroup.procs").write_text(str(left.pid))
-        keeper = control(backplane_home).keeper
-        keeper.store()
-        keeper.close()
+        state_folder = control(backplane_home).state_folder
+        state_folder.store()
+        state_folder.close()
         assert left.wait(ALLOWED_S) == -signal.SIGKILL
     assert not leaf.exists()
 
@@ -1168,11 +1168,11 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
 async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: bytes, status: bytes) -> None:
     door = socket.create_server(("127.0.0.1", 0))
     door.setblocking(False)
-    tally = Tally()
+    connections = Connections()
     judge = ConnectionRules(compile_policy(policy(allow_network=("a.example",))), ())
     with door, anyio.fail_after(ALLOWED_S):
         async with (
-            proxy.serve(door, judge, tally),
+            proxy.serve(door, judge, connections),
             await anyio.connect_tcp("127.0.0.1", door.getsockname()[1]) as line,
         ):
             try:
@@ -1181,7 +1181,7 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
             except anyio.BrokenResourceError:
                 answer = b"HTTP/1.1 431"  # It had answered before all was sent.
     assert answer.startswith(b"HTTP/1.1 " + status)
-    assert tally.denied == 1
+    assert connections.denied == 1
 
 
 class _Resolver:
@@ -1208,7 +1208,7 @@ async def _door() -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
         async with proxy.serve(
-            door, ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ()), Tally()
+            door, ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ()), Connections()
         ):
             yield door.getsockname()[1]
 

@@ -454,8 +454,8 @@ while True:
         with anyio.fail_after(15):
             async with control.start(order(root), script(tmp_path, body)) as run:
                 async for _ in run.batches():
-                    assert run._outbox is not None
-                    assert len(run._outbox._backlog) <= 256
+                    assert run._writer is not None
+                    assert len(run._writer._backlog) <= 256
     assert run.end is not None
     assert (run.end.reason, run.end.code) == ("idle", "backend_timeout")
 

@@ -22,7 +22,7 @@ from backplane.receipts import (
     is_intact,
     seal,
 )
-from backplane.runtime.state import Keeper, left_behind, settle
+from backplane.runtime.state import StateFolder, left_behind, settle
 from backplane.workspace import apply_patch
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 
@@ -439,7 +439,7 @@ def said_of(home: Path, run: str) -> list[object]:
         lambda: reads(lambda store: store.patch(store.find(run))),
         lambda: settle(home),
         lambda: apply_patch(home / "runs" / run),
-        lambda: Keeper(home).store().close(),
+        lambda: StateFolder(home).store().close(),
     ]
     said: list[object] = []
     for look in looks:

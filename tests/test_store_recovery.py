@@ -30,7 +30,7 @@ from backplane.receipts import (
 from backplane.receipts.journal import applied_fact, failed_fact, held_fact
 from backplane.receipts.pieces import without_trace
 from backplane.receipts.recovery import ABANDONED_S, note_late
-from backplane.runtime.state import Keeper, left_behind
+from backplane.runtime.state import StateFolder, left_behind
 from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
 
 WRITER_S_MAX = 60
@@ -393,9 +393,9 @@ def test_only_what_dead_runs_left_is_swept_from_the_places_of_stages(tmp_path: P
             (home / place).symlink_to(elsewhere / place)
         else:
             (elsewhere / place).rename(home / place)
-    keeper = Keeper(home)
-    keeper.store()
-    keeper.close()
+    state_folder = StateFolder(home)
+    state_folder.store()
+    state_folder.close()
     for place in ("stage", "scratch"):
         assert [path.name for path in (home / place).iterdir()] == ["precious"]
         assert (home / place / "precious/notes").read_text() == "mine"

@@ -253,7 +253,7 @@ def test_a_killed_plane_leaves_neither_host_nor_folder(backplane_home: Path, tmp
 
 async def _opened(home: Path) -> None:
     async with started(home) as plane:
-        await anyio.to_thread.run_sync(plane.keeper.store)
+        await anyio.to_thread.run_sync(plane.state_folder.store)
 
 
 @one_loop

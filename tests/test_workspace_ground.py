@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from backplane.errors import WorkspaceError
-from backplane.runtime.state import Keeper
+from backplane.runtime.state import StateFolder
 from backplane.workspace.checkpoints import Checkpoints, rewind_original
 from backplane.workspace.workspace import Workspace
 from tests.receipt_writer import memory_of
@@ -97,9 +97,9 @@ def test_nobody_works_in_the_state_folder_but_in_its_copies(tmp_path: Path, belo
     root = tmp_path / "other" / below
     if refused:
         with pytest.raises(WorkspaceError, match="part of the state folder"):
-            Keeper(home).refuse_own(root)
+            StateFolder(home).refuse_own(root)
     else:
-        Keeper(home).refuse_own(root)
+        StateFolder(home).refuse_own(root)
 
 
 # An exchange that was cut off ----------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _apply(options: Options) -> int:
     from backplane.receipts import Store
     from backplane.receipts.audit import patch_hash, record_hash
     from backplane.runtime.results import refuse_unknown
-    from backplane.runtime.state import Keeper, settle
+    from backplane.runtime.state import StateFolder, settle
     from backplane.workspace import apply_bare, apply_patch
 
     home = config.home_path(os.environ)
@@ -96,7 +96,7 @@ def _apply(options: Options) -> int:
     saved = _at(options) if options.at is not None else None
     # Whether the file is still what the receipt promises is looked at where it is read.
     if saved is None and not promised and (patch is None or not patch.stat().st_size):
-        refuse_unknown(Keeper(home), row.run_id)
+        refuse_unknown(StateFolder(home), row.run_id)
         streams.write("the run changed nothing\n")
         return 0
     _refuse_violations(options, receipt)

@@ -213,7 +213,7 @@ class _Live:
                     await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             finally:
                 self.sender, plane.sender = plane.sender, None
-                self.left_behind += plane.keeper.notes + plane.keeper.problems
+                self.left_behind += plane.state_folder.notes + plane.state_folder.problems
 
     async def _attempt(
         self, plane: ControlPlane, order: WorkOrder, backend: Backend | str, route: dict[str, Json] | None

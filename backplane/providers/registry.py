@@ -187,7 +187,7 @@ class Provider:
         return await self._goes_on(file, saved, config)
 
     def _read(self, path: Path) -> SessionFile:
-        return store.settled(store.read(path), self.plane.keeper.store())
+        return store.settled(store.read(path), self.plane.state_folder.store())
 
     async def _copied(self, file: SessionFile, config: SessionConfig | None) -> Session:
         fresh = new_file(SessionConfig(), self.name, file.id)

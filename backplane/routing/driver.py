@@ -387,7 +387,7 @@ async def _hear(name: str, settings: Settings, environ: Mapping[str, str], home:
 async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy | None = None) -> Attempts:
     """The first choice, with the settings of a control plane. Raises as `first_choice`."""
     # Who was cut off before is sealed first, or its end would not be known here.
-    await anyio.to_thread.run_sync(plane.keeper.store)
+    await anyio.to_thread.run_sync(plane.state_folder.store)
     return await first_choice(order, plane.settings, plane.environ, plane.home, strategy)
 
 

@@ -23,25 +23,25 @@ from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError
 from backplane.receipts.build import Facts
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
-from backplane.runtime.state import Keeper, Preparation
+from backplane.runtime.state import Preparation, StateFolder
 
 if TYPE_CHECKING:
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHost
     from backplane.sandbox.probe import Probe
-    from backplane.sandbox.run import Cell
+    from backplane.sandbox.run import Sandbox
     from backplane.workspace import Workspace
 
 
-Opening = Callable[["Premises"], Awaitable[AbstractAsyncContextManager[Link] | None]]
+Opening = Callable[["RunEnvironment"], Awaitable[AbstractAsyncContextManager[Link] | None]]
 """Gives the way to start a host that waits; None where none can."""
 
 CAUSE_S: Final = 1.0
 """For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
 
 
-class Premises:
-    """The premises of one run.
+class RunEnvironment:
+    """The environment of one run.
 
     Args:
         ended: whether the run ends before its order was sent.
@@ -49,16 +49,16 @@ class Premises:
     """
 
     def __init__(
-        self, keeper: Keeper, facts: Facts, limits: Limits, ended: Callable[[], bool], place: str | None = None
+        self, state: StateFolder, facts: Facts, limits: Limits, ended: Callable[[], bool], place: str | None = None
     ) -> None:
         self.journal: Journal | None = None
         """None until something of the run is about to be started."""
-        self._keeper = keeper
+        self._state = state
         self._facts = facts
         self._limits = limits
         self._ended = ended
         self._preparing: Preparation | None = None
-        self._cell: Cell | None = None
+        self._sandbox: Sandbox | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
         self.hidden_servers: Mapping[str, str] = {}
@@ -106,7 +106,7 @@ class Premises:
         """
         opening = None
         if warm is not None:
-            self._place, self._tree = warm.premises._place, warm.premises._tree
+            self._place, self._tree = warm.environment._place, warm.environment._tree
             try:
                 opening = await self._open(backend, environ, configured, layers, warm)
             finally:
@@ -149,19 +149,21 @@ class Premises:
         contained = program is not None and isolation != "off"
         found = (layers or await try_layers(environ)) if contained else None
         from backplane.sandbox.credentials import read_names
-        from backplane.sandbox.run import Cell
+        from backplane.sandbox.run import Sandbox
 
         open_stores = read_names(asked, "config.vendor.abp.credentials")
         if program is not None:
             open_stores |= program.open_stores
         assert self._facts.policy is not None
         filtered = order.abp("seccomp") is True
-        self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores)
+        self._sandbox = Sandbox(
+            self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores
+        )
         if program is None or not contained:
             return self._way(warm, functools.partial(backend.open, order, environ))
-        if warm is not None and warm.premises._cell is not None:
-            self._cell.adopt(warm.premises._cell)
-        if not await self._choose_root(self._cell, waits=self._waits or warm is not None):
+        if warm is not None and warm.environment._sandbox is not None:
+            self._sandbox.adopt(warm.environment._sandbox)
+        if not await self._choose_root(self._sandbox, waits=self._waits or warm is not None):
             return None
         opener = await self._contain(program, environ)
         return self._way(warm, functools.partial(program.open, order, environ, opener))
@@ -171,7 +173,7 @@ class Premises:
     ) -> AbstractAsyncContextManager[Link] | None:
         if warm is None:
             return cold()
-        if warm.premises._standing != self._standing:
+        if warm.environment._standing != self._standing:
             return None
         self._facts.start = "warm"
         return warm.block()
@@ -186,25 +188,25 @@ class Premises:
             BackplaneError: as `open`.
         """
         assert isinstance(backend, ProcessBackend)
-        assert self._cell is not None
-        self._cell.distrust(error)
+        assert self._sandbox is not None
+        self._sandbox.distrust(error)
         return backend.open(self._facts.order, environ, await self._contain(backend, environ))
 
-    async def _choose_root(self, cell: Cell, *, waits: bool) -> bool:
+    async def _choose_root(self, sandbox: Sandbox, *, waits: bool) -> bool:
         """Know where the host will work; whether one that waits can.
 
         With rules on files what is staged must be there, or they would find nothing to cover.
         """
-        keeper, spec = self._keeper, self._facts.order.workspace
+        state, spec = self._state, self._facts.order.workspace
         # First, as only what has a journal of a living run, or is locked, is safe from being swept as a leftover.
         if self._waits:
-            self._lock = await anyio.to_thread.run_sync(keeper.lock_place, self._place)
+            self._lock = await anyio.to_thread.run_sync(state.lock_place, self._place)
         elif self.journal is None:
-            self.journal = keeper.journal(self._facts)
+            self.journal = state.journal(self._facts)
         self._root = spec.root
         if spec.mode == "staged":
-            if not await anyio.to_thread.run_sync(cell.needs_tree, spec.root):
-                self._tree = self._tree or keeper.make_tree(self._place)
+            if not await anyio.to_thread.run_sync(sandbox.needs_tree, spec.root):
+                self._tree = self._tree or state.make_tree(self._place)
             elif waits:
                 return False
             if self._tree is None:
@@ -221,15 +223,15 @@ class Premises:
         """Work the cage out."""
         from backplane.sandbox.run import place_of
 
-        keeper, spec, cell = self._keeper, self._facts.order.workspace, self._cell
-        assert cell is not None
+        state, spec, sandbox = self._state, self._facts.order.workspace, self._sandbox
+        assert sandbox is not None
         original = spec.root if spec.mode == "staged" else None
-        scratch = keeper.scratch_of(self._place)
-        place = place_of(self._root, original=original, home=keeper.home, scratch=scratch)
+        scratch = state.scratch_of(self._place)
+        place = place_of(self._root, original=original, home=state.home, scratch=scratch)
         command = program.command(self._facts.order, environ)
         writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
         servers = program.servers(self._facts.order, command)
-        held = await cell.put_on(place, command, writable, program.endpoints, servers)
+        held = await sandbox.put_on(place, command, writable, program.endpoints, servers)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
@@ -238,7 +240,7 @@ class Premises:
         self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
             self._note_held(self.journal)
-        return functools.partial(cell.open, held, self._placed if self.holds_host and not self._waits else None)
+        return functools.partial(sandbox.open, held, self._placed if self.holds_host and not self._waits else None)
 
     async def _stage_first(self, folder: Path) -> Workspace:
         preparing = self._preparing = self._prepare("staged")
@@ -254,7 +256,7 @@ class Premises:
         return workspace
 
     def _prepare(self, mode: Mode | None) -> Preparation:
-        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode, self._place)
+        return Preparation(self._state, self._facts, self._limits, self._unwanted, mode, self._place)
 
     def _unwanted(self) -> bool:
         return self._left or self._ended()
@@ -271,7 +273,7 @@ class Premises:
         """
         if self._preparing is None:
             if self.journal is None:
-                self.journal = self._keeper.journal(self._facts)
+                self.journal = self._state.journal(self._facts)
                 self._note_held(self.journal)
             self._preparing = self._prepare(mode)
             start_soon(self._preparing.run, self.journal.folder)
@@ -340,13 +342,13 @@ class Premises:
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
-        if self._cell is not None:
-            self._cell.check_asks(extensions)
+        if self._sandbox is not None:
+            self._sandbox.check_asks(extensions)
 
     def unlock(self) -> None:
         """Let the folders of a host that waited be swept."""
         if self._lock >= 0:
-            self._keeper.unlock_place(self._place, self._lock)
+            self._state.unlock_place(self._place, self._lock)
             self._lock = -1
 
     def leave(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
@@ -356,13 +358,13 @@ class Premises:
             added: members of the receipt's own part.
             used: the order was sent. Else the place to work in is removed.
         """
-        if self._cell is not None:
-            self._cell.close(added)
+        if self._sandbox is not None:
+            self._sandbox.close(added)
             if "network" in added:  # Where the host wanted to go, in its own words.
                 added["network"] = self._facts.clean_json(added["network"])
         workspace = self._preparing.workspace if self._preparing is not None else None
         if workspace is None and self._tree is not None:
-            self._keeper.drop_stage(self._place)
+            self._state.drop_stage(self._place)
         if workspace is not None and not used:
             workspace.close()
             return None

@@ -22,7 +22,7 @@ from backplane.receipts.build import OWN_LINES_MAX, End, Facts
 from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
-from backplane.runtime.state import Keeper
+from backplane.runtime.state import StateFolder
 from backplane.workspace import Patch, Workspace, apply_patch
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seal_run(
-    keeper: Keeper,
+    state_folder: StateFolder,
     facts: Facts,
     journal: Journal | None,
     workspace: Workspace | None,
@@ -86,7 +86,7 @@ def seal_run(
         facts.added.setdefault("error", build.cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
-            keeper.let_go(workspace)
+            state_folder.let_go(workspace)
             workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
     if workspace is not None and not facts.replayed:
@@ -108,7 +108,7 @@ def seal_run(
         # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
         not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
         receipt = told(end, Trace(b"", 0, 0), False)
-    not_stored = _store(keeper, receipt, journal, workspace)
+    not_stored = _store(state_folder, receipt, journal, workspace)
     if not_stored is not None:
         error = not_kept or not_stored
         end = msgspec.structs.replace(end, reason="store", code=error.code)
@@ -117,7 +117,7 @@ def seal_run(
     )
 
 
-def seal_journal(keeper: Keeper, facts: Facts, journal: Journal | None, end: End) -> Sealed:
+def seal_journal(state_folder: StateFolder, facts: Facts, journal: Journal | None, end: End) -> Sealed:
     """Seal and store a run whose end failed, from its journal alone: every event in it is kept, no patch is. Blocks.
 
     What is stored of it already comes back, with the end that it tells.
@@ -125,8 +125,8 @@ def seal_journal(keeper: Keeper, facts: Facts, journal: Journal | None, end: End
     Raises:
         StoreError: `receipt_store_failed`; the next start seals the run.
     """
-    (journal or keeper.journal(facts)).close()
-    receipt = keeper.seal_failed(facts.run_id, end.code or "internal")
+    (journal or state_folder.journal(facts)).close()
+    receipt = state_folder.seal_failed(facts.run_id, end.code or "internal")
     return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
 
 
@@ -171,24 +171,24 @@ def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict
 
 
 def _store(
-    keeper: Keeper, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
+    state_folder: StateFolder, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
 ) -> BackplaneError | None:
     """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
     error: BackplaneError | None = None
     try:
-        store = keeper.store()
+        store = state_folder.store()
         # First, as a receipt that is acknowledged is signed also where we are killed in between.
-        keeper.sign(receipt)
+        state_folder.sign(receipt)
         store.append(receipt, journal)
     except BackplaneError as caught:
         error = caught
     try:
         if workspace is not None:
-            keeper.let_go(workspace)
+            state_folder.let_go(workspace)
         if journal is not None:
             journal.close()
     except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
-        keeper.problems += (f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}",)
+        state_folder.problems += (f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}",)
     return error
 
 

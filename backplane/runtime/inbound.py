@@ -48,7 +48,7 @@ from backplane.redact.cuts import Splits
 from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.hook_calls import call_function, log_raised
 from backplane.runtime.hooks import Hook, Hooks
-from backplane.runtime.writer import Outbox
+from backplane.runtime.writer import LineWriter
 
 ASKS_OPEN_MAX: Final = 64
 """Asks that wait for a person at once; a host with more of them does not wait for answers."""
@@ -79,7 +79,7 @@ def now() -> str:
     return timestamp_at(time.time_ns())
 
 
-class Intake:
+class Inbound:
     """Takes in the messages of one run.
 
     Args:
@@ -114,7 +114,7 @@ class Intake:
         self._decide = decide
         self._fail = fail
         self._hand_on = hand_on
-        self._outbox: Outbox | None = None
+        self._writer: LineWriter | None = None
         self._start_soon: Callable[..., object] | None = None
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
@@ -146,9 +146,9 @@ class Intake:
         """Asks about tools that wait for their answer: none of these tools is at work."""
         return sum(ask.kind not in ("input", "spend") for ask in self.asks_open.values())
 
-    def connect(self, outbox: Outbox, start_soon: Callable[..., object]) -> None:
+    def connect(self, writer: LineWriter, start_soon: Callable[..., object]) -> None:
         """Take where answers go, and what starts the task in which an ask waits for its answer."""
-        self._outbox, self._start_soon = outbox, start_soon
+        self._writer, self._start_soon = writer, start_soon
 
     def close(self) -> None:
         """The host's last word is in: what comes after it is late."""
@@ -369,8 +369,8 @@ class Intake:
             decision = Decision("deny", error.message)
         del self.asks_open[ask.id]
         if not self.over.is_set() and decision is not None:
-            assert self._outbox is not None
-            self._outbox.write(self._line_of(ask, decision))
+            assert self._writer is not None
+            self._writer.write(self._line_of(ask, decision))
 
     def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
         if self.hooks is None:
@@ -518,7 +518,7 @@ class Intake:
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
         """Send the answer, or a bare denial where a line is too short for it; without room for that the run ends."""
-        assert self._outbox is not None
+        assert self._writer is not None
         try:
             line = self._line_of(ask, decision)
         except ProtocolError as too_long:
@@ -529,7 +529,7 @@ class Intake:
                 self.close()
                 return []
             decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
-        self._outbox.write(line)
+        self._writer.write(line)
         self._facts.answered(ask, decision.decision)
         if self.hooks is not None:
             self.hooks.answered(ask, decision)
@@ -537,18 +537,18 @@ class Intake:
         return [self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")]
 
 
-_TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
-    wire.Hello: Intake._hello,
-    wire.Final: Intake._final,
-    wire.Fatal: Intake._fatal,
-    wire.Ask: Intake._ask,
-    wire.Pong: Intake._pong,
-    wire.PatchChunk: Intake._patch,
-    Noise: Intake._noise,
-    Dropped: Intake._dropped,
-    Unknown: Intake._unknown,
-    Broken: Intake._broken,
-    Raised: Intake._raised,
+_TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
+    wire.Hello: Inbound._hello,
+    wire.Final: Inbound._final,
+    wire.Fatal: Inbound._fatal,
+    wire.Ask: Inbound._ask,
+    wire.Pong: Inbound._pong,
+    wire.PatchChunk: Inbound._patch,
+    Noise: Inbound._noise,
+    Dropped: Inbound._dropped,
+    Unknown: Inbound._unknown,
+    Broken: Inbound._broken,
+    Raised: Inbound._raised,
 }
 
 _QUIET: Final[frozenset[object]] = frozenset(

@@ -33,7 +33,7 @@ from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.places import Places, rank_of
 from backplane.runtime.run import Run
-from backplane.runtime.state import Keeper
+from backplane.runtime.state import StateFolder
 from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ControlPlane:
         self.home = Path(home) if home is not None else config.home(self.environ)
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
-        self.keeper = Keeper(home, _signer(settings.signing_key))
+        self.state_folder = StateFolder(home, _signer(settings.signing_key))
         self.warm = WarmHosts(settings.limits.warm_max, settings.limits.warm_s)
         self.sender = _sender(self.environ)
         """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
@@ -114,7 +114,7 @@ class ControlPlane:
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
             await self.warm.close()
-            await anyio.to_thread.run_sync(self.keeper.close)
+            await anyio.to_thread.run_sync(self.state_folder.close)
             if self.sender is not None:
                 await anyio.to_thread.run_sync(self.sender.leave)
 
@@ -228,11 +228,13 @@ class ControlPlane:
             return order, run_id, None
         from backplane.runtime.budgets import reserve
 
-        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+        if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
             run_id = str(uuid.uuid4())
         try:
             by_call = isinstance(backend, ProcessBackend) and backend.by_call
-            held = await anyio.to_thread.run_sync(lambda: reserve(self.keeper.store(), order, run_id, by_call=by_call))
+            held = await anyio.to_thread.run_sync(
+                lambda: reserve(self.state_folder.store(), order, run_id, by_call=by_call)
+            )
         except BackplaneError as error:
             return order, run_id, error
         assert held is not None
@@ -242,7 +244,7 @@ class ControlPlane:
         """Reserve what the next call of a child's model may cost. Blocks; None and errors as `budgets.hold`."""
         from backplane.runtime.budgets import hold
 
-        held = hold(self.keeper.store(), run.id, asked, patient=patient)
+        held = hold(self.state_folder.store(), run.id, asked, patient=patient)
         if held is None:
             return None
         run.facts.added["budget"] = msgspec.structs.asdict(held[1])
@@ -337,7 +339,7 @@ class ControlPlane:
         """
         from backplane.runtime.results import apply_result
 
-        return await anyio.to_thread.run_sync(apply_result, self.keeper, run_id)
+        return await anyio.to_thread.run_sync(apply_result, self.state_folder, run_id)
 
     async def _run(
         self,
@@ -349,7 +351,7 @@ class ControlPlane:
         output: Any = None,
         added: Mapping[str, Json] = NOTHING,
     ) -> Run:
-        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+        if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
             run_id = str(uuid.uuid4())
         limits = limits or backend.limits or self.settings.limits
         run = Run(self, order, backend, on_ask, limits, run_id, output)

@@ -25,8 +25,8 @@ EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "s
 """What this control plane announces with every run."""
 
 
-class Terms:
-    """The terms of one run.
+class RunRequirements:
+    """The requirements of one run.
 
     Args:
         backend_id: the backend's name here.

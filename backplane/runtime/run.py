@@ -50,13 +50,13 @@ from backplane.receipts.build import End, Facts, cause
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
-from backplane.runtime.environment import Premises
+from backplane.runtime.environment import RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
-from backplane.runtime.inbound import Hold, Intake, OnAsk, now
+from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import read_output, without_effect
-from backplane.runtime.requirements import EXTENSIONS, Terms, check_place
-from backplane.runtime.writer import Outbox
+from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
+from backplane.runtime.writer import LineWriter
 
 if TYPE_CHECKING:
     from backplane.runtime.finalize import Sealed
@@ -118,10 +118,10 @@ class Run:
     """
 
     __slots__ = (
-        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_fault", "_finished", "_gone",
-        "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_output", "_plane", "_premises",
-        "_queue", "_readable", "_reads", "_receipt", "_remote", "_rest", "_sealed", "_sealing_since", "_sent",
-        "_stopping", "_tasks", "_terms", "_words_due", "end", "error", "facts", "id", "more", "order", "patch",
+        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_environment", "_exited", "_fault", "_finished",
+        "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_plane", "_queue",
+        "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent",
+        "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -158,17 +158,17 @@ class Run:
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
-        self._premises = Premises(plane.keeper, self.facts, limits, self._is_given_up)
-        self._terms: Terms | None = None
+        self._environment = RunEnvironment(plane.state_folder, self.facts, limits, self._is_given_up)
+        self._requirements: RunRequirements | None = None
         self._opened: AbstractAsyncContextManager[Link] | None = None
         self._link: Link | None = None
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._outbox: Outbox | None = None
+        self._writer: LineWriter | None = None
         self._alarm: Alarm | None = None
         self._exited: float | None = None
         """When the child's end was seen, by a monotonic clock."""
-        self._intake = Intake(
+        self._inbound = Inbound(
             self.id,
             self.facts,
             limits,
@@ -276,7 +276,7 @@ class Run:
     @property
     def folder(self) -> Path | None:
         """The run's own folder in the state directory; None when nothing was started."""
-        journal = self._premises.journal
+        journal = self._environment.journal
         return journal.folder if journal is not None else None
 
     # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
@@ -308,11 +308,11 @@ class Run:
 
     async def _pull(self) -> None:
         """Wait until the next events are in the queue, or the run has ended."""
-        if self._premises.prepared and not self._begun and not self._stopping:
+        if self._environment.prepared and not self._begun and not self._stopping:
             await self._begin()
             self._begun = True
         while not self._queue:
-            if self._drained or self._intake.over.is_set() or self._link is None:
+            if self._drained or self._inbound.over.is_set() or self._link is None:
                 await self._finish()
                 break
             await self._advance()
@@ -348,13 +348,13 @@ class Run:
         elif self._fault is None:
             self._fault = self.error = fault
             self.end = End(reason="failed", code=fault.code)
-            self._premises.abandon()
-            self._intake.close()
+            self._environment.abandon()
+            self._inbound.close()
             self._stop()
 
     def _note_problem(self, fault: BackplaneError) -> None:
         line = f"run {self.id}, after its receipt was stored: {self._without_secrets(fault)}"
-        self._plane.keeper.problems += (line,)
+        self._plane.state_folder.problems += (line,)
 
     @property
     def is_ending(self) -> bool:
@@ -394,13 +394,13 @@ class Run:
             ProtocolError: the host did not announce `ping/1`.
             BackendError: `backend_timeout`, no answer within `PING_S`.
         """
-        seq, arrived = self._intake.expect_pong()
+        seq, arrived = self._inbound.expect_pong()
         began = time.perf_counter()
         try:
             self._say(self._line.send(wire.Ping(seq=seq)))
             await in_time(arrived.wait, PING_S)
         finally:
-            self._intake.forget_pong(seq)
+            self._inbound.forget_pong(seq)
         if not arrived.is_set():
             raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began
@@ -412,11 +412,11 @@ class Run:
             WorkspaceError: `execution_workspace_error`: before the order was sent or after the end, the name is taken
                 or is none, there is no room, or the agent works on another machine.
         """
-        return await self._intake.checkpoints.make(name)
+        return await self._inbound.checkpoints.make(name)
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints of this run, oldest first; the state `start` is always there beside them."""
-        return self._intake.checkpoints.made
+        return self._inbound.checkpoints.made
 
     async def rewind(self, name: str) -> Checkpoint | None:
         """Put the workspace back to a checkpoint, by name or id; None comes back for `start`.
@@ -427,7 +427,7 @@ class Run:
             WorkspaceError: `execution_workspace_error`, as `checkpoint`; or the agent is at work, there is no such
                 checkpoint, or a file changed meanwhile. Then nothing was changed.
         """
-        return await self._intake.checkpoints.rewind(name, self._intake.tools_asked)
+        return await self._inbound.checkpoints.rewind(name, self._inbound.tools_asked)
 
     # What a control plane does with it.
 
@@ -447,7 +447,7 @@ class Run:
 
     def hold_calls(self, hold: Hold) -> None:
         """Have a host's calls of its model reserved by this function, which may block."""
-        self._intake.hold = hold
+        self._inbound.hold = hold
 
     def refuse(self, error: BackplaneError) -> None:
         """End the run before anything of it is started; `start` then starts nothing."""
@@ -467,17 +467,17 @@ class Run:
     async def _start_host(self) -> None:
         try:
             opening = await self._open()
-            if self._premises.holds_host:
-                self._premises.prepare(self._start_soon, self._mode())
+            if self._environment.holds_host:
+                self._environment.prepare(self._start_soon, self._mode())
             try:
                 await self._enter(opening)
             except CageError as error:
-                await self._enter(await self._premises.reopen(self._backend, self._plane.environ_of(self.id), error))
-            self._premises.prepare(self._start_soon, self._mode())
+                await self._enter(await self._environment.reopen(self._backend, self._plane.environ_of(self.id), error))
+            self._environment.prepare(self._start_soon, self._mode())
             if self._link is not None:
-                self._premises.note_host(self._link.pid)
+                self._environment.note_host(self._link.pid)
         except BackplaneError as error:
-            self._fail(await self._premises.cause(error))
+            self._fail(await self._environment.cause(error))
 
     async def _enter(self, opening: AbstractAsyncContextManager[Link]) -> None:
         if not isinstance(opening, SpannedBlock):
@@ -519,31 +519,31 @@ class Run:
             check_settings(self.order)
             check_place(self.order, remote=self._backend.remote, routed="route" in self.facts.added)
             self.facts.policy = compile_policy(self.order.policy)
-            terms = self._terms = self._attach(given)
-            kept = self._plane.keeper.kept_hello(self._backend.key)
+            requirements = self._requirements = self._attach(given)
+            kept = self._plane.state_folder.kept_hello(self._backend.key)
             if kept is not None:
                 manifest, since = kept
-                terms.check(terms.supply(read_manifest(manifest), EXTENSIONS), kept_since=since)
+                requirements.check(requirements.supply(read_manifest(manifest), EXTENSIONS), kept_since=since)
         except BackplaneError as error:
             self._decide("refused", error)
             return False
         return True
 
-    def _attach(self, given: Sequence[Hook]) -> Terms:
+    def _attach(self, given: Sequence[Hook]) -> RunRequirements:
         """The hooks of the configuration, the caller and the order, and when to keep the workspace's state.
 
         Raises:
             ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
         """
-        intake, remote = self._intake, self._backend.remote
+        inbound, remote = self._inbound, self._backend.remote
         hooks = (*configured(self._plane.settings.hooks), *given, *above(self.order))
         if hooks:
-            intake.hooks = Hooks(hooks, self.id, self._plane.environ, self.facts.redactor, intake.put_above)
-            intake.note_hooks = self._premises.note_hooks
-        terms = Terms(self.facts, self.backend_id, hooks, remote=remote)
-        intake.checkpoints.auto = terms.checkpoints
-        self._remote = self._way_there(terms.order) if remote else None
-        return terms
+            inbound.hooks = Hooks(hooks, self.id, self._plane.environ, self.facts.redactor, inbound.put_above)
+            inbound.note_hooks = self._environment.note_hooks
+        requirements = RunRequirements(self.facts, self.backend_id, hooks, remote=remote)
+        inbound.checkpoints.auto = requirements.checkpoints
+        self._remote = self._way_there(requirements.order) if remote else None
+        return requirements
 
     def _way_there(self, order: WorkOrder) -> Remote:
         # Who runs everything here shall not pay for loading it.
@@ -553,7 +553,7 @@ class Run:
         return Remote(self.id, order, self.backend_id, self._limits, isolation)
 
     async def _open(self) -> AbstractAsyncContextManager[Link]:
-        """The way to start the host. Raises as `Premises.open`."""
+        """The way to start the host. Raises as `RunEnvironment.open`."""
         plane = self._plane
         if self._remote is not None:
             # Here is only the way there: what has to hold the agent holds it where it works.
@@ -561,7 +561,7 @@ class Run:
         kind, warm = self._kind(), None
         if kind is not None:
             warm = await plane.warm.take(kind)
-        opening = await self._premises.open(
+        opening = await self._environment.open(
             self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers, warm
         )
         if warm is not None and self.facts.start != "warm":
@@ -573,7 +573,7 @@ class Run:
         plane = self._plane
         if plane.sender is not None or not plane.settings.limits.warm_max:
             return None
-        return self._premises.kind(self._backend, plane.settings.isolation)
+        return self._environment.kind(self._backend, plane.settings.isolation)
 
     def _expect_more(self) -> None:
         """Have a host wait for the next order like this one."""
@@ -585,14 +585,14 @@ class Run:
         )  # fmt: skip
         order = msgspec.structs.replace(self.order, task="", context=ContextPacket())
 
-        def premises(place: str) -> Premises:
+        def environment(place: str) -> RunEnvironment:
             facts = Facts(run_id=place, order=order, backend=identity, started_ns=0, policy=policy)
-            return Premises(plane.keeper, facts, limits, lambda: False, place)
+            return RunEnvironment(plane.state_folder, facts, limits, lambda: False, place)
 
-        def opening(waiting: Premises) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
+        def opening(waiting: RunEnvironment) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
             return waiting.open_waiting(backend, plane.environ, plane.settings.isolation, plane.layers)
 
-        plane.warm.expect(kind, premises, opening, more=self.more)
+        plane.warm.expect(kind, environment, opening, more=self.more)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
@@ -604,14 +604,14 @@ class Run:
     def _connect(self, link: Link) -> None:
         self._link = link
         self._readable = Readable(link.stdout)
-        self._outbox = Outbox(
+        self._writer = LineWriter(
             link,
             self._start_soon,
             write_s=self._limits.write_s,
             on_stuck=self._input_unread,
             on_closed=self._input_closed,
         )
-        self._intake.connect(self._outbox, self._start_soon)
+        self._inbound.connect(self._writer, self._start_soon)
         self._alarm = Alarm(self._start_soon, self._look)
         link.on_exit = self._alarm.ring
         link.on_words = self._heard_words
@@ -625,7 +625,7 @@ class Run:
         """Keep what the host said last on its stderr where another program can read it."""
         await anyio.sleep(WORDS_S)
         self._words_due = False
-        journal = self._premises.journal
+        journal = self._environment.journal
         if journal is not None and self._link is not None and not self._stopping:
             words = self.facts.redactor.data(self._link.stderr_tail)[0]
             with suppress(StoreError):  # For a look at it; the receipt has them all the same.
@@ -644,7 +644,7 @@ class Run:
             if self._line.hello is None or self._stopping:
                 return
             self._check_hello(self._line.hello)
-            workspace = await self._premises.workspace()
+            workspace = await self._environment.workspace()
             if not self._stopping:
                 self._send_order(workspace)
         except BackplaneError as error:
@@ -657,11 +657,11 @@ class Run:
         self._deadlines.end_hello()
 
     def _check_hello(self, hello: wire.Hello) -> None:
-        assert self._terms is not None
-        assert self._premises.journal is not None
-        manifest = self._terms.supply(read_manifest(hello.capabilities), hello.extensions)
+        assert self._requirements is not None
+        assert self._environment.journal is not None
+        manifest = self._requirements.supply(read_manifest(hello.capabilities), hello.extensions)
         self.facts.hello(hello, manifest)
-        self._premises.journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
+        self._environment.journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
         if not version_compatible(hello.contract_version):
             raise ContractError(
                 "contract_version_mismatch",
@@ -669,45 +669,45 @@ class Run:
                 hint="use a host of the same major version",
             )
         with suppress(StoreError):  # Only a cache: the run can do without.
-            self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
-        self._premises.check_asks(hello.extensions)
+            self._plane.state_folder.keep_manifest(self._backend.key, hello.capabilities)
+        self._environment.check_asks(hello.extensions)
         if self._remote is not None:
             self._remote.check(hello)
-        self._terms.check_hello(hello, manifest)
-        self._terms.give_servers(hello, self._backend)
-        if self._intake.hooks is not None:
-            self._intake.hooks.check_asks(hello.extensions, self.backend_id)
-        self._intake.checkpoints.check_asks(hello.extensions, self.backend_id)
+        self._requirements.check_hello(hello, manifest)
+        self._requirements.give_servers(hello, self._backend)
+        if self._inbound.hooks is not None:
+            self._inbound.hooks.check_asks(hello.extensions, self.backend_id)
+        self._inbound.checkpoints.check_asks(hello.extensions, self.backend_id)
 
     def _send_order(self, workspace: Workspace | None) -> None:
         """The order, whole, with the place to work in: here, or on another machine."""
-        assert self._terms is not None
-        assert self._premises.journal is not None
-        folder = self._premises.journal.folder
-        self._intake.checkpoints.open(workspace if self._remote is None else None, folder)
+        assert self._requirements is not None
+        assert self._environment.journal is not None
+        folder = self._environment.journal.folder
+        self._inbound.checkpoints.open(workspace if self._remote is None else None, folder)
         if self._remote is not None:
             self._send_away(self._remote, workspace, folder)
         elif workspace is not None:
             self.facts.root = str(workspace.root)
-            self._send_run(self._terms.at(self.facts.root), EXTENSIONS)
+            self._send_run(self._requirements.at(self.facts.root), EXTENSIONS)
             self._expect_more()
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
         self._say(self._line.send(wire.RunMessage(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
-        assert self._premises.journal is not None
-        self._premises.journal.note({"fact": "sent"})
+        assert self._environment.journal is not None
+        self._environment.journal.note({"fact": "sent"})
         self._deadlines.restart()
         self._report_unheard()
 
     def _report_unheard(self) -> None:
         """Warn of what has no effect: members of the order, tools of its policy, MCP servers that the cage hides."""
         for name, value, fact in without_effect(self.order):
-            self._intake.report(name, value, fact)
-        if servers := self._premises.hidden_servers:
+            self._inbound.report(name, value, fact)
+        if servers := self._environment.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
             fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
-            self._intake.report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
+            self._inbound.report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
 
     def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
         """The order to another machine, and after it the workspace, if it travels."""
@@ -716,21 +716,21 @@ class Run:
         self._send_run(remote.order(), (*EXTENSIONS, *remote.extensions))
         if workspace is not None:
             remote.expect(folder)
-            self._intake.on_patch = remote.take
+            self._inbound.on_patch = remote.take
             self._start_soon(self._send_tree, remote, workspace)
 
     async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
         from backplane.workspace import Quota
 
-        assert self._outbox is not None
+        assert self._writer is not None
         quota = Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
         chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
         try:
             while not self._stopping and (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
                 self._say(self._line.send(chunk))
-                await self._outbox.flushed()
+                await self._writer.flushed()
                 # The far side is silent while it listens.
-                self._intake.progressed = True
+                self._inbound.progressed = True
         except BackplaneError as error:
             self._decide("failed", error)
 
@@ -753,8 +753,8 @@ class Run:
 
     def _note_progress(self) -> None:
         """Begin to count the child's silence anew when something came, and all the while an ask is open."""
-        if self._intake.progressed or self._intake.asks_open:
-            self._intake.progressed = False
+        if self._inbound.progressed or self._inbound.asks_open:
+            self._inbound.progressed = False
             self._deadlines.restart()
 
     def _reading(self) -> Awaitable[None]:
@@ -763,7 +763,7 @@ class Run:
         if self._gone.is_set():
             self._take_in()
             return anyio.lowlevel.checkpoint()
-        if self._intake.holding:
+        if self._inbound.holding:
             return self._hold()
         # Woken by the end of the ladder or an event of ours as well.
         return self._readable.until(self._take_in)
@@ -773,7 +773,7 @@ class Run:
         with anyio.move_on_after(HOLD_S_MAX) as holding:
             await self._readable.until(self._take_in)
         if holding.cancelled_caught:
-            self._hand_on(self._intake.let_go())
+            self._hand_on(self._inbound.let_go())
 
     def _take_in(self) -> bool:
         """One read; whether somebody should be woken for what it brought."""
@@ -784,12 +784,12 @@ class Run:
             self._drained = self._gone.is_set()
             return self._drained
         if data:
-            self._hand_on(self._intake.take(self._line.receive(data)))
+            self._hand_on(self._inbound.take(self._line.receive(data)))
             self._note_progress()
-            return bool(self._queue) or not self._begun or self._intake.holding or self._intake.over.is_set()
+            return bool(self._queue) or not self._begun or self._inbound.holding or self._inbound.over.is_set()
         self._drained = True
-        self._hand_on(self._intake.take(self._line.end()))
-        if not self._intake.over.is_set():
+        self._hand_on(self._inbound.take(self._line.end()))
+        if not self._inbound.over.is_set():
             self._decide("host_exit", None)
         return True
 
@@ -797,7 +797,7 @@ class Run:
         """Journal what came, then put it where the consumer finds it."""
         # All of a batch may be held back as what may be the beginning of a secret.
         batches = [batch for batch in batches if batch.events]
-        journal = self._premises.journal
+        journal = self._environment.journal
         if not batches or journal is None:
             return
         lines = b"".join([batch.lines for batch in batches])
@@ -807,7 +807,7 @@ class Run:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
             self.error = self.error or error
-            self._intake.close()
+            self._inbound.close()
             self._stop()
             return
         self._queue.extend(batches)
@@ -820,8 +820,8 @@ class Run:
             self._readable.wake()
 
     def _say(self, line: bytes) -> None:
-        assert self._outbox is not None
-        self._outbox.write(line)
+        assert self._writer is not None
+        self._writer.write(line)
 
     def _input_unread(self) -> None:
         text = f"{self.backend_id!r} did not read its input for {self._limits.write_s:g} s (write_s)"
@@ -829,13 +829,13 @@ class Run:
 
     def _input_closed(self) -> None:
         """A line found no reader: with the order not taken there will be no result."""
-        if self._outbox is not None and self._outbox.written == 0 and self._tasks is not None:
+        if self._writer is not None and self._writer.written == 0 and self._tasks is not None:
             self._start_soon(self._order_not_taken)
 
     async def _order_not_taken(self) -> None:
         # A host that has ended, or says why it ends, is told by that and not by the broken pipe.
         with anyio.move_on_after(EXIT_WAIT_S):
-            await self._intake.over.wait()
+            await self._inbound.over.wait()
         text = f"{self.backend_id!r} closed its input before it had taken the order"
         self._decide("protocol", BackendError("stream_closed", text, hint="a host reads its standard input to the end"))
 
@@ -851,7 +851,7 @@ class Run:
 
     def _decide(self, reason: str, error: BackplaneError | None, *, note: str | None = None) -> None:
         """Fix how the run ends, the first word counts, and begin to stop the host."""
-        if self.end is None and not self._intake.over.is_set():
+        if self.end is None and not self._inbound.over.is_set():
             self.end = End(reason=reason, code=error.code if error is not None else None)
             self.error = error
             if note is not None:
@@ -888,7 +888,7 @@ class Run:
                 self._readable.wake()
 
     async def _walk_down(self, link: Link) -> None:
-        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._intake.over.is_set()
+        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._inbound.over.is_set()
         if self.end is not None and self.end.reason == "host_exit":
             await link.wait(EXIT_WAIT_S)
         await link.stop(grace_s=self._limits.cancel_grace_s, cancel=self._say_cancel if asks_first else None)
@@ -896,7 +896,7 @@ class Run:
     async def _say_cancel(self, grace_s: float) -> None:
         reason = self.facts.added.get("cancel_reason") or (self.end.reason if self.end else "")
         self._say(self._line.send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000))))
-        await self._intake.over.wait()
+        await self._inbound.over.wait()
 
     def _look(self) -> float | None:
         """Keep the deadlines, and notice the child's end: it says no more, though another may hold its output open.
@@ -916,7 +916,7 @@ class Run:
         if self._link.fault is not None:
             raise self._link.fault
         self._note_progress()
-        expected = self._sent and not self._intake.asks_open
+        expected = self._sent and not self._inbound.asks_open
         left_s = max(self._deadlines.left_s(expected=expected), 0.001)
         if self._link.exit is None:
             return left_s
@@ -943,7 +943,7 @@ class Run:
                 return
             self._finished = True
             try:
-                settled, tree = self._premises.settled, self._leave_tree
+                settled, tree = self._environment.settled, self._leave_tree
                 for step in (self._stop_host, self._take_rest, settled, tree, self._seal, self._reseal):
                     try:
                         await step()
@@ -956,7 +956,7 @@ class Run:
 
     async def _stop_host(self) -> None:
         """Stop the host, and read what it left in its pipe."""
-        if not self._intake.over.is_set():
+        if not self._inbound.over.is_set():
             self._decide("cancelled", None, note="the caller left the run")
         self._stop()
         with anyio.move_on_after(self._limits.cancel_grace_s + LADDER_S_MAX):
@@ -972,14 +972,14 @@ class Run:
             # Its ladder was broken off, as the loop itself is being ended.
             await self._link.stop(grace_s=0.0)
         self._sealing_since = time.monotonic()
-        self._hand_on(self._intake.let_go())
-        self._intake.close()
+        self._hand_on(self._inbound.let_go())
+        self._inbound.close()
         self._explain_exit()
 
     async def _leave_tree(self) -> None:
         """Wait until nobody looks at the tree."""
-        self._intake.checkpoints.close()
-        async with self._intake.checkpoints.turn:
+        self._inbound.checkpoints.close()
+        async with self._inbound.checkpoints.turn:
             pass
 
     async def _seal(self) -> None:
@@ -995,8 +995,8 @@ class Run:
         from backplane.runtime import finalize
 
         assert self.end is not None
-        journal = self._premises.journal
-        seal = functools.partial(finalize.seal_journal, self._plane.keeper, self.facts, journal, self.end)
+        journal = self._environment.journal
+        seal = functools.partial(finalize.seal_journal, self._plane.state_folder, self.facts, journal, self.end)
         sealed = await anyio.to_thread.run_sync(seal)
         if self._fault is not None and sealed.end != self.end:
             self._note_problem(self._fault)
@@ -1022,24 +1022,24 @@ class Run:
         end = self.end = self.end or End(reason=self.facts.claimed_outcome)
         if self._link is not None:
             link = self._link
-            if self._outbox is not None:
-                self.facts.counts["unwritten"] = self._outbox.unwritten
+            if self._writer is not None:
+                self.facts.counts["unwritten"] = self._writer.unwritten
             self.facts.counts["redacted"] += self._line.redacted
             self.facts.counts["unended_lines"] = self._line.unended
-            if self._intake.hooks is not None:
-                self.facts.added["hooks"] = self._intake.hooks.to_wire()
+            if self._inbound.hooks is not None:
+                self.facts.added["hooks"] = self._inbound.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
-            if self._premises.journal is not None:
-                self._premises.journal.drop_words()
+            if self._environment.journal is not None:
+                self._environment.journal.drop_words()
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
         if self.error is not None:
             self.facts.added["error"] = cause(self._without_secrets(self.error))
         return finalize.seal_run(
-            self._plane.keeper,
+            self._plane.state_folder,
             self.facts,
-            self._premises.journal,
-            self._premises.leave(self.facts.added, used=self._sent),
+            self._environment.journal,
+            self._environment.leave(self.facts.added, used=self._sent),
             end,
             duration_s=self._deadlines.run_s,
             cleaned=self._link is not None and not (self._link.swept or self._link.guard_lost or self._fault),

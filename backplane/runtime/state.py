@@ -82,7 +82,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-class Keeper:
+class StateFolder:
     """The state folder of a control plane: its store, journals, kept manifests and staged trees."""
 
     def __init__(self, home: Path, signer: Signer | None = None) -> None:
@@ -392,15 +392,15 @@ class Preparation:
 
     Args:
         mode: how the place to work in is made; None when it is not here.
-        place: names its folders.
+        id: names its folders.
     """
 
     def __init__(
-        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, place: str
+        self, state: StateFolder, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, id: str
     ) -> None:
         self.workspace: Workspace | None = None
-        self._mode, self._id = mode, place
-        self._keeper = keeper
+        self._mode, self._id = mode, id
+        self._state = state
         self._facts = facts
         self._limits = limits
         self._stopped = stopped
@@ -456,26 +456,26 @@ class Preparation:
 
             self._place(folder, self._mode)
             anyio.from_thread.run_sync(self._placed.set)
-        self._keeper.store()
+        self._state.store()
 
     def _place(self, folder: Path, mode: Mode) -> None:
         from backplane.workspace import Quota, open_workspace
 
         spec = self._facts.order.workspace
         root = os.path.abspath(spec.root)
-        self._keeper.refuse_own(Path(root))
-        self._keeper.settle()
+        self._state.refuse_own(Path(root))
+        self._state.settle()
         self.workspace = open_workspace(
             root,
             mode=mode,
             include=spec.include,
             exclude=spec.exclude,
             run_dir=folder,
-            stage_dir=self._keeper.stage_of(self._id),
-            tree=self._keeper.tree_of(self._id),
+            stage_dir=self._state.stage_of(self._id),
+            tree=self._state.tree_of(self._id),
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
-            state=self._keeper.home,
+            state=self._state.home,
             unread=self._facts.order.policy.deny_read,
         )
         if mode == "staged":
@@ -483,7 +483,7 @@ class Preparation:
 
     def _mark(self) -> None:
         """Say whose the copy is, before its run is sent: should we be killed, its work is kept."""
-        mark = self._keeper.stage_of(self._id) / STAGED_FOR
+        mark = self._state.stage_of(self._id) / STAGED_FOR
         try:
             mark.write_text(self._facts.run_id)
         except OSError as error:

@@ -21,7 +21,7 @@ from backplane.process.block import SpannedBlock
 from backplane.process.loop import asyncio_loop, register
 from backplane.process.once import Once
 from backplane.runtime.backends import Link
-from backplane.runtime.environment import Opening, Premises
+from backplane.runtime.environment import Opening, RunEnvironment
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,8 +37,8 @@ MISFITS_MAX: Final = 2
 class WarmHost:
     """A host that waits for an order, and the place that it was started in."""
 
-    def __init__(self, premises: Premises) -> None:
-        self.premises = premises
+    def __init__(self, environment: RunEnvironment) -> None:
+        self.environment = environment
         self.loop = asyncio_loop()
         self.link: Link | None = None
         self.started, self.over = Once(), Once()
@@ -48,7 +48,7 @@ class WarmHost:
     async def live(self, opening: Opening, wait_s: float) -> bool:
         """Start it, and end it unless it is taken within so many seconds; whether it could be started."""
         try:
-            block = await opening(self.premises)
+            block = await opening(self.environment)
             if block is not None:
                 self._block = OwnTask(block)
                 self.link = await self._block.__aenter__()
@@ -81,14 +81,14 @@ class WarmHost:
             try:
                 await self._leave()
             finally:
-                await anyio.to_thread.run_sync(partial(self.premises.leave, {}, used=False))
+                await anyio.to_thread.run_sync(partial(self.environment.leave, {}, used=False))
 
     async def _leave(self, _: Link | None = None) -> None:
         try:
             if self._block is not None:
                 await self._block.__aexit__(None, None, None)
         finally:
-            self.premises.unlock()
+            self.environment.unlock()
 
 
 class WarmHosts:
@@ -131,11 +131,11 @@ class WarmHosts:
         """Note that a host was not what such an order needs; after a few no more is kept for them."""
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
-    def expect(self, kind: Hashable, premises: Callable[[str], Premises], opening: Opening, *, more: bool) -> None:
+    def expect(self, kind: Hashable, make: Callable[[str], RunEnvironment], opening: Opening, *, more: bool) -> None:
         """Have a host wait for the next order of a kind, from its second one on.
 
         Args:
-            premises: makes the place of a host, by an id.
+            make: makes the place of a host, by an id.
             opening: gives the way to start a host there; None where no host can wait.
             more: the first order has another one coming.
         """
@@ -147,7 +147,7 @@ class WarmHosts:
         wanted = more if misfits is None else misfits < MISFITS_MAX
         if not wanted or kind in self._waiting or loop is None or self._most == 0:
             return
-        host = self._waiting[kind] = WarmHost(premises(str(uuid.uuid4())))
+        host = self._waiting[kind] = WarmHost(make(str(uuid.uuid4())))
         if len(self._waiting) > self._most:
             self._waiting.pop(next(iter(self._waiting))).over.set()
         task = register(loop.create_task, self._live(kind, host, opening))

@@ -18,7 +18,7 @@ BACKLOG_LINES_MAX: Final = 256
 """Answers that wait for a child to read: more than it can have asked for and care about."""
 
 
-class Outbox:
+class LineWriter:
     """The writing side of a link.
 
     Args:

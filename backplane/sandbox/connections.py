@@ -10,7 +10,7 @@ NOTES_MAX: Final = 100
 """Refusals and hosts that are named in the receipt; all are counted."""
 
 
-class Tally:
+class Connections:
     """What went through the door of one run."""
 
     def __init__(self) -> None:

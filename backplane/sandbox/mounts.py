@@ -61,7 +61,7 @@ class Masks(msgspec.Struct, frozen=True):
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
-"""Globs that name nothing of a copy but what `Keeper.make_tree` makes first, or all of git's folder."""
+"""Globs that name nothing of a copy but what `StateFolder.make_tree` makes first, or all of git's folder."""
 
 
 def needs_tree(profile: PolicyProfile) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 from backplane.errors import BackendError
 from backplane.process import Child, Ready, StartCommand, open_child
 from backplane.sandbox import landlock
-from backplane.sandbox.connections import Tally
+from backplane.sandbox.connections import Connections
 from backplane.sandbox.plan import Contained
 from backplane.sandbox.proxy import ConnectionRules, serve
 
@@ -34,12 +34,12 @@ WAITING_MAX: Final = 64
 
 @asynccontextmanager
 async def open_contained(
-    command: StartCommand, held: Contained, tally: Tally, *, stderr_bytes_max: int, ready: Ready | None = None
+    command: StartCommand, held: Contained, seen: Connections, *, stderr_bytes_max: int, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
     """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
 
     Args:
-        tally: filled with what went through the door.
+        seen: filled with what went through the door.
         ready: as for `open_child`.
 
     Raises:
@@ -63,7 +63,7 @@ async def open_contained(
             if ours is not None:
                 theirs.close()
                 door = opened.enter_context(await _receive(ours))
-            async with serve(door, judge, tally):
+            async with serve(door, judge, seen):
                 yield child
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from backplane.policy.rules import Connect, Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
-from backplane.sandbox.connections import Tally
+from backplane.sandbox.connections import Connections
 from backplane.sandbox.resolver import Resolver
 
 CONNECTIONS_MAX: Final = 128
@@ -138,11 +138,11 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def serve(door: socket.socket, judge: ConnectionRules, tally: Tally) -> AsyncIterator[None]:
+async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> AsyncIterator[None]:
     """Accept and carry connections until the block is left."""
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_accept, door, judge, tally)
+        tasks.start_soon(_accept, door, judge, connections)
         try:
             yield
         except Exception as caught:  # Raised again below: the group would wrap it.
@@ -153,13 +153,13 @@ async def serve(door: socket.socket, judge: ConnectionRules, tally: Tally) -> As
         raise failure
 
 
-async def _accept(door: socket.socket, judge: ConnectionRules, tally: Tally) -> None:
+async def _accept(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
     places, names = anyio.Semaphore(CONNECTIONS_MAX), Resolver()
     async with anyio.create_task_group() as tasks:
         while True:
             await places.acquire()
             client = await _next_client(door)
-            tasks.start_soon(_attend, client, judge, tally, names, places)
+            tasks.start_soon(_attend, client, judge, connections, names, places)
 
 
 async def _next_client(door: socket.socket) -> socket.socket:
@@ -187,19 +187,19 @@ _LENGTH_DIGITS_MAX: Final = 18
 
 
 async def _attend(
-    client: socket.socket, judge: ConnectionRules, tally: Tally, names: Resolver, places: anyio.Semaphore
+    client: socket.socket, judge: ConnectionRules, connections: Connections, names: Resolver, places: anyio.Semaphore
 ) -> None:
     try:
         with client:
             try:
-                await _carry_one(client, judge, tally, names)
+                await _carry_one(client, judge, connections, names)
             except ConnectionRefused as refusal:
-                tally.deny(str(refusal))
+                connections.deny(str(refusal))
                 await _refuse(client, refusal)
             except OSError:  # Either end has gone; there is nobody to be told.
                 return
             except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
-                tally.deny(f"the proxy failed: {type(error).__name__}")
+                connections.deny(f"the proxy failed: {type(error).__name__}")
                 await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
             finally:
                 _forget(client)
@@ -207,7 +207,7 @@ async def _attend(
         places.release()
 
 
-async def _carry_one(client: socket.socket, judge: ConnectionRules, tally: Tally, names: Resolver) -> None:
+async def _carry_one(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Resolver) -> None:
     with anyio.move_on_after(HEAD_S_MAX) as reading:
         head, rest = await _read_head(client)
     if reading.cancelled_caught:
@@ -215,7 +215,7 @@ async def _carry_one(client: socket.socket, judge: ConnectionRules, tally: Tally
     request = _read_request(head, rest)
     server = await _connect(request, judge, judge.check_name(request.target), names)
     with server:
-        tally.allow(f"{request.host}:{request.port}")
+        connections.allow(f"{request.host}:{request.port}")
         try:
             await _carry(client, server, request)
         finally:

@@ -20,10 +20,10 @@ from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
 from backplane.sandbox.probe import Probe, without
 
 if TYPE_CHECKING:
-    from backplane.sandbox.connections import Tally
+    from backplane.sandbox.connections import Connections
 
 
-class Cell:
+class Sandbox:
     """What holds one host.
 
     Args:
@@ -47,7 +47,7 @@ class Cell:
         filtered: bool = False,
         open_stores: frozenset[str] = frozenset(),
     ) -> None:
-        self._tally: Tally | None = None
+        self._connections: Connections | None = None
         self._policy = policy
         self._isolation = isolation
         self._demands = requirements.demands(demanded)
@@ -59,9 +59,9 @@ class Cell:
         self._group: str | None = None
         requirements.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
 
-    def adopt(self, other: Cell) -> None:
+    def adopt(self, other: Sandbox) -> None:
         """Take over what was made for a host that waited in its cage for this run."""
-        self._tally, self._scratch = other._tally, other._scratch
+        self._connections, self._scratch = other._connections, other._scratch
         self._leaf, self._group = other._leaf, other._group
 
     def needs_tree(self, original: str) -> bool:
@@ -151,11 +151,11 @@ class Cell:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
-        from backplane.sandbox.connections import Tally
+        from backplane.sandbox.connections import Connections
         from backplane.sandbox.network import open_contained
 
-        self._tally = Tally()
-        return open_contained(command, held, self._tally, stderr_bytes_max=stderr_bytes_max, ready=ready)
+        self._connections = Connections()
+        return open_contained(command, held, self._connections, stderr_bytes_max=stderr_bytes_max, ready=ready)
 
     def _make_group(self, home: Path, run_id: str) -> None:
         """A group of its own, where no namespace ends with the control plane. Raises OSError."""
@@ -173,8 +173,8 @@ class Cell:
         Args:
             added: members of the receipt's own part.
         """
-        if self._tally is not None and (self._tally.allowed or self._tally.denied):
-            added["network"] = self._tally.to_wire()
+        if self._connections is not None and (self._connections.allowed or self._connections.denied):
+            added["network"] = self._connections.to_wire()
         if self._leaf is not None:
             cgroup.remove(self._leaf)
         from backplane.workspace import collect  # Loaded while the host started, not on the way there.

@@ -174,7 +174,7 @@ class QueueServer(stdio.Server):
 
             try:
                 row, result = await bring(engine, job, content, self.plane.home, each)
-                store = await anyio.to_thread.run_sync(self.plane.keeper.store)
+                store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
                 ended.append(await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts)))
             except Exception as error:  # A task group would give it on as one of many.
                 faults.append(error)

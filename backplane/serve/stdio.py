@@ -103,7 +103,7 @@ def main(
         number = sidecar.speak(server.host(), server.work, line_bytes_max=line_bytes_max)
     finally:
         server.close()
-    return number, server.plane.keeper.notes + server.plane.keeper.problems
+    return number, server.plane.state_folder.notes + server.plane.state_folder.problems
 
 
 def _widen(stdout: int) -> None:
@@ -127,7 +127,7 @@ class Server:
 
     def close(self) -> None:
         """Let go of what is open, once nothing runs."""
-        self.plane.keeper.close()
+        self.plane.state_folder.close()
 
     async def work(self, above: sidecar.HostRun) -> sidecar.Told:
         """One run, from its order to the message that ends it."""

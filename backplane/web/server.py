@@ -96,4 +96,4 @@ async def _serve(
         ready(f"{address}#token={token}", f"{address}#code={guard.new_code()}")
         await uvicorn.Server(config).serve(sockets=[listener])
         tasks.cancel_scope.cancel()
-    return plane.keeper.notes + plane.keeper.problems
+    return plane.state_folder.notes + plane.state_folder.problems

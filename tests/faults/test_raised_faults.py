@@ -67,7 +67,7 @@ EDGES = frozenset(
         "runtime/run.py:Run._guarded < …",
         "runtime/backends.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
-        "runtime/hook_calls.py:call_function < runtime/inbound.py:Intake._ask_caller",
+        "runtime/hook_calls.py:call_function < runtime/inbound.py:Inbound._ask_caller",
         "process/readable.py:Readable._on_readable < …",
         "process/child.py:Child._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
@@ -197,7 +197,7 @@ async def go(home: Path, root: Path, probe: Probe) -> Seen:
                         seen.records += batch.records
         except BaseException as error:  # Judged by whoever looks.
             seen.error = error
-    seen.problems = plane.keeper.problems
+    seen.problems = plane.state_folder.problems
     return seen
 
 
