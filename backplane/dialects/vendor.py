@@ -26,6 +26,7 @@ from backplane.dialects.codec import (
 from backplane.dialects.limits import ServerLimits, fitted, runnable
 from backplane.dialects.losses import RoundTrip, check_meaning
 from backplane.dialects.streams import BlockReader, BlockWriter
+from backplane.errors import TranslationError
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
 ReadT = TypeVar("ReadT", Conversation, Answer)
@@ -236,9 +237,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return written
 
     def _round_trip(self, ledger: LossLedger) -> RoundTrip:
-        from backplane.dialects import DIALECTS, dialect
+        from backplane.dialects import dialect
 
-        source = dialect(ledger.source) if ledger.source in DIALECTS else self
+        try:
+            source = dialect(ledger.source)
+        except TranslationError:
+            source = self  # an editor's wire, which is only read
         return RoundTrip(ledger, source.places, source.listed, source.answered)
 
     def canonical(self, read: Conversation | Answer) -> Json:
