@@ -22,10 +22,14 @@ DIGEST_CHARS: Final = 8
 """Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
 
 
+_LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
+
+
 class Spelling(msgspec.Struct, frozen=True):
     """The letters and the length that a server takes in an id or a name."""
 
     letters: str = r"[^\n]"
+    """What each letter matches; every server takes those from a to x."""
     most: int = 0
     """Most letters; 0 is any number."""
     first: str = ""
@@ -35,11 +39,12 @@ class Spelling(msgspec.Struct, frozen=True):
         """Return a word as the server takes it; another one gets a digest, so that no two become the same."""
         if self.is_fit(word):
             return word
-        bare = re.sub(f"(?!{self.letters}).", "_", word, flags=re.DOTALL)
+        fill = next(letter for letter in "_-x" if re.match(self.letters, letter))
+        bare = re.sub(f"(?!{self.letters}).", fill, word, flags=re.DOTALL)
         if self.first and not re.match(self.first, bare):
             bare = f"x{bare}"
-        digest = hashlib.sha256(word.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
-        return f"{bare[: (self.most or len(bare) + 9) - DIGEST_CHARS - 1]}_{digest}"
+        digest = hashlib.sha256(word.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS].translate(_LETTERS)
+        return f"{bare[: (self.most or len(bare) + 9) - DIGEST_CHARS - 1]}{fill}{digest}"
 
     def is_fit(self, word: str) -> bool:
         if not word or (self.most and len(word) > self.most) or (self.first and not re.match(self.first, word)):
