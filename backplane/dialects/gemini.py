@@ -308,15 +308,14 @@ def _read_format(members: Members, options: dict[str, Any], places: dict[str, st
     mime = body.rest.get(body.find("responseMimeType"))
     if mime not in ("application/json", "text/plain"):
         return
-    places["response_format"] = body.place("responseMimeType")
-    if mime == "text/plain":
-        options["response_format"] = {"type": "text"}
-    else:
-        schema, own = body.take("responseJsonSchema", dict), None
-        if schema is None and (own := body.take("responseSchema", dict)) is not None:
-            schema = lower_types(own)
-        options["response_format"] = {"type": "json"} if schema is None else {"type": "schema", "schema": schema}
+    form: dict[str, Any] = {"type": "text" if mime == "text/plain" else "json"}
+    at = body.place("responseMimeType")
+    for name, read in (("responseJsonSchema", dict), ("responseSchema", lower_types)):
+        if form["type"] == "json" and type(body.rest.get(body.find(name))) is dict:
+            at = body.place(name)
+            form = {"type": "schema", "schema": read(body.take(name, dict))}
     body.take("responseMimeType")
+    options["response_format"], places["response_format"] = form, at
 
 
 def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:

@@ -393,7 +393,8 @@ class RoundTrip:
                 self._note("degraded", f"{message.at}/role", "role", f"the role {native} became {message.role}")
                 self._note("degraded", self.listed, "shape", "it is a system text now, which may be part of the head")
             if message.flat and other is not None and len(other.parts) > 1:
-                self._note("degraded", message.parts[0].at, "shape", "a text is one block of a list here")
+                at = next((part.at for part in message.parts if isinstance(part, ir.Text)), message.at)
+                self._note("degraded", at, "shape", "a text is one block of a list here")
             if message.flat is False and other is not None and other.flat is not False:
                 lists = Counter(part.at.rpartition("/")[0] for part in message.parts) or Counter((message.at,))
                 for at in (at for at, count in lists.items() if count == 1 and at != self.listed):

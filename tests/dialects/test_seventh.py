@@ -88,3 +88,13 @@ def test_it_has_what_every_dialect_has() -> None:
 def test_a_loss_of_it_names_its_own_members() -> None:
     done = translate({**ANSWER, "bill": {"spoken": 2}}, "acme", "claude", "response")
     assert [loss.path for loss in done.losses if loss.path.startswith("/bill")] == ["/bill/heard"]
+
+
+def test_a_text_that_becomes_one_block_of_many_is_named_where_it_stands() -> None:
+    done = translate(dict(documents("kimi", "request"))["thinking given back"], "kimi", "acme")
+    assert "/messages/1/content" in {loss.path for loss in done.losses}
+
+
+def test_a_schema_that_it_does_not_have_is_named() -> None:
+    done = translate(dict(documents("gemini", "request"))["an answer by a schema"], "gemini", "acme")
+    assert {loss.path for loss in done.losses} >= {"/generationConfig/responseJsonSchema", "/generationConfig"}
