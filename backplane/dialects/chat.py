@@ -38,7 +38,7 @@ from backplane.dialects.codec import (
     unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import address_citation, result_text
+from backplane.dialects.losses import address_citation, plain_text
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect
@@ -247,9 +247,8 @@ OPTIONS: Final = (
     RequestOption("response_format", "response_format", read=_read_format, write=_write_format),
 )  # fmt: skip
 PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
-    **{field: path for path, field in USAGE_TABLE.items()}, "id": "id", "model": "model", "created": "created",
-    "usage": "usage", "cache": "cache_control", "max_tokens": "max_completion_tokens", "candidates": "choices",
+    "id": "id", "model": "model", "created": "created", "usage": "usage", "cache": "cache_control",
+    "candidates": "choices",
 }  # fmt: skip
 
 
@@ -358,7 +357,7 @@ class Chat:
         Args:
             own: members of `Dialect` that this vendor has of its own.
         """
-        members = {"limits": LIMITS, "places": PLACES, **own}
+        members = {"limits": LIMITS, **own}
         made = Dialect(
             NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
             write_messages=self.write_messages, read_tool=self.read_tool, write_tool=self.write_tool,
@@ -366,7 +365,8 @@ class Chat:
             write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
             answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
             read_stream=lambda: (reader or StreamReader)(self),
-            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.flavour.kin, **members,
+            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.flavour.kin, places=PLACES,
+            **members,
         )  # fmt: skip
         self.read_answer = made.read_answer
         return made
@@ -537,7 +537,7 @@ class Chat:
         if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
             out["content"] = self.blocks.write_all(result.content, ledger, self.write_part)
         else:
-            out["content"] = result_text(result, ledger)
+            out["content"] = plain_text(result.content, ledger)
         put_ext(result, out, ledger)
         return out
 
@@ -969,7 +969,7 @@ class StreamWriter(BlockWriter):
         return [self._chunk([{"index": choice, "delta": {**head, **delta}, "finish_reason": None, **more}])]
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        if isinstance(part, ir.Thinking) and part.redacted is None:
+        if isinstance(part, ir.Thinking):
             field = part.field if self.ledger.is_home and part.field else self.chat.flavour.thinking_answer
             if not self.ledger.is_home and self.once("thinking"):
                 self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")

@@ -24,8 +24,8 @@ from backplane.dialects.codec import (
     LossLedger,
     Members,
     RequestOption,
+    Turns,
     arguments_object,
-    json_text,
     kind_of,
     parse_json,
     put_ext,
@@ -56,8 +56,6 @@ CAPABILITIES: Final = Manifest({
 })  # fmt: skip
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "claude-sonnet-5-5", "max_tokens": 4096}
-
-ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 STOPS: Final[dict[str, ir.Stop]] = {
     "end_turn": "end", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
@@ -130,7 +128,7 @@ def write_citation(citation: ir.Citation, ledger: LossLedger) -> Json:
 
 
 def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if part.redacted is not None or not (ledger.is_home or ledger.is_answer):
+    if not (ledger.is_home or ledger.is_answer):
         return False  # only its own vendor takes its thinking back
     if not ledger.is_home:
         ledger.degrade(part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text")
@@ -223,20 +221,12 @@ BLOCKS: Final = Blocks(NAME, (
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def read_message(value: Json, at: str) -> ir.Message:
-    """Read one message; results stay in it among the other blocks."""
-    members = Members(value, at)
-    native_role = members.take("role")
-    parts, flat = read_content(members, "content", BLOCKS.read)
-    return ir.Message(
-        role=ROLES.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
-        ext=members.ext(NAME), raw=value,
-    )  # fmt: skip
+TURNS: Final = Turns(BLOCKS, {"user": "user", "assistant": "assistant", "system": "system"})
 
 
 def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     """Take the system text and the messages of a request."""
-    messages = [read_message(message, f"/messages/{place}") for place, message in enumerate(members.need("messages"))]
+    messages = [TURNS.read(message, f"/messages/{place}") for place, message in enumerate(members.need("messages"))]
     parts, flat = read_content(members, "system", BLOCKS.read)
     return [*([ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []), *messages]
 
@@ -244,26 +234,15 @@ def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
 def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     """Write the messages and, outside of them, the system text."""
     system, others = outside(conversation.messages, ledger, lambda message: message.native_role == "system")
-    if system:
-        for message in system:
-            put_ext(message, {}, ledger)
-        parts = [part for message in system for part in message.parts]
-        out["system"] = BLOCKS.write_content(parts, system[0].flat if len(system) == 1 else False, ledger)
+    if system is not None:
+        out["system"] = BLOCKS.write_content(system.parts, system.flat, ledger)
     written = [_write_message(message, ledger) for message in others]
     out["messages"] = [message for message in written if message is not None]
 
 
 def _write_message(message: ir.Message, ledger: LossLedger) -> Json:
-    if unchanged(message, ledger, lambda: read_message(message.raw, message.at)):
-        return message.raw
-    native = message.native_role
-    is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
-    out = {
-        "role": native if is_own else "user" if message.role == "tool" else message.role,
-        "content": BLOCKS.write_content(message.parts, message.flat, ledger),
-    }  # fmt: skip
-    put_ext(message, out, ledger)
-    if out["content"] == [] and not ledger.is_home:
+    out: Any = TURNS.write(message, ledger)
+    if not ledger.is_home and out["content"] == []:
         ledger.drop(message.at, "shape", "a message without content is refused here")
         return None
     return out
@@ -458,9 +437,8 @@ USAGE: Final = Counters({
     "output_tokens": "output", "output_tokens_details/thinking_tokens": "reasoning",
 }, total="", needed=("input", "output"), apart={"input": ("cache_read", "cache_write")})  # fmt: skip
 PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
-    **{field: path for path, field in USAGE.table.items()}, "id": "id", "model": "model", "usage": "usage",
-    "cache": "cache_control", "signature": "signature", "title": "title", "parallel_tool_calls": "tool_choice",
+    "id": "id", "model": "model", "usage": "usage", "cache": "cache_control", "signature": "signature",
+    "title": "title", "parallel_tool_calls": "tool_choice",
 }  # fmt: skip
 
 
@@ -594,6 +572,8 @@ class StreamWriter(BlockWriter):
 
     name = NAME
     is_serial = True
+    has_refusals = False
+    takes_objects = True
     endings = ENDINGS
     usage = USAGE
     error: ClassVar = {"type": "api_error"}
@@ -623,8 +603,6 @@ class StreamWriter(BlockWriter):
             block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
         elif isinstance(part, ir.Text | ir.Refusal):
             block = {"type": "text", "text": ""}
-            if isinstance(part, ir.Refusal):
-                self.ledger.degrade(part.at, "part", "a refusal is said as text here")
         elif isinstance(part, ir.Thinking) and part.redacted is None:
             block = {"type": "thinking", "thinking": "", "signature": ""}
             if not self.ledger.is_home:
@@ -635,11 +613,7 @@ class StreamWriter(BlockWriter):
                 return None
         place = self.opened[key] = self.next_index
         self.next_index += 1
-        out: list[Json] = [{"type": "content_block_start", "index": place, "content_block": block}]
-        if isinstance(part, ir.ToolUse) and part.kind == "custom":
-            self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
-            out += self._delta(key, "input_json_delta", "partial_json", '{"input":"')
-        return out
+        return [{"type": "content_block_start", "index": place, "content_block": block}]
 
     def _delta(self, key: Key, kind: str, member: str, value: Json) -> list[Json]:
         delta = {"type": kind, member: value}
@@ -647,8 +621,6 @@ class StreamWriter(BlockWriter):
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         if isinstance(part, ir.ToolUse | ir.ServerTool):
-            is_custom = isinstance(part, ir.ToolUse) and part.kind == "custom"
-            text = json_text(text)[1:-1] if is_custom else text
             return self._delta(key, "input_json_delta", "partial_json", text)
         if isinstance(part, ir.Thinking):
             return self._delta(key, "thinking_delta", "thinking", text)
@@ -662,9 +634,7 @@ class StreamWriter(BlockWriter):
         return self._delta(key, "signature_delta", "signature", event.text)
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:
-        is_custom = isinstance(part, ir.ToolUse) and part.kind == "custom"
-        out = self._delta(key, "input_json_delta", "partial_json", '"}') if is_custom else []
-        return [*out, {"type": "content_block_stop", "index": self.opened[key]}]
+        return [{"type": "content_block_stop", "index": self.opened[key]}]
 
     def end(self) -> list[Json]:
         stopped = self.sum.stops.get(0)

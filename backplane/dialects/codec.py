@@ -102,9 +102,9 @@ def unescape(step: str) -> str:
     return step.replace("~1", "/").replace("~0", "~") if "~" in step else step
 
 
-def kind_of(value: Json) -> str | None:
-    """Return what an object says that it is; None when it says nothing readable."""
-    kind = value.get("type") if type(value) is dict else None
+def kind_of(value: Json, tag: str = "type") -> str | None:
+    """Return what an object says in its member `tag` that it is; None when it says nothing readable."""
+    kind = value.get(tag) if type(value) is dict else None
     return kind if type(kind) is str else None
 
 
@@ -393,7 +393,7 @@ class Block(msgspec.Struct, frozen=True):
     """One kind of block: a row of a vendor's table, read in both directions."""
 
     kind: str
-    """The vendor's word for it, in `type`; where blocks have no type, the member that only this kind has."""
+    """The vendor's word for it, in the table's `tag`; where there is none, the member that only this kind has."""
     node: type[ir.Part]
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions."""
@@ -414,24 +414,27 @@ class Blocks:
 
     Args:
         dialect: names the `ext` of the nodes.
-        text: the kind of block that says plain words.
+        text: the kind of block that says plain words; the first member of its row holds them.
         cache: member that holds a breakpoint of the prompt cache.
         ttls: times to live that the server takes of other vendors' breakpoints; empty where it takes none.
         signature: member that any kind of block may have, with the vendor's proof that it made it.
-        typed: blocks say their kind in `type`; else a member tells, in either of two spellings.
+        tag: member in which blocks say their kind; empty where a member tells, in either of two spellings.
         is_server_tool: tells by its kind whether an unknown block is of a tool that the vendor runs itself.
         bound: kinds of unknown blocks that point to what the vendor keeps.
     """
 
     def __init__(
         self, dialect: str, rows: tuple[Block, ...], *, text: str = "text", cache: str = "",
-        ttls: tuple[Any, ...] = (), signature: str = "", typed: bool = True,
+        ttls: tuple[Any, ...] = (), signature: str = "", tag: str = "type",
         is_server_tool: Callable[[str], bool] = lambda kind: False, bound: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.dialect, self.text, self.cache, self.ttls = dialect, text, cache, ttls
-        self.signature, self.typed, self.is_server_tool, self.bound = signature, typed, is_server_tool, bound
+        self.signature, self.tag, self.is_server_tool, self.bound = signature, tag, is_server_tool, bound
         self.rows = rows
         self.by_kind: dict[Any, Block] = {row.kind: row for row in rows}
+        self.words = next(iter(self.by_kind[text].members)).rstrip("!") if text in self.by_kind else "text"
+        """The member that holds plain words."""
+        self._plain_keys = {tag, self.words} - {""} if text in self.by_kind else None
         self.by_node: dict[type[ir.Part], list[Block]] = {}
         for row in rows:
             self.by_node.setdefault(row.node, []).append(row)
@@ -439,25 +442,26 @@ class Blocks:
     def read(self, value: Json, at: str, calls: Calls | None = None) -> ir.Part:
         """Read a block; one of an unknown kind, or without what it must have, stays native."""
         if type(value) is dict:
-            is_text = "text" in self.by_kind and (not self.typed or value.get("type") == "text")
-            if is_text and len(value) == 1 + self.typed and type(value.get("text")) is str:
-                return ir.Text(text=value["text"], at=at, raw=value)
-            row = self.by_kind.get(kind_of(value)) if self.typed else None
-            rows = (row,) if row is not None else () if self.typed else self.rows
+            is_plain = value.keys() == self._plain_keys and (not self.tag or value[self.tag] == self.text)
+            if is_plain and type(value[self.words]) is str:
+                return ir.Text(text=value[self.words], at=at, raw=value)
+            row = self.by_kind.get(kind_of(value, self.tag)) if self.tag else None
+            rows = (row,) if row is not None else () if self.tag else self.rows
             for row in rows:
-                if self.typed or row.kind in value or snake(row.kind) in value:
-                    members = Members(value, at, spell=not self.typed)
+                if self.tag or row.kind in value or snake(row.kind) in value:
+                    members = Members(value, at, spell=not self.tag)
                     if (made := self._made(row, members, at, value, calls or Calls())) is not None:
                         return made
-        kind = str(kind_of(value)) if self.typed else next(iter(value), "empty part") if type(value) is dict else "part"
+        kind = next(iter(value), "empty part") if type(value) is dict else "part"
+        kind = str(kind_of(value, self.tag)) if self.tag else kind
         if self.is_server_tool(kind):
             name = str(value.get("name") or kind)
             return ir.ServerTool(dialect=self.dialect, name=name, payload=value, at=at, raw=value)
         return ir.Opaque(dialect=self.dialect, label=kind, payload=value, at=at, raw=value, bound=kind in self.bound)
 
     def _made(self, row: Block, members: Members, at: str, value: Json, calls: Calls) -> ir.Part | None:
-        if self.typed:
-            members.rest.pop("type", None)
+        if self.tag:
+            members.rest.pop(self.tag, None)
         fields: dict[str, Any] = dict(row.fixed)
         for path, field in row.members.items():
             found = members.take(path.rstrip("!"), *row.types.get(field, ()))
@@ -483,8 +487,8 @@ class Blocks:
             return part.payload  # type: ignore[attr-defined]
         if unchanged(part, ledger, lambda: self.read(part.raw, part.at, _made_id(part))):
             return part.raw
-        if type(part) is ir.Text and "text" in self.by_kind and is_bare(part) and not part.ext:
-            return {"type": "text", "text": part.text} if self.typed else {"text": part.text}
+        if type(part) is ir.Text and self._plain_keys and is_bare(part) and not part.ext:
+            return self.plain(part.text)
         for row in self.by_node.get(type(part), ()):
             if all(getattr(part, name) == value for name, value in row.fixed.items()) and (
                 row.is_written or ledger.is_home
@@ -494,13 +498,17 @@ class Blocks:
                     return out
         return self.said_as_text(part, ledger)
 
+    def plain(self, text: str) -> dict[str, Any]:
+        """Write a block that says words and nothing else."""
+        return {self.tag: self.text, self.words: text} if self.tag else {self.words: text}
+
     def said_as_text(self, part: ir.Part, ledger: LossLedger) -> Json:
         """Write the words of a block that has no row; what has no words is lost."""
         is_document = isinstance(part, ir.Media) and part.text is not None and not ledger.is_home
         if is_document or isinstance(part, ir.Refusal):
             ledger.degrade(part.at, "media" if is_document else "part", "its words are said as a text here")
             put_ext(part, {}, ledger)
-            return {**({"type": self.text} if self.typed else {}), "text": part.text}  # type: ignore[attr-defined]
+            return self.plain(part.text)  # type: ignore[attr-defined]
         lose_part(part, ledger)
         return None
 
@@ -516,14 +524,19 @@ class Blocks:
     ) -> Json:
         """Write a content that may be one text or a list of blocks: the text where it says the same."""
         made = self.write_all(parts, ledger, write)
-        if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
-            return made[0]["text"]
+        if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == self._plain_keys:
+            return made[0][self.words]
         return made
 
     def _written(self, row: Block, part: ir.Part, ledger: LossLedger) -> dict[str, Any] | None:
-        out: dict[str, Any] = {"type": row.kind} if self.typed else {}
+        if getattr(part, "redacted", None) is not None and "redacted" not in row.members.values():
+            return None
+        out: dict[str, Any] = {self.tag: row.kind} if self.tag else {}
         for path, field in row.members.items():
-            value = media_url(part) if field == "address" else getattr(part, field)  # type: ignore[arg-type]
+            if field == "address":
+                value = media_url(part)  # type: ignore[arg-type]
+            else:
+                value = arguments_object(part, ledger) if field == "input" else getattr(part, field)  # type: ignore[arg-type]
             if value is not None:
                 put(out, path.rstrip("!"), value)
             elif path[-1:] == "!":
@@ -536,6 +549,42 @@ class Blocks:
         if self.signature and part.signature is not None and ledger.is_home:
             out[self.signature] = part.signature
         put_ext(part, out, ledger)
+        return out
+
+
+class Turns(msgspec.Struct, frozen=True):
+    """Messages that are one object: who speaks, and what in a text or a list of blocks."""
+
+    blocks: Blocks
+    roles: Mapping[str, ir.Role]
+    """Native → ours; an unknown one is the user's, and so is a role that is not here."""
+    role: str = "role"
+    content: str = "content"
+    takes_text: bool = True
+    """Whether a text may stand in the place of a list of one."""
+
+    def read(self, value: Json, at: str) -> ir.Message:
+        """Read one message."""
+        members = Members(value, at)
+        native_role = members.take(self.role)
+        parts, flat = read_content(members, self.content, self.blocks.read)
+        return ir.Message(
+            role=self.roles.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
+            ext=members.ext(self.blocks.dialect), raw=value,
+        )  # fmt: skip
+
+    def write(self, message: ir.Message, ledger: LossLedger) -> Json:
+        """Write one message."""
+        if unchanged(message, ledger, lambda: self.read(message.raw, message.at)):
+            return message.raw
+        native, words = message.native_role, {role: word for word, role in self.roles.items()}
+        is_own = ledger.is_home and native is not None and self.roles.get(native, "user") == message.role
+        flat = message.flat if self.takes_text else False
+        out = {
+            self.role: native if is_own else words.get(message.role, words["user"]),
+            self.content: self.blocks.write_content(message.parts, flat, ledger),
+        }
+        put_ext(message, out, ledger)
         return out
 
 
@@ -597,6 +646,7 @@ class RequestOption(msgspec.Struct, frozen=True):
     """What the server takes; another vendor's value that is not here is dropped."""
     least: int | None = None
     most: int | None = None
+    """Bounds of another vendor's number; `most` also of the length of a list."""
     is_written: bool = True
     read: Callable[[Members, dict[str, Any], dict[str, str]], None] | None = None
     """Takes the option, with where it was read, in place of the path."""
@@ -658,7 +708,11 @@ def _write_option(row: RequestOption, value: Any, out: dict[str, Any], ledger: L
 
 
 def bounded(row: RequestOption, value: Any, ledger: LossLedger, at: str) -> Any:
-    """Return a number within the server's limits; one that had to be moved is a loss."""
+    """Return a number or a list within the server's limits; one that had to be moved or cut is a loss."""
+    if type(value) is list:
+        if value[row.most :] and row.most is not None:
+            ledger.drop(at, "option_value", f"more than {row.most} are refused here", value[row.most :])
+        return value[: row.most]
     for limit, is_out, word in (
         (row.least, row.least is not None and value < row.least, "least"),
         (row.most, row.most is not None and value > row.most, "most"),

@@ -38,7 +38,7 @@ from backplane.dialects.codec import (
     unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import address_citation, result_text
+from backplane.dialects.losses import address_citation, plain_text
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
 from backplane.dialects.vendor import Dialect, type_name
@@ -219,7 +219,7 @@ def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) 
     if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
         out["output"] = BLOCKS.write_all(part.content, ledger, write_part)
     else:
-        out["output"] = result_text(part, ledger)
+        out["output"] = plain_text(part.content, ledger)
     return True
 
 
@@ -244,7 +244,7 @@ def _texts(value: Json, kind: str) -> list[str]:
 
 
 def _write_reasoning(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if part.redacted is not None or not (ledger.is_answer or ledger.is_home):
+    if not (ledger.is_answer or ledger.is_home):
         return False  # without the vendor's own proof it would be looked for among what it keeps
     key = part.field if ledger.is_home and part.field == "content" else "summary"
     kind = "summary_text" if key == "summary" else "reasoning_text"
@@ -532,10 +532,8 @@ USAGE: Final = Counters({
     "input_tokens_details/cache_write_tokens": "cache_write", "output_tokens_details/reasoning_tokens": "reasoning",
 }, needed=("input", "output", "cache_read", "cache_write", "reasoning"))  # fmt: skip
 PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
-    **{field: path for path, field in USAGE.table.items()}, "id": "id", "model": "model", "created": "created_at",
-    "usage": "usage", "stop_detail": "incomplete_details", "system": "instructions", "reasoning_budget": "reasoning",
-    "signature": "encrypted_content", "detail": "detail",
+    "id": "id", "model": "model", "created": "created_at", "usage": "usage", "stop_detail": "incomplete_details",
+    "system": "instructions", "reasoning_budget": "reasoning", "signature": "encrypted_content", "detail": "detail",
 }  # fmt: skip
 
 
@@ -869,7 +867,7 @@ class StreamWriter(BlockWriter):
         if isinstance(part, ir.Text | ir.Refusal):
             item = {"id": f"msg_{place}", "type": "message", "role": "assistant", "status": "in_progress",
                     "content": []}  # fmt: skip
-        elif isinstance(part, ir.Thinking) and part.redacted is None:
+        elif isinstance(part, ir.Thinking):
             item = {"id": f"rs_{place}", "type": "reasoning", "summary": []}
             if not self.ledger.is_home:
                 self.ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")

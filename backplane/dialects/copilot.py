@@ -11,7 +11,7 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import chat, framing
-from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
+from backplane.dialects.chat import MEMBERS, Chat, Flavour
 from backplane.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
@@ -78,5 +78,5 @@ def event_name(chunk: Json) -> str | None:
 
 DIALECT: Final = CHAT.dialect(
     reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
-    event_name=event_name, places={**PLACES, "max_tokens": "max_tokens"},
+    event_name=event_name,
 )  # fmt: skip

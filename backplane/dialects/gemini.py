@@ -29,7 +29,6 @@ from backplane.dialects.codec import (
     LossLedger,
     Members,
     RequestOption,
-    arguments_object,
     calls_of,
     json_text,
     lose_part,
@@ -83,8 +82,6 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
 LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
-STOPS_MAX: Final = 5
-"""Most stop sequences that the vendor takes."""
 
 LIMITS: Final = ServerLimits(
     tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_objects=True, needs_user=True
@@ -100,7 +97,7 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 
 def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
     out["thought"] = True
-    return part.redacted is None and (part.text != "" or ledger.is_home)
+    return part.text != "" or ledger.is_home
 
 
 def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
@@ -114,7 +111,8 @@ def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
 
 
 def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["functionCall"] = {**_own_id(part), "name": part.name, "args": arguments_object(part, ledger)}
+    if not _own_id(part):
+        del out["functionCall"]["id"]
     return True
 
 
@@ -197,7 +195,7 @@ PARTS: Final = Blocks(NAME, (
     Block("thought", ir.Thinking, {"text!": "text"}, write=_write_thought,
           read=lambda members, fields, calls: members.take("thought", bool) is True),
     Block("text", ir.Text, {"text!": "text"}),
-), typed=False, signature="thoughtSignature", is_server_tool=lambda kind: kind in (
+), tag="", signature="thoughtSignature", is_server_tool=lambda kind: kind in (
     "executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"))  # fmt: skip
 
 
@@ -266,13 +264,10 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
     """Write the contents and, outside of them, the system text."""
     messages = _with_names(conversation.messages, ledger)
     system, others = outside(messages, ledger, lambda message: message.at.startswith("/contents/"))
-    if len(system) == 1 and ledger.is_home:
-        out["systemInstruction"] = write_message(system[0], ledger, "system")
-    elif system:
-        for message in system:
-            put_ext(message, {}, ledger)
-        parts = [part for message in system for part in message.parts]
-        out["systemInstruction"] = {"parts": PARTS.write_all(parts, ledger)}
+    if system is not None and ledger.is_home:
+        out["systemInstruction"] = write_message(system, ledger, "system")
+    elif system is not None:
+        out["systemInstruction"] = {"parts": PARTS.write_all(system.parts, ledger)}
     out["contents"] = []
     for message in others:
         written = write_message(message, ledger)
@@ -367,13 +362,6 @@ def _write_parallel(
         ledger.drop(at, "option", "several calls in one turn cannot be forbidden here", value)
 
 
-def _write_stops(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    if not ledger.is_home and len(value) > STOPS_MAX:
-        ledger.drop(at, "option_value", f"more than {STOPS_MAX} stop sequences", value[STOPS_MAX:])
-        value = value[:STOPS_MAX]
-    codec.put(out, "generationConfig/stopSequences", value)
-
-
 def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
     config = out.setdefault("generationConfig", {})
     config["responseMimeType"] = "text/plain" if value["type"] == "text" else "application/json"
@@ -386,7 +374,7 @@ OPTIONS: Final = (
     RequestOption("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
     RequestOption("generationConfig/topP", "top_p", NUMBER),
     RequestOption("generationConfig/topK", "top_k", NUMBER, least=1),
-    RequestOption("generationConfig/stopSequences", "stop", (list,), write=_write_stops),
+    RequestOption("generationConfig/stopSequences", "stop", (list,), most=5),
     RequestOption("generationConfig/seed", "seed", (int,)),
     RequestOption("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
     RequestOption("generationConfig/presencePenalty", "presence_penalty", NUMBER),
@@ -510,9 +498,8 @@ USAGE: Final = Counters({
 }, total="totalTokenCount", apart={"output": ("reasoning",)}, beside_input="toolUsePromptTokenCount",
     spell=True)  # fmt: skip
 PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
-    **{field: path for path, field in USAGE.table.items()}, "id": "responseId", "model": "modelVersion",
-    "usage": "usageMetadata", "signature": "thoughtSignature", "candidates": "candidates",
+    "id": "responseId", "model": "modelVersion", "usage": "usageMetadata", "signature": "thoughtSignature",
+    "candidates": "candidates",
 }  # fmt: skip
 
 
@@ -828,6 +815,7 @@ class StreamWriter(BlockWriter):
 
     name = NAME
     has_choices = True
+    has_refusals = False
     endings = ENDINGS
     usage = USAGE
     error: ClassVar = {"code": 502, "status": "UNAVAILABLE"}
@@ -849,10 +837,8 @@ class StreamWriter(BlockWriter):
         if isinstance(part, ir.ToolUse):
             self.calls.setdefault(key[0], {})[key[1]] = None
             return None
-        if not isinstance(part, ir.Text | ir.Refusal | ir.Thinking) or getattr(part, "redacted", None) is not None:
+        if not isinstance(part, ir.Text | ir.Refusal | ir.Thinking):
             return None
-        if isinstance(part, ir.Refusal):
-            self.ledger.degrade(part.at, "part", "a refusal is said as text here")
         self.opened[key] = {"thought": True} if isinstance(part, ir.Thinking) else {}
         return []
 

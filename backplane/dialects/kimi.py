@@ -10,7 +10,7 @@ from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
+from backplane.dialects.chat import MEMBERS, Chat, Flavour
 from backplane.dialects.codec import LossLedger, RequestOption
 from backplane.ir import Conversation
 
@@ -73,5 +73,4 @@ CHAT: Final = Chat(Flavour(
 
 DIALECT: Final = CHAT.dialect(
     TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, CONTEXT_WINDOWS=CONTEXT_WINDOWS,
-    places={**PLACES, "cache_read": "cached_tokens", "max_tokens": "max_tokens"},
 )  # fmt: skip

@@ -79,10 +79,10 @@ def check_meaning(conversation: ir.Conversation, ledger: LossLedger) -> None:
 # Notes of writers -----------------------------------------------------------------------------------------------------
 
 
-def result_text(result: ir.ToolOutput, ledger: LossLedger) -> str:
-    """Return a result as one text for a dialect that takes only that."""
-    texts = [part.text for part in result.content if isinstance(part, ir.Text | ir.Media) and part.text is not None]
-    for part in result.content:
+def plain_text(parts: tuple[ir.Part, ...], ledger: LossLedger) -> str:
+    """Return a result or the head of a request as one text for a dialect that takes only that."""
+    texts = [part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None]
+    for part in parts:
         if isinstance(part, ir.Media) and part.text is not None:
             ledger.degrade(part.at, "media", "a document of plain text became a text")
             put_ext(part, {}, ledger)

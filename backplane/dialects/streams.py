@@ -323,6 +323,10 @@ class BlockWriter:
     """Whether the target has several answers in one stream."""
     is_serial = False
     """Whether a block that begins while another is open waits for its end."""
+    has_refusals = True
+    """Whether the target tells a refusal from a text."""
+    takes_objects = False
+    """Whether arguments are an object, so that the free text of a call is streamed as its member `input`."""
 
     def __init__(self, source: str) -> None:
         self.ledger = LossLedger(source, self.name, self.kin, is_answer=True)
@@ -351,7 +355,7 @@ class BlockWriter:
         return []
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        """Begin a block; None when the target says it only whole."""
+        """Begin a block; None when the target says it only whole. Thinking that nobody reads comes only at home."""
         return None
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
@@ -423,14 +427,22 @@ class BlockWriter:
     def _open(self, event: ir.PartStarted) -> list[Json]:
         key, part = (event.choice, event.index), event.part
         out = self._close(key) if key in self.opened else []  # begun anew before its end
-        made = self.begin(key, part)
+        made = self.begin(key, part) if self.ledger.is_home or not _redacted(part) else None
         if made is None:
             return out
         self._current = key
         out += made
+        if isinstance(part, ir.Refusal) and not self.has_refusals:
+            self.ledger.degrade(part.at, "part", "a refusal is said as text here")
+        if self._wraps(part):
+            self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
+            out += self.piece(key, '{"input":"', part)
         if isinstance(part, ir.Text | ir.Refusal | ir.Thinking | ir.ToolUse) and part.text:
             out += self._piece(ir.PartDelta(event.index, part.text, _field(part), event.choice))
         return out
+
+    def _wraps(self, part: ir.Part) -> bool:
+        return self.takes_objects and isinstance(part, ir.ToolUse) and part.kind == "custom"
 
     def on_delta(self, event: ir.PartDelta) -> list[Json]:
         if self.is_serial and (event.choice, event.index) != self._current:
@@ -445,7 +457,8 @@ class BlockWriter:
             return []
         if event.field == "text" or event.field == "arguments":
             self.sent.add(key)
-            return self.piece(key, event.text, block.part)
+            text = json_text(event.text)[1:-1] if self._wraps(block.part) else event.text
+            return self.piece(key, text, block.part)
         made = self.proof(key, event, block.part)
         if made is None and self.once(f"{event.field} {key}"):
             at = event.value.at if event.field == "citation" else block.part.at
@@ -482,7 +495,7 @@ class BlockWriter:
         out: list[Json] = []
         if key not in self.sent and (text := text_of(part)):
             out += self._piece(ir.PartDelta(key[1], text, _field(part), key[0]))
-        out += self.close(key, part)
+        out += [*(self.piece(key, '"}', part) if self._wraps(part) else []), *self.close(key, part)]
         self.opened.pop(key, None)
         self._current = None
         return out

@@ -105,9 +105,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     content: frozenset[str] = frozenset({"messages", "choices"})
     """Members that hold messages, compared block by block."""
     places: Mapping[str, str] = {}
-    """Portable field or option → member: an answer's `id`, `model`, `created` and `usage`, and what losses name."""
+    """An answer's `id`, `model`, `created` and `usage`, a block's `signature`, `cache` and `title`, and `system` → the
+    member in which losses name it; options and counters are added from their tables."""
     spell: bool = False
     """Whether members have a second spelling, in snake_case."""
+
+    def __post_init__(self) -> None:
+        options = {row.name: row.path.partition("/")[0] for row in reversed(self.options) if row.path}
+        counters = {field: path for path, field in self.usage.table.items()}
+        msgspec.structs.force_setattr(self, "places", {**options, **counters, **self.places})
 
     # By the tables
 
@@ -314,8 +320,10 @@ def type_name(chunk: Json) -> str | None:
 
 def outside(
     messages: tuple[Message, ...], ledger: LossLedger, stays: Callable[[Message], bool]
-) -> tuple[list[Message], list[Message]]:
+) -> tuple[Message | None, list[Message]]:
     """Part system text from the messages, for vendors where it stands outside of them; what follows results joins them.
+
+    Several become one, and what another vendor said beside the text is lost.
 
     Args:
         stays: tells which system text its own dialect had among the messages.
@@ -333,7 +341,13 @@ def outside(
             others[-1] = msgspec.structs.replace(message, parts=parts, flat=None)
         else:
             others.append(message)
-    return system, others
+    if not system or (len(system) == 1 and ledger.is_home):
+        return (system[0] if system else None), others
+    for message in system:
+        put_ext(message, {}, ledger)
+    parts = tuple(part for message in system for part in message.parts)
+    flat = system[0].flat if len(system) == 1 else False
+    return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}, raw=None), others
 
 
 def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:

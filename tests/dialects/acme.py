@@ -63,8 +63,6 @@ OPTIONS: Final = (
     RequestOption("effort", "reasoning_effort", words={"lazy": "low", "busy": "medium", "mad": "high"}),
 )
 USAGE: Final = Counters({"heard": "input", "spoken": "output"}, total="")
-PLACES: Final = {"max_tokens": "limits", "id": "number", "model": "robot", "usage": "bill", "input": "heard",
-                 "output": "spoken"}  # fmt: skip
 
 
 def read_says(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
@@ -80,7 +78,7 @@ def write_says(part: ToolOutput, out: dict[str, Any], ledger: LossLedger) -> boo
 
 BLOCKS: Final = Blocks(NAME, (
     Block("text", Text, {"text!": "text"}),
-    Block("thought", Thinking, {"words!": "text"}, write=lambda part, out, ledger: part.redacted is None),
+    Block("thought", Thinking, {"words!": "text"}),
     Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
     Block("result", ToolOutput, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)}, read=read_says,
           write=write_says),
@@ -181,6 +179,6 @@ DIALECT: Final = Dialect(
     options=OPTIONS, read_messages=read_messages, write_messages=write_messages, read_tool=read_tool,
     write_tool=write_tool, listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, read_stream=Reader,
-    write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)), places=PLACES,
-    content=frozenset({"turns", "say"}),
+    write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
+    content=frozenset({"turns", "say"}), places={"id": "number", "model": "robot", "usage": "bill"},
 )  # fmt: skip
