@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,8 @@ class Corpus(NamedTuple):
     """Dialect and kind → name and document of each."""
     streams: Callable[[str], list[tuple[str, list[Any]]]]
     """Dialect → name and chunks of each."""
+    names: Sequence[str] = NAMES
+    pairs: Sequence[tuple[str, str]] = PAIRS
 
 
 CONTRACTS = Corpus(documents, streams)

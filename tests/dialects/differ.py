@@ -23,6 +23,10 @@ KIND_WORDS = frozenset(
         "total_tokens",
         "totalTokenCount",
         "index",
+        "kind",
+        "who",
+        "halted",
+        "thought",
     ]
 ) | {"total_token_count"}
 """Members whose values are words of their dialect, or sums that say nothing new."""
@@ -39,6 +43,8 @@ COUNTERS = frozenset(
         "candidates_token_count",
         "thoughtsTokenCount",
         "toolUsePromptTokenCount",
+        "in",
+        "out",
     ]
 )
 """Counted in another way by every dialect; compared by the conversion's own tests."""

@@ -17,7 +17,7 @@ from backplane import ir
 from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
 from backplane.errors import TranslationError
 from tests.dialects import differ, referees, rules
-from tests.dialects.dialect_corpus import CONTRACTS, KINDS, NAMES, PAIRS, Corpus, canonical
+from tests.dialects.dialect_corpus import CONTRACTS, KINDS, Corpus, canonical
 
 Finding = tuple[str, str | None]
 """What was judged, and what is wrong with it."""
@@ -37,7 +37,7 @@ def writer(name: str, kind: str) -> Callable[[Any], Any]:
 
 
 def m1(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    for name in NAMES:
+    for name in corpus.names:
         for kind in KINDS:
             for title, document in corpus.documents(name, kind):
                 written = writer(name, kind)(reader(name, kind)(document).value)
@@ -65,7 +65,7 @@ def across(document: Any, source: str, target: str, kind: str) -> Any:
 
 
 def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Finding]:
-    for source, target in PAIRS:
+    for source, target in corpus.pairs:
         if source == target:
             continue
         for kind in KINDS:
@@ -100,6 +100,7 @@ STOP_WORDS = {
     "tool_calls": "tool", "tool_use": "tool", "function_call": "tool",
     "content_filter": "filter", "refusal": "filter", "SAFETY": "filter", "incomplete:content_filter": "filter",
     "failed": "failed",
+    "done": "end", "halt_word": "end", "full": "max", "invoke": "tool", "refused": "filter",
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def wholes(chunks: list[Any]) -> list[Any]:
 
 
 def m3(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    for name in NAMES:
+    for name in corpus.names:
         for title, chunks in corpus.streams(name):
             truth = judged(name, chunks)
             if truth is None:
@@ -153,7 +154,7 @@ def m3(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
 
 
 def m4(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    for source, target in PAIRS:
+    for source, target in corpus.pairs:
         if source == target:
             continue
         for title, chunks in corpus.streams(source):
@@ -244,7 +245,7 @@ def edit(value: Any, done: list[int]) -> Any:
 
 
 def m5(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    for name in NAMES:
+    for name in corpus.names:
         for kind in KINDS:
             for title, document in corpus.documents(name, kind):
                 where = f"{name} {kind} {title!r}"
@@ -282,7 +283,7 @@ def essence(value: Any) -> Any:
 
 
 def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    for source, target in PAIRS:
+    for source, target in corpus.pairs:
         if source == target:
             continue
         for kind in KINDS:

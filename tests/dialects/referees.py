@@ -1,6 +1,7 @@
 """The vendors' own SDKs as referees: whether a document is valid, and what a stream adds up to.
 
-Absent SDKs make a skip with the counted reason `needs openai SDK`; nothing of ours judges itself here.
+Absent SDKs make a skip with the counted reason `needs openai SDK`; nothing of ours judges itself here. The made-up
+vendor's SDK is its page as types.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import warnings
 from typing import Any
 
 import pytest
+
+from tests.dialects import lorem_page
 
 FAMILY = {"openai": "chat", "kimi": "chat", "copilot": "chat", "claude": "claude", "gemini": "gemini", "codex": "codex"}
 SDK_OF = {"chat": "openai", "codex": "openai", "claude": "anthropic", "gemini": "google.genai"}
@@ -71,6 +74,8 @@ def _adapter(family: str) -> Any:
 
 def invalid(dialect: str, kind: str, document: Any) -> str | None:
     """Return why the vendor's own types refuse a document, None when they take it."""
+    if dialect == "lorem":
+        return lorem_page.invalid(kind, document)
     family = FAMILY[dialect]
     try:
         with warnings.catch_warnings():
@@ -100,6 +105,8 @@ def _chunk_adapter(family: str) -> Any:
 
 def invalid_chunk(dialect: str, chunk: Any) -> str | None:
     """Return why the vendor's types refuse a chunk; errors have no type there."""
+    if dialect == "lorem":
+        return lorem_page.invalid("chunk", chunk)
     family = FAMILY[dialect]
     if "error" in chunk and (family != "codex" or chunk.get("type") == "error"):
         return None
@@ -163,11 +170,11 @@ def facts(dialect: str, chunks: list[Any]) -> dict[str, Any]:
     Raises:
         Refused: the accumulator fails on it.
     """
-    family = FAMILY[dialect]
+    add = lorem_page.facts if dialect == "lorem" else globals()[f"_{FAMILY[dialect]}_facts"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: dict[str, Any] = globals()[f"_{family}_facts"](chunks)
+            found: dict[str, Any] = add(chunks)
     except Exception as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
     return found
