@@ -83,7 +83,7 @@ def test_history_is_the_same_under_all_its_names(
         history: [{asked: "q", answered: "a", answer_nodes: [call("c1")]}],
         nodes: [result("c1"), {"type": 0, "textNode": {"content": "next"}}],
     }
-    assert words(request) == ["user: q", "assistant: a | ToolUse c1", "tool: ToolResult c1", "user: next"]
+    assert words(request) == ["user: q", "assistant: a | ToolUse c1", "tool: ToolOutput c1", "user: next"]
 
 
 def test_the_same_nodes_under_two_names_are_said_once() -> None:
@@ -179,7 +179,7 @@ def test_results_are_paired_with_their_calls_in_every_upstreams_shape(target: st
     back = dialect(target).to_ir(written).value
     found = [part for message in back.messages for part in message.parts if isinstance(part, ToolUse | ToolOutput)]
     assert [(type(part).__name__, part.id) for part in found] == [
-        ("ToolUse", "c1"), ("ToolUse", "c2"), ("ToolResult", "c1"), ("ToolResult", "c2"),
+        ("ToolUse", "c1"), ("ToolUse", "c2"), ("ToolOutput", "c1"), ("ToolOutput", "c2"),
     ]  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_a_result_without_its_call_becomes_words_of_the_user() -> None:
 def test_a_call_without_its_result_is_answered_as_not_finished() -> None:
     request = {"message": "m", "chat_history": [{"request_message": "q", "response_nodes": [call("c1")]}]}
     conversation = read(request)
-    assert words(request)[2:] == ["tool: ToolResult c1", "user: m"]
+    assert words(request)[2:] == ["tool: ToolOutput c1", "user: m"]
     made = conversation.messages[2].parts[0]
     assert isinstance(made, ToolOutput)
     assert made.is_error
@@ -214,7 +214,7 @@ def test_a_late_result_moves_behind_its_call_and_a_second_one_is_dropped() -> No
         ],
         "nodes": [result("c1"), result("c1", "again")],
     }
-    assert words(request)[:3] == ["user: q", "assistant: ToolUse c1", "tool: ToolResult c1"]
+    assert words(request)[:3] == ["user: q", "assistant: ToolUse c1", "tool: ToolOutput c1"]
     assert {code for _, _, code in codes(request)} == {"order", "call_missing"}
 
 
@@ -342,7 +342,7 @@ def test_a_summary_stands_for_what_was_before_it_and_its_end_stays_word_for_word
         "message": "go on",
     }
     assert words(request) == [
-        "user: <SUM> (the messages that follow)\n\nMID", "user: q2", "assistant: ToolUse c2", "tool: ToolResult c2",
+        "user: <SUM> (the messages that follow)\n\nMID", "user: q2", "assistant: ToolUse c2", "tool: ToolOutput c2",
         "user: q", "user: go on",
     ]  # fmt: skip
     assert ("/chat_history/0", "dropped", "part") in codes(request)
