@@ -195,7 +195,9 @@ class StreamTranslation:
         for loss in (*self.reader.losses, *self.writer.ledger.losses):
             key = (loss.code, loss.reason, loss.path if loss.path.count("/") > 1 else "")
             if key not in self._losses:
-                said: dict[str, Any] = {} if chunk is None else {"chunk": self._count, "chunk_type": kind_of(chunk)}
+                said: dict[str, Any] = (
+                    {} if chunk is None else {"chunk": self._count, "chunk_type": kind_of(chunk, self.reader.tag)}
+                )
                 said["path"] = loss.path or ("" if chunk is None else f"/{self._count}")
                 self._losses[key] = msgspec.structs.replace(loss, target=self.writer.ledger.target, **said)
         self.reader.losses.clear()

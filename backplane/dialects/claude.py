@@ -462,12 +462,9 @@ class StreamReader(BlockReader):
             "message_delta": self._beside, "message_stop": lambda chunk: self.finish(), "message": self._whole,
         }  # fmt: skip
 
-    def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one chunk; pings and events of a later version are kept."""
+    def other(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read a failure; pings and events of a later version are kept."""
         kind = kind_of(chunk)
-        handler = self.handlers.get(kind)
-        if handler is not None:
-            return handler(chunk)
         if kind == "error" or (type(chunk) is dict and "error" in chunk):
             return [failure(chunk.get("error"), chunk, "type")]
         return [ir.Kept(chunk, kind == "ping" or type(chunk) is not dict)]

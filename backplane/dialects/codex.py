@@ -601,12 +601,9 @@ class StreamReader(BlockReader):
             **dict.fromkeys(TERMINAL, self._end), **dict.fromkeys(NOISE, lambda chunk: []),
         }  # fmt: skip
 
-    def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one event; those of a later version are kept."""
+    def other(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read a whole answer or a failure; events of a later version are kept."""
         kind = kind_of(chunk)
-        handler = self.handlers.get(kind)
-        if handler is not None:
-            return handler(chunk)
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
         if chunk.get("object") == "response" and "output" in chunk:

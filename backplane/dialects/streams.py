@@ -236,11 +236,13 @@ class Opened:
 
 
 class BlockReader:
-    """Reads the chunks of one stream; a dialect gives `read`, which says what begins, goes on and ends."""
+    """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends."""
 
     endings: Endings
     handlers: dict[Any, Callable[[Json], list[ir.StreamEvent]]]
-    """Type of a chunk → what reads it, where chunks have one."""
+    """Kind of a chunk → what reads it."""
+    tag = "type"
+    """Member in which chunks say their kind."""
     mends = False
     """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
 
@@ -257,8 +259,13 @@ class BlockReader:
         self.stopped: set[int] = set()
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one chunk; what is none of the vendor's is kept."""
-        raise NotImplementedError
+        """Read one chunk."""
+        handler = self.handlers.get(kind_of(chunk, self.tag))
+        return self.other(chunk) if handler is None else handler(chunk)
+
+    def other(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read a chunk without a handler; one of a later version is kept."""
+        return [ir.Kept(chunk, type(chunk) is not dict)]
 
     def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""

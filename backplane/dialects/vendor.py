@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -352,4 +353,4 @@ def outside(
 
 def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:
     """Write what a document must have and the source did not say; the comparison names it."""
-    out.update({key: value for key, value in members.items() if out.get(key) is None})
+    out.update({key: copy.copy(value) for key, value in members.items() if out.get(key) is None})

@@ -25,7 +25,6 @@ from backplane.dialects.codec import (
     Members,
     RequestOption,
     Turns,
-    kind_of,
     put_ext,
     read_content,
     unchanged,
@@ -167,6 +166,7 @@ class StreamReader(BlockReader):
     """Reads the events of one stream."""
 
     endings = ENDINGS
+    tag = "e"
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,11 +175,6 @@ class StreamReader(BlockReader):
             "invoke": self._invoke, "args": self._args, "shut": lambda chunk: self.end(chunk.get("n")),
             "end": self._end, "oops": lambda chunk: [failure(chunk, chunk, "code")],
         }  # fmt: skip
-
-    def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one event; those of a later version are kept."""
-        handler = self.handlers.get(kind_of(chunk, "e"))
-        return [ir.Kept(chunk, type(chunk) is not dict)] if handler is None else handler(chunk)
 
     def _piece(self, chunk: Json) -> list[ir.StreamEvent]:
         n, kind, words = chunk.get("n"), chunk.get("kind"), chunk.get("words")

@@ -93,6 +93,14 @@ def test_what_leaves_it_is_valid_for_the_vendors_sdks() -> None:
     assert wrong([*measures.m2(OUT), *measures.m4(OUT)]) == []
 
 
+@pytest.mark.usefixtures("lorem")
+def test_a_loss_of_its_stream_names_the_kind_of_its_chunk() -> None:
+    done = dialects.StreamTranslation("lorem", "claude")
+    done.feed({"e": "open", "ticket": "a", "engine": "lorem-1"})
+    done.feed({"e": "yawn"})
+    assert [(loss.chunk, loss.chunk_type) for loss in done.losses] == [(1, "yawn")]
+
+
 def members(value: object) -> set[str]:
     if isinstance(value, dict):
         return set(value).union(*(members(inner) for inner in value.values()))

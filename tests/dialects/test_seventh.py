@@ -98,3 +98,10 @@ def test_a_text_that_becomes_one_block_of_many_is_named_where_it_stands() -> Non
 def test_a_schema_that_it_does_not_have_is_named() -> None:
     done = translate(dict(documents("gemini", "request"))["an answer by a schema"], "gemini", "acme")
     assert {loss.path for loss in done.losses} >= {"/generationConfig/responseJsonSchema", "/generationConfig"}
+
+
+def test_what_a_translation_adds_is_the_callers_own() -> None:
+    for _ in range(2):
+        done = translate({**ANSWER, "bill": None}, "acme", "claude", "response")
+        assert done.value["usage"] == {"input_tokens": 0, "output_tokens": 0}
+        done.value["usage"]["input_tokens"] = 7
