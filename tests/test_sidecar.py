@@ -99,7 +99,7 @@ async def test_every_event_a_host_can_say_is_one_of_the_contract() -> None:
     async with talk(HOST, work) as line:
         line.send(run())
         told = await line.until("final")
-    events = [read_event(message["event"], now="2026-01-15T12:00:00Z") for message in told[:-1]]
+    events = [read_event(message["event"], now=lambda: "2026-01-15T12:00:00Z") for message in told[:-1]]
     assert [msgspec.to_builtins(event) for event in events] == [message["event"] for message in told[:-1]]
     assert len({type(event) for event in events}) == 10
     command = next(event for event in events if isinstance(event, CommandExecuted))

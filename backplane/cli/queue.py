@@ -534,7 +534,7 @@ async def _open_asks(engine: DurableEngine, status: Status) -> dict[str, Approva
     for event in await engine.told(status.order_id):
         if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
             continue
-        read = carried(read_event(msgspec.json.decode(event.record), now=""))
+        read = carried(read_event(msgspec.json.decode(event.record), now=str))
         if isinstance(read, Approval):
             asks[str(read.body.get("id"))] = read
         elif isinstance(read, ApprovalAnswered):

@@ -65,7 +65,10 @@ def encode_lines(values: Sequence[Json]) -> bytes:
 
 def _with_our_numbers(data: bytes) -> bytes:
     alike = data.translate(_DIGITS_ALIKE)
-    return structure.changed(data, _printed) if any(odd in alike for odd in _ODD_NUMBERS) else data
+    for odd in _ODD_NUMBERS:
+        if odd in alike:
+            return structure.changed(data, _printed)
+    return data
 
 
 def _printed(gap: bytes) -> bytes:

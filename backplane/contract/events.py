@@ -6,6 +6,7 @@ Events are immutable and shared between consumers; none of them holds a referenc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -281,21 +282,21 @@ def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
 _MEMBERS: Final = {kind: {"type", *kind.__struct_fields__} for kind in EVENT_TYPES.values()}
 
 
-def read_event(value: Json, *, now: str) -> AgentEvent:
+def read_event(value: Json, *, now: Callable[[], str]) -> AgentEvent:
     """Read one event from plain JSON, leniently: what the contract does not know is kept in `ext`.
 
     An unknown type or a wrong shape becomes a warning with `ext.raw_event`; an unknown member
     moves to `ext.unknown`; an unknown error code to `ext.error_code`.
 
     Args:
-        now: the time of a warning that replaces an unreadable event.
+        now: gives the time of a warning that replaces an unreadable event.
     """
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str):
-        return _unread(value, "an event of the wrong shape: it has no `type` that is a string", now)
+        return _unread(value, "an event of the wrong shape: it has no `type` that is a string", now())
     kind = EVENT_TYPES.get(name)
     if kind is None:
-        return _unread(value, "an event of a type this version does not know", now)
+        return _unread(value, "an event of a type this version does not know", now())
     try:
         event = msgspec.convert(value, kind)
         known = _MEMBERS[kind]
@@ -309,7 +310,7 @@ def read_event(value: Json, *, now: str) -> AgentEvent:
             return event  # type: ignore[return-value]
         ts = timestamp(event.ts)
     except ValueError as error:
-        return _unread(value, f"an event of the wrong shape: {error}", now)
+        return _unread(value, f"an event of the wrong shape: {error}", now())
     ext = event.ext if isinstance(event.ext, dict) else {}
     unknown = {name: member for name, member in value.items() if name not in known}
     fields = {name: getattr(event, name) for name in kind.__struct_fields__}

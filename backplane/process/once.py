@@ -27,25 +27,22 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
 class Once:
     """Not yet, then for good."""
 
-    __slots__ = ("_happened", "_waited")
+    __slots__ = ("_waited", "happened")
 
     def __init__(self) -> None:
-        self._happened = False
+        self.happened = False
         self._waited: anyio.Event | None = None
 
     def set(self) -> None:
         """It has happened: who waits goes on."""
-        self._happened = True
+        self.happened = True
         if self._waited is not None:
             self._waited.set()
             self._waited = None
 
-    def is_set(self) -> bool:
-        return self._happened
-
     async def wait(self) -> None:
         """Come back once it has happened."""
-        if self._happened:
+        if self.happened:
             await anyio.lowlevel.checkpoint()
             return
         if self._waited is None:

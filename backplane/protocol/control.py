@@ -72,6 +72,9 @@ _SPOKEN_MARK: Final = b'"assistant_'
 _LOOK_BYTES: Final = 256
 """Of a read, looked at for the mark: a line's members before its text are shorter in any order."""
 
+_MESSAGE: Final = {"t", "ref_id", "event"}
+"""The members of a message with an event."""
+
 _KIND_BYTES: Final = 10
 """Of a line's beginning; in the usual order of members they tell an event from another message."""
 
@@ -178,7 +181,7 @@ class ControlEnd:
             return [spoken]
         # The end of a stream is such a read with one other message behind it.
         cut = block.rfind(b"\n", 0, -1) + 1
-        spoken = self._all_spoken(block[:cut]) if _ends_otherwise(block, cut) else None
+        spoken = self._all_spoken(block[:cut]) if cut and _ends_otherwise(block, cut) else None
         rest = block[cut:] if spoken is not None else block
         return [*([spoken] if spoken is not None else []), *self._receive_each(rest, rest.split(b"\n")[:-1])]
 
@@ -210,7 +213,7 @@ class ControlEnd:
                         or event.ext is not UNSET
                         or (event.ts not in self._times and not self._time_is_canonical(event.ts))
                     ):
-                        event, record = self._look_closer(line, envelope)
+                        event, record = self._read_event(strict(line))
                     ref_id = envelope.ref_id
                 except (ValueError, KeyError, RecursionError):
                     received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
@@ -274,20 +277,15 @@ class ControlEnd:
         self.unended += 1
         return self._receive_each(rest, [rest])
 
-    def _look_closer(self, line: bytes, envelope: wire.EventMessage) -> tuple[AgentEvent, bytes]:
-        """An event that is more than required strings in a compact line: read it again with nothing skipped."""
-        value = strict(line)
+    def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
+        """The event in a message, with whatever stands beside it in the message: nothing is skipped."""
         if value["t"] != "event":
             raise ValueError("`t` stands twice, and the last one counts")
-        return self._read_event(value)
-
-    def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
-        """The event in a message, with whatever stands beside it in the message."""
-        event = read_event(value.get("event"), now=self._now())
-        stray = {name: member for name, member in value.items() if name not in ("t", "ref_id", "event")}
-        if not isinstance(value.get("ref_id", ""), str):
-            stray["ref_id"] = value["ref_id"]
-        if stray:
+        event = read_event(value.get("event"), now=self._now)
+        if not (value.keys() <= _MESSAGE and isinstance(value.get("ref_id", ""), str)):
+            stray = {name: member for name, member in value.items() if name not in _MESSAGE}
+            if not isinstance(value.get("ref_id", ""), str):
+                stray["ref_id"] = value["ref_id"]
             event = msgspec.structs.replace(event, ext=moved(event.ext, "unknown_envelope", stray, beside="event"))
         event = carried(event)
         return event, canonical.encode(event)
@@ -453,4 +451,4 @@ def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
 
 def _ends_otherwise(block: bytes, cut: int) -> bool:
     """Whether the last line, which starts at `cut`, begins differently from a first line that says something."""
-    return cut > 0 and _SPOKEN_MARK in block[:_LOOK_BYTES] and not block.startswith(block[cut : cut + _KIND_BYTES])
+    return _SPOKEN_MARK in block[:_LOOK_BYTES] and not block.startswith(block[cut : cut + _KIND_BYTES])

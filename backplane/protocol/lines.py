@@ -77,7 +77,8 @@ class Lines:
             return None
         whole = b"".join([*self._pieces, data[:cut]])
         self._pieces, self._held = [], 0
-        self._hold(data[cut:])
+        if cut < len(data):
+            self._hold(data[cut:])
         return whole
 
     def end(self) -> bytes:

@@ -362,7 +362,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         for batch in batches:
             if batch.ours and len(self.own_lines) < OWN_LINES_MAX:
                 self.own_lines.append(self._lines)
-            self._lines += len(batch.records)
+            self._lines += len(batch.events)
 
     def fatal(self, fatal: Fatal) -> None:
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:

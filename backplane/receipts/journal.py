@@ -274,7 +274,7 @@ class Journal:
         _remove(self.folder)
 
     def _write(self, fd: int, data: bytes, keep_bytes: int | None = None) -> None:
-        with _disk(str(self.folder)):
+        try:
             before = os.fstat(fd).st_size if keep_bytes is None else keep_bytes
             try:
                 written = os.write(fd, data)
@@ -285,6 +285,8 @@ class Journal:
                 with suppress(OSError):
                     os.ftruncate(fd, before)
                 raise
+        except OSError as error:
+            raise disk_error(str(self.folder), error) from error
 
 
 def _remove(folder: Path) -> None:

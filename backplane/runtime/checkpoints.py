@@ -17,7 +17,7 @@ import msgspec
 
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, ToolCall, ToolResult, TurnEnded
+from backplane.contract.events import AgentEvent, ToolCall, ToolResult
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, WorkspaceError
 from backplane.policy.paths import TOOLS
@@ -85,7 +85,8 @@ class RunCheckpoints:
         """Made when the first is asked for: most runs keep none."""
         self._closed = "the run has not begun"
         self._calls_open = 0
-        self._resting = False
+        self.is_resting = False
+        """The last thing that came was the end of a turn."""
         self._rewound: list[Json] = []
         self._failed: list[Json] = []
         self._failures = 0
@@ -125,11 +126,6 @@ class RunCheckpoints:
             self._calls_open += 1
         elif isinstance(event, ToolResult):
             self._calls_open = max(0, self._calls_open - 1)
-        self._resting = isinstance(event, TurnEnded)
-
-    def goes_on(self) -> None:
-        """Something came that is no tool's: the agent is at work."""
-        self._resting = False
 
     async def before(self, ask: wire.Ask) -> None:
         """A host asks about a tool: keep what is there, unless it is what was kept last."""
@@ -180,7 +176,7 @@ class RunCheckpoints:
     async def _rewind_in_turn(self, name: str, asks_open: int) -> Checkpoint | None:
         async with self.turn:
             of = self._opened()
-            if self._calls_open > asks_open or not (asks_open or self._resting):
+            if self._calls_open > asks_open or not (asks_open or self.is_resting):
                 raise WorkspaceError(
                     "execution_workspace_error",
                     "the agent is at work, and nobody goes back under its hands",

@@ -172,10 +172,10 @@ class Inbound:
             for item in received:
                 if type(item) is not Events:
                     ready.extend(_TAKE[type(item)](self, item) or ())
-                elif self.over.is_set():
+                elif self.over.happened:
                     self._facts.counts["late"] += len(item.events)
                 else:
-                    ready.append(self._whole(item))
+                    ready.append(item if self._splits is None else self._whole(item, self._splits))
                     self._accept(item.events)
         except Exception as error:  # What was ready before it is handed on all the same.
             self._fail(error)
@@ -191,12 +191,10 @@ class Inbound:
         late = self._splits.flush() if self._splits is not None else []
         return [Events.of(self._run_id, late)] if late else []
 
-    def _whole(self, batch: Events) -> Events:
-        if self._splits is None:
-            return batch
-        before = self._splits.redacted
-        events, records = self._splits.take(batch.events, batch.records)
-        self._facts.counts["redacted"] += self._splits.redacted - before
+    def _whole(self, batch: Events, splits: Splits) -> Events:
+        before = splits.redacted
+        events, records = splits.take(batch.events, batch.records)
+        self._facts.counts["redacted"] += splits.redacted - before
         return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
 
     def _accept(self, events: list[AgentEvent]) -> None:
@@ -207,24 +205,22 @@ class Inbound:
             for event in events:
                 if type(event) not in _QUIET:
                     self._facts.look(event)
-                    self._compare(event)
+                    self.checkpoints.look(event)
+                    # Which tools are at work, and which ran without the question that was due.
+                    passed_over = self.hooks.look(event) if self.hooks is not None else None
+                    if passed_over is not None:
+                        self._decide("failed", passed_over)
             if self._facts.limit is not None:
                 reason, text = self._facts.limit
                 self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
-        if events and type(events[-1]) is not TurnEnded:
-            self.checkpoints.goes_on()
-        self.progressed = self.progressed or any(_carries_something(event) for event in events)
-
-    def _compare(self, event: AgentEvent) -> None:
-        """Follow the tools: which of them are at work, and which ran without the question that was due."""
-        self.checkpoints.look(event)
-        passed_over = self.hooks.look(event) if self.hooks is not None else None
-        if passed_over is not None:
-            self._decide("failed", passed_over)
+        if events:
+            self.checkpoints.is_resting = type(events[-1]) is TurnEnded
+        for event in events:
+            self.progressed = self.progressed or _carries_something(event)
 
     def report(self, name: str, body: Json, message: str) -> None:
         """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""
-        if not self.over.is_set():
+        if not self.over.happened:
             self._hand_on([self._add(name, body, message)])
 
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
@@ -248,12 +244,12 @@ class Inbound:
 
     def _unknown(self, unknown: Unknown) -> list[Events]:
         self._facts.counts["unknown_messages"] += 1
-        if self.over.is_set():
+        if self.over.happened:
             return []
         return [self._add("raw_envelope", unknown.value, f"a message this version does not know: {unknown.t[:60]!r}")]
 
     def _broken(self, broken: Broken) -> None:
-        if not self.over.is_set():
+        if not self.over.happened:
             evidence = broken.evidence.decode("utf-8", "replace")
             self._decide("protocol", from_code(broken.code, broken.message, evidence=evidence))
             self.close()
@@ -269,8 +265,8 @@ class Inbound:
             arrived.set()
 
     def _patch(self, patch: wire.PatchChunk) -> None:
-        if self.over.is_set() or self.on_patch is None:
-            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+        if self.over.happened or self.on_patch is None:
+            self._facts.counts["late" if self.over.happened else "unasked_answer"] += 1
             return
         self.progressed = True
         try:
@@ -280,7 +276,7 @@ class Inbound:
             self.close()
 
     def _final(self, final: wire.Final) -> list[Events]:
-        if self.over.is_set():
+        if self.over.happened:
             self._facts.counts["late"] += 1
             return []
         try:
@@ -308,12 +304,12 @@ class Inbound:
             self._facts.claimed_trace(trace)
             return []
         instead = now()
-        events = [carried(read_event(value, now=instead)) for value in trace]
+        events = [carried(read_event(value, now=lambda: instead)) for value in trace]
         self._accept(events)
         return [Events.of(self._run_id, events)]
 
     def _fatal(self, fatal: wire.Fatal) -> list[Events]:
-        if self.over.is_set():
+        if self.over.happened:
             self._facts.counts["late"] += 1
             return []
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
@@ -326,8 +322,8 @@ class Inbound:
         return last
 
     def _ask(self, ask: wire.Ask) -> list[Events]:
-        if self.over.is_set() or ask.id in self.asks_open:
-            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+        if self.over.happened or ask.id in self.asks_open:
+            self._facts.counts["late" if self.over.happened else "unasked_answer"] += 1
             return []
         if ask.kind == "spend":
             self.asks_open[ask.id] = ask
@@ -362,13 +358,13 @@ class Inbound:
         decision: Decision | None = Decision("allow") if self.hold is None else None
         ends = time.monotonic() + self._limits.ask_s - 2 * HOLD_LOOK_S
         try:
-            while decision is None and self.hold is not None and not self.over.is_set():
+            while decision is None and self.hold is not None and not self.over.happened:
                 decision = await anyio.to_thread.run_sync(self.hold, ask.input, time.monotonic() < ends)
                 await anyio.sleep(0 if decision is not None else HOLD_LOOK_S)
         except BackplaneError as error:
             decision = Decision("deny", error.message)
         del self.asks_open[ask.id]
-        if not self.over.is_set() and decision is not None:
+        if not self.over.happened and decision is not None:
             assert self._writer is not None
             self._writer.write(self._line_of(ask, decision))
 
@@ -421,7 +417,7 @@ class Inbound:
         del self.asks_open[ask.id]
         self._asks_bytes -= size
         self.progressed = True
-        if not self.over.is_set():
+        if not self.over.happened:
             self._hand_on(self._answer(ask, decided, by=by))
 
     async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:

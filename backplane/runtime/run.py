@@ -300,22 +300,18 @@ class Run:
     async def _next_batch(self) -> Events | None:
         """The next events; None when the run has ended, which it then has with its receipt."""
         try:
-            await self._pull()
+            if not self._begun and self._environment.prepared and not self._stopping:
+                await self._begin()
+                self._begun = True
+            while not self._queue:
+                if self._drained or self._inbound.over.happened or self._link is None:
+                    await self._finish()
+                    break
+                await self._advance()
         except Exception as error:
             self.fail(error)
             await self._finish()
         return self._queue.pop(0) if self._queue else None
-
-    async def _pull(self) -> None:
-        """Wait until the next events are in the queue, or the run has ended."""
-        if self._environment.prepared and not self._begun and not self._stopping:
-            await self._begin()
-            self._begun = True
-        while not self._queue:
-            if self._drained or self._inbound.over.is_set() or self._link is None:
-                await self._finish()
-                break
-            await self._advance()
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
@@ -745,7 +741,14 @@ class Run:
         self._reads = True
         try:
             self._deadlines.begin_read()
-            await self._reading()
+            assert self._readable is not None
+            if self._gone.happened:
+                self._take_in()
+                await anyio.lowlevel.checkpoint()
+            elif self._inbound.holding:
+                await self._hold()
+            else:  # Woken by the end of the ladder or an event of ours as well.
+                await self._readable.until(self._take_in)
         finally:
             self._reads = False
             self._deadlines.end_read()
@@ -756,17 +759,6 @@ class Run:
         if self._inbound.progressed or self._inbound.asks_open:
             self._inbound.progressed = False
             self._deadlines.restart()
-
-    def _reading(self) -> Awaitable[None]:
-        """Take in what there is to read; wait for it until there is something for whoever pulls, or for a deadline."""
-        assert self._readable is not None
-        if self._gone.is_set():
-            self._take_in()
-            return anyio.lowlevel.checkpoint()
-        if self._inbound.holding:
-            return self._hold()
-        # Woken by the end of the ladder or an event of ours as well.
-        return self._readable.until(self._take_in)
 
     async def _hold(self) -> None:
         assert self._readable is not None
@@ -781,28 +773,29 @@ class Run:
         try:
             data = os.read(self._link.stdout, READ_BYTES_MAX)
         except BlockingIOError:
-            self._drained = self._gone.is_set()
+            self._drained = self._gone.happened
             return self._drained
         if data:
             self._hand_on(self._inbound.take(self._line.receive(data)))
             self._note_progress()
-            return bool(self._queue) or not self._begun or self._inbound.holding or self._inbound.over.is_set()
+            return bool(self._queue) or not self._begun or self._inbound.holding or self._inbound.over.happened
         self._drained = True
         self._hand_on(self._inbound.take(self._line.end()))
-        if not self._inbound.over.is_set():
+        if not self._inbound.over.happened:
             self._decide("host_exit", None)
         return True
 
     def _hand_on(self, batches: list[Events]) -> None:
         """Journal what came, then put it where the consumer finds it."""
-        # All of a batch may be held back as what may be the beginning of a secret.
-        batches = [batch for batch in batches if batch.events]
         journal = self._environment.journal
-        if not batches or journal is None:
+        lines, count = b"", 0
+        for batch in batches:  # Most often it is one.
+            lines += batch.lines
+            count += len(batch.events)
+        if not lines or journal is None:
             return
-        lines = b"".join([batch.lines for batch in batches])
         try:
-            journal.append(lines, sum(len(batch.events) for batch in batches))
+            journal.append(lines, count)
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
@@ -810,7 +803,9 @@ class Run:
             self._inbound.close()
             self._stop()
             return
-        self._queue.extend(batches)
+        for batch in batches:
+            if batch.events:  # All of them may be held back as what may be the beginning of a secret.
+                self._queue.append(batch)
         self.facts.handed_on(batches)
 
     def _hand_in(self, batches: list[Events]) -> None:
@@ -851,7 +846,7 @@ class Run:
 
     def _decide(self, reason: str, error: BackplaneError | None, *, note: str | None = None) -> None:
         """Fix how the run ends, the first word counts, and begin to stop the host."""
-        if self.end is None and not self._inbound.over.is_set():
+        if self.end is None and not self._inbound.over.happened:
             self.end = End(reason=reason, code=error.code if error is not None else None)
             self.error = error
             if note is not None:
@@ -888,7 +883,7 @@ class Run:
                 self._readable.wake()
 
     async def _walk_down(self, link: Link) -> None:
-        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._inbound.over.is_set()
+        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._inbound.over.happened
         if self.end is not None and self.end.reason == "host_exit":
             await link.wait(EXIT_WAIT_S)
         await link.stop(grace_s=self._limits.cancel_grace_s, cancel=self._say_cancel if asks_first else None)
@@ -956,7 +951,7 @@ class Run:
 
     async def _stop_host(self) -> None:
         """Stop the host, and read what it left in its pipe."""
-        if not self._inbound.over.is_set():
+        if not self._inbound.over.happened:
             self._decide("cancelled", None, note="the caller left the run")
         self._stop()
         with anyio.move_on_after(self._limits.cancel_grace_s + LADDER_S_MAX):

@@ -411,7 +411,7 @@ class Preparation:
         self._works = False
 
     async def run(self, folder: Path) -> None:
-        if self._done.is_set():
+        if self._done.happened:
             return
         try:
             self._works = True

@@ -116,12 +116,12 @@ class WarmHosts:
         try:
             await host.started.wait()
         except BaseException:
-            host.taken = host.started.is_set()
+            host.taken = host.started.happened
             host.over.set()
             if host.taken:
                 await host.drop()
             raise
-        usable = host.link is not None and host.link.exit is None and not host.over.is_set()
+        usable = host.link is not None and host.link.exit is None and not host.over.happened
         host.over.set()
         if not usable:
             await host.drop()
