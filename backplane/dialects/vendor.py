@@ -45,7 +45,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     TOOL_NAMES: Mapping[str, str]
     """The names that the vendor's agent gives its tools → neutral names."""
     CAPABILITIES: Manifest
+    """What a bare model behind it can do, by the contract's abilities."""
     DEFAULTS: Mapping[str, Json]
+    """`model` and options of an order that says none."""
     DONE: bool = False
     """Whether a stream ends with the word `[DONE]`."""
     CONTEXT_WINDOWS: Mapping[str, int] = {}
@@ -53,6 +55,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     # Requests
     options: tuple[RequestOption, ...]
+    """Tried in this order when a request is read; the first row of a name writes it."""
     read_messages: Callable[[Members, Calls], list[Message]]
     """Takes the messages from a request."""
     write_messages: Callable[[Conversation, dict[str, Any], LossLedger], None]
@@ -104,7 +107,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
     content: frozenset[str] = frozenset({"messages", "choices"})
-    """Members that hold messages, compared block by block."""
+    """Members that hold messages or system text, compared block by block."""
     places: Mapping[str, str] = {}
     """An answer's `id`, `model`, `created` and `usage`, a block's `signature`, `cache` and `title`, and `system` → the
     member in which losses name it; options and counters are added from their tables."""

@@ -214,7 +214,7 @@ send(stream.finish())
 
 `sum_stream(chunks, "claude")` adds a stream up to the vendor's answer.
 `backplane translate --from D --to D --kind request|response|stream [FILE]` does the same on the command line.
-A dialect's module (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
+A dialect (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
 `map_work_order`, `map_response`, `map_stream_event` with its `StreamState`, `StreamReader`, `StreamWriter`,
 `tool_to_ir`, `tool_from_ir`, `TOOL_NAMES`, `CAPABILITIES`, `DEFAULTS` and the passthrough pair.
 `framing` cuts bytes into chunks: server-sent events, and JSON documents as lines or one array.
@@ -240,31 +240,48 @@ counts thoughts beside its output; both are converted on the way in and out. The
 ## Another dialect
 
 One file that ends with `DIALECT: Final = Dialect(…)`, and one row of `backplane.dialects.DIALECTS`; from a wheel of
-your own, an entry point of the group `backplane.dialects` instead. `tests/dialects/acme.py` is a whole one for a
-made-up vendor, `tests/dialects/test_seventh.py` holds it to the measures. In the order of that file:
+your own, an entry point instead:
+
+```toml
+[project.entry-points."backplane.dialects"]
+lorem = "your_package.lorem:DIALECT"
+```
+
+`tests/dialects/lorem.py` is a whole one for a made-up vendor, `acme.py` beside it a smaller one. In its order:
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
-2. **Options.** A row each: `RequestOption("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a
-   name of `ir.OPTIONS`, the types it may have and what the server takes. `words` are vendor → ours. What no row says,
-   `read` and `write` of the row do.
-3. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.TokenCounts`; `apart` where the vendor counts a
-   field beside another one, `total=""` where it says no sum.
-4. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the word in `type`, our block, and
+2. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.TokenCounts`; `apart` where the vendor counts a
+   field beside another one, `total=""` where it says no sum, `needed` for what it always says.
+3. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the vendor's word, our block, and
    path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
-   return False for what cannot be read or said: then it stays native, or is a loss. `Blocks.read`, `write` and
-   `write_all` use the table.
-5. **Messages, tools, answers.** `read_messages(members, calls)` takes them from a request's `Members`; what nobody
-   takes is kept for the vendor as `ext`. `write_messages(conversation, out, ledger)` writes them into `out`. Whoever
-   makes a node by hand gives it `at`, `raw` and `ext=members.ext(NAME)`; whoever writes one calls `put_ext`, and gives
-   back `raw` while it is `unchanged`. `ledger.is_home` is true on the way back to where it came from.
-6. **Streams.** A reader says `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)` and
-   `self.stop(word, at)`; a writer gives templates: `begin` notes in `self.opened` what it calls the block, or returns
-   None for one that is written `whole`; `piece`, `close`, `stop` (its word is in `self.words`), `end`. Set `is_serial`
-   where blocks cannot interleave, `has_choices` where a stream holds several answers.
-7. **The value.** `listed` is the pointer of the messages, `reply` the member that says an answer, `content` the members
-   that hold blocks, `places` field → member (an answer's `id`, `model`, `usage`, and what losses name), `limits` the
-   letters and lengths that the server takes, `required` what a document must have.
+   return False for what cannot be read or said: then it stays native, or is a loss. A field `input` is written as an
+   object, `address` is a URL or data in one. `Blocks` says in which member the word stands (`tag`), which kind is plain
+   words (`text`), and where a proof (`signature`) or a breakpoint of the cache stands that any block may have.
+4. **Messages.** `Turns(BLOCKS, ROLES, "who", "say")` reads and writes those of two members; `outside` parts the system
+   text from them, `plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from a request's
+   `Members`, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept for the vendor
+   as `ext`. Whoever makes a node without a table gives it `at`, `raw` and `ext=members.ext(NAME)`; whoever writes one
+   calls `put_ext`, and gives back `raw` while it is `unchanged`. `ledger.is_home` is true on the way back to where it
+   came from.
+5. **Options.** A row each: `RequestOption("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a
+   name of `ir.OPTIONS`, the types it may have and what the server takes (of a list, `most` is its length). `words` are
+   vendor → ours. What no row says, `read` and `write` of the row do.
+6. **Tools.** `codec.read_tool` and `write_tool` by a table of field → path, `server_tool` for what the vendor runs.
+7. **Answers.** `read_candidates` and `write_candidates`: what was said as one message, and why it ended.
+8. **Streams.** A reader has `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or
+   its own `read`. They say `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
+   `ir.UsageSeen`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`. A writer gives templates:
+   `head`; `begin` notes in `self.opened` what it calls the block, or returns None for one that is written `whole`;
+   `piece`, `close`, `stop` or `end` (the word is in `self.words`, which is empty where the stream failed; `counted()`
+   are the counters), `fail`. Flags say what the target cannot do: `is_serial`, `has_choices`, `has_refusals`,
+   `takes_objects`.
+9. **The value.** Each member of `Dialect` is described in `backplane/dialects/vendor.py`; most have a default.
+
+Then the measures: `tests/dialects/measures.py` says what M1 to M6 are, `test_measures.py` runs them. They want a corpus
+(`contracts/dialects/NAME/` for a row of the table), a judge (`referees.py`: the vendor's SDK, else its page as types
+like `lorem_page.py`), what its server refuses (`rules.py`), and its words that say only a kind, a reason or a count
+(`KIND_WORDS` and `COUNTERS` of `differ.py`, `STOP_WORDS` of `measures.py`).
 """
 
 
