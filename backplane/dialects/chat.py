@@ -32,13 +32,14 @@ from backplane.dialects.codec import (
     kind_of,
     lose_part,
     parse_json,
+    plain_text,
     put_ext,
     read_arguments,
     read_content,
     unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import address_citation, plain_text
+from backplane.dialects.losses import address_citation
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect

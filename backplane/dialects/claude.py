@@ -148,17 +148,6 @@ def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bo
     return True
 
 
-def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    fields["content"], fields["flat"] = read_content(members, "content", BLOCKS.read)
-    return True
-
-
-def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if part.content or part.flat is not None:
-        out["content"] = BLOCKS.write_content(part.content, part.flat, ledger)
-    return True
-
-
 def _read_source(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     form = members.take("source/type")
     if form == "content" and fields["kind"] == "document":
@@ -208,8 +197,8 @@ BLOCKS: Final = Blocks(NAME, (
     Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
     Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
     Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
-    Block("tool_result", ir.ToolOutput, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
-          read=_read_result, write=_write_result),
+    Block("tool_result", ir.ToolOutput, {"tool_use_id!": "id", "is_error": "is_error", "content": "content"},
+          types={"is_error": (bool,)}),
     Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
     Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
     Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, is_written=False,

@@ -396,7 +396,11 @@ class Block(msgspec.Struct, frozen=True):
     """The vendor's word for it, in the table's `tag`; where there is none, the member that only this kind has."""
     node: type[ir.Part]
     members: Mapping[str, str]
-    """Native path → portable field; one that ends with `!` must be there, in both directions."""
+    """Native path → portable field; one that ends with `!` must be there, in both directions.
+
+    Three are more than a value: `address` is a URL or data in one, `input` is written as an object, `content` is a text
+    or a list of blocks (`types` may allow one of both alone).
+    """
     fixed: Mapping[str, Any] = {}
     """Portable fields that this kind always has."""
     types: Mapping[str, tuple[type[Any], ...]] = {}
@@ -464,13 +468,18 @@ class Blocks:
             members.rest.pop(self.tag, None)
         fields: dict[str, Any] = dict(row.fixed)
         for path, field in row.members.items():
-            found = members.take(path.rstrip("!"), *row.types.get(field, ()))
+            found: Any
+            if field == "content":
+                fields["content"], found = read_content(members, path.rstrip("!"), self.read)
+                fields["flat"] = found
+            else:
+                found = members.take(path.rstrip("!"), *row.types.get(field, ()))
             if found is None:
                 if path[-1:] == "!":
                     return None
             elif field == "address":
                 fields |= read_url(found)
-            else:
+            elif field != "content":
                 fields[field] = found
         if row.read is not None and not row.read(members, fields, calls):
             return None
@@ -528,6 +537,12 @@ class Blocks:
             return made[0][self.words]
         return made
 
+    def _content(self, kinds: tuple[type[Any], ...], part: ir.ToolOutput, ledger: LossLedger) -> Json:
+        if list not in kinds:
+            return plain_text(part.content, ledger)
+        flat = part.flat if str in kinds else False
+        return self.write_content(part.content, flat, ledger) if part.content or flat is not None else None
+
     def _written(self, row: Block, part: ir.Part, ledger: LossLedger) -> dict[str, Any] | None:
         if getattr(part, "redacted", None) is not None and "redacted" not in row.members.values():
             return None
@@ -535,8 +550,12 @@ class Blocks:
         for path, field in row.members.items():
             if field == "address":
                 value = media_url(part)  # type: ignore[arg-type]
+            elif field == "input":
+                value = arguments_object(part, ledger)  # type: ignore[arg-type]
+            elif field == "content":
+                value = self._content(row.types.get(field, (str, list)), part, ledger)  # type: ignore[arg-type]
             else:
-                value = arguments_object(part, ledger) if field == "input" else getattr(part, field)  # type: ignore[arg-type]
+                value = getattr(part, field)
             if value is not None:
                 put(out, path.rstrip("!"), value)
             elif path[-1:] == "!":
@@ -625,6 +644,20 @@ def lose_part(part: ir.Part, ledger: LossLedger, reason: str | None = None) -> N
     found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
     ledger.drop(part.at, code, reason or words, found if found is not None else part.raw)
     put_ext(part, {}, ledger)
+
+
+def plain_text(parts: tuple[ir.Part, ...], ledger: LossLedger) -> str:
+    """Return a result or the head of a request as one text for a dialect that takes only that."""
+    texts = [part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None]
+    for part in parts:
+        if isinstance(part, ir.Media) and part.text is not None:
+            ledger.degrade(part.at, "media", "a document of plain text became a text")
+            put_ext(part, {}, ledger)
+        elif isinstance(part, ir.Text):
+            put_ext(part, {}, ledger)
+        else:
+            lose_part(part, ledger)
+    return "\n".join(texts)
 
 
 # Options by table -----------------------------------------------------------------------------------------------------

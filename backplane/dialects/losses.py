@@ -19,8 +19,6 @@ from backplane.dialects.codec import (
     escape,
     is_bare,
     json_text,
-    lose_part,
-    put_ext,
     unescape,
 )
 
@@ -77,20 +75,6 @@ def check_meaning(conversation: ir.Conversation, ledger: LossLedger) -> None:
 
 
 # Notes of writers -----------------------------------------------------------------------------------------------------
-
-
-def plain_text(parts: tuple[ir.Part, ...], ledger: LossLedger) -> str:
-    """Return a result or the head of a request as one text for a dialect that takes only that."""
-    texts = [part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None]
-    for part in parts:
-        if isinstance(part, ir.Media) and part.text is not None:
-            ledger.degrade(part.at, "media", "a document of plain text became a text")
-            put_ext(part, {}, ledger)
-        elif isinstance(part, ir.Text):
-            put_ext(part, {}, ledger)
-        else:
-            lose_part(part, ledger)
-    return "\n".join(texts)
 
 
 def address_citation(citation: ir.Citation, part: ir.Text, ledger: LossLedger, begin: int = 0) -> dict[str, Any] | None:

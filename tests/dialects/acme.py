@@ -65,23 +65,12 @@ OPTIONS: Final = (
 USAGE: Final = Counters({"heard": "input", "spoken": "output"}, total="")
 
 
-def read_says(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    says = members.take("says", list) or ()
-    fields["content"] = tuple(BLOCKS.read(one, f"{members.at}/says/{place}") for place, one in enumerate(says))
-    return True
-
-
-def write_says(part: ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["says"] = BLOCKS.write_all(part.content, ledger)
-    return True
-
-
 BLOCKS: Final = Blocks(NAME, (
     Block("text", Text, {"text!": "text"}),
     Block("thought", Thinking, {"words!": "text"}),
     Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
-    Block("result", ToolOutput, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)}, read=read_says,
-          write=write_says),
+    Block("result", ToolOutput, {"id!": "id", "says": "content", "failed": "is_error"},
+          types={"content": (list,), "is_error": (bool,)}),
 ))  # fmt: skip
 
 

@@ -25,12 +25,11 @@ from backplane.dialects.codec import (
     Members,
     RequestOption,
     Turns,
+    plain_text,
     put_ext,
-    read_content,
     unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import plain_text
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
 from backplane.dialects.vendor import Dialect, outside
@@ -53,23 +52,13 @@ USAGE: Final = Counters({"in": "input", "out": "output", "from_cache": "cache_re
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_outcome(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    fields["content"], fields["flat"] = read_content(members, "words", BLOCKS.read)
-    return True
-
-
-def _write_outcome(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["words"] = plain_text(part.content, ledger)
-    return True
-
-
 BLOCKS: Final = Blocks(NAME, (
     Block("say", ir.Text, {"words!": "text"}),
     Block("picture", ir.Media, {"mime!": "media_type", "base64!": "data"}, {"kind": "image"}),
     Block("ponder", ir.Thinking, {"words!": "text"}),
     Block("invoke", ir.ToolUse, {"ticket!": "id", "tool!": "name", "args!": "input"}, types={"input": (dict,)}),
-    Block("outcome", ir.ToolOutput, {"ticket!": "id", "failed": "is_error"}, types={"is_error": (bool,)},
-          read=_read_outcome, write=_write_outcome),
+    Block("outcome", ir.ToolOutput, {"ticket!": "id", "words!": "content", "failed": "is_error"},
+          types={"content": (str,), "is_error": (bool,)}),
 ), tag="kind", text="say", signature="seal")  # fmt: skip
 TURNS: Final = Turns(BLOCKS, ROLES, "who", "say")
 SAID: Final = Turns(BLOCKS, ROLES, "who", "say", takes_text=False)

@@ -255,9 +255,9 @@ lorem = "your_package.lorem:DIALECT"
    field beside another one, `total=""` where it says no sum, `needed` for what it always says.
 3. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the vendor's word, our block, and
    path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
-   return False for what cannot be read or said: then it stays native, or is a loss. A field `input` is written as an
-   object, `address` is a URL or data in one. `Blocks` says in which member the word stands (`tag`), which kind is plain
-   words (`text`), and where a proof (`signature`) or a breakpoint of the cache stands that any block may have.
+   return False for what cannot be read or said: then it stays native, or is a loss. `Blocks` says in which member the
+   word stands (`tag`), which kind is plain words (`text`), and where a proof (`signature`) or a breakpoint of the cache
+   stands that any block may have.
 4. **Messages.** `Turns(BLOCKS, ROLES, "who", "say")` reads and writes those of two members; `outside` parts the system
    text from them, `plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from a request's
    `Members`, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept for the vendor
