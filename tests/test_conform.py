@@ -109,7 +109,7 @@ def test_the_shipped_echo_hosts_conform(program: str) -> None:
     assert failed(report) == {}
     assert report.level == "robust"
     assert report.count("pass") + report.count("skip") == len(CHECKS)
-    assert time.monotonic() - started_s < 40, "20 s on a quiet machine"
+    assert time.monotonic() - started_s < 120, "20 s on a quiet machine"
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -368,7 +368,7 @@ def test_a_program_that_is_no_host_is_done_within_its_bounds(program: str) -> No
     assert report.level == "none"
     assert (report.count("pass"), report.count("fail")) == (0, 1)
     assert "says hello first and in time" in failed(report)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 30
     assert report.count("pass") + report.count("fail") + report.count("skip") == len(CHECKS)
 
 
