@@ -29,8 +29,8 @@ from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
 from backplane.policy.rules import Ruling
+from backplane.process.aio import SECOND_LOOK_S
 from backplane.process.jsonrpc import Hear, Pipe
-from backplane.process.once import SECOND_LOOK_S
 from backplane.protocol.jsonrpc import Malformed, Notification, Peer, Received, Request, Response, RpcError
 from backplane.upstream.cost import MICROS
 

@@ -326,7 +326,7 @@ class HostRun(Given):
     async def _ask(self, **members: Any) -> Decision:
         import anyio
 
-        from backplane.process.once import in_time
+        from backplane.process.aio import in_time
 
         self._asked += 1
         ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)

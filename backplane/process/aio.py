@@ -2,14 +2,14 @@
 
 That goes through anyio's shields, and leaves threads behind that somebody should wait for. So the work has a task of
 its own there, in a scope of anyio's; whoever awaits it passes a cancellation on to that scope and waits for the end.
-On trio nothing of this is needed, and nothing is done.
+On trio nothing of this is needed, and nothing is done. Here is also how a deadline is judged (`in_time`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+SECOND_LOOK_S: Final = 0.05
+"""After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
+
+
+async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
+    """Wait at most this long, and look once more then; whether it came."""
+    for seconds in (timeout_s, SECOND_LOOK_S):
+        with anyio.move_on_after(seconds):
+            await wait()
+            return True
+    return False
 
 
 async def in_order(work: Callable[[], Awaitable[T]]) -> T:

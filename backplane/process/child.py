@@ -18,10 +18,10 @@ import anyio
 import anyio.abc
 import msgspec
 
+from backplane.process.aio import in_time
 from backplane.process.guard import WORD_BYTES_MAX
 from backplane.process.launch import Leader
 from backplane.process.loop import asyncio_loop, register
-from backplane.process.once import Once, in_time
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
 from backplane.redact.tail import LOOK_BYTES, OutputTail
 
@@ -112,7 +112,7 @@ class Child:
         self._tail = bytearray()
         self._first_word = b""
         self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
-        self._news = Once()
+        self._news = anyio.Event()
         """The next thing that happens, whatever it is."""
         self._step: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -414,7 +414,7 @@ class Child:
                 self.on_exit()
 
     def _announce(self) -> None:
-        news, self._news = self._news, Once()
+        news, self._news = self._news, anyio.Event()
         news.set()
 
     async def _until(self, true: Callable[[], bool]) -> None:

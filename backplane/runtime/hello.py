@@ -12,7 +12,7 @@ from backplane.config import Limits
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ProtocolError
-from backplane.process.once import in_time
+from backplane.process.aio import in_time
 from backplane.protocol.control import ControlEnd
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend, Link

@@ -40,7 +40,6 @@ from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
-from backplane.process.once import Once
 from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import Facts
@@ -100,7 +99,7 @@ class Inbound:
         fail: Callable[[Exception], None],
         hand_on: Callable[[list[Events]], None],
     ) -> None:
-        self.over = Once()
+        self.over = anyio.Event()
         """The host's word is in, or none will come: nothing after it is accepted."""
         self.progressed = False
         """Something that counts as progress came since this was last put to False."""
@@ -172,7 +171,7 @@ class Inbound:
             for item in received:
                 if type(item) is not Events:
                     ready.extend(_TAKE[type(item)](self, item) or ())
-                elif self.over.happened:
+                elif self.over.is_set():
                     self._facts.counts["late"] += len(item.events)
                 else:
                     ready.append(item if self._splits is None else self._whole(item, self._splits))
@@ -220,7 +219,7 @@ class Inbound:
 
     def report(self, name: str, body: Json, message: str) -> None:
         """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""
-        if not self.over.happened:
+        if not self.over.is_set():
             self._hand_on([self._add(name, body, message)])
 
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
@@ -244,12 +243,12 @@ class Inbound:
 
     def _unknown(self, unknown: Unknown) -> list[Events]:
         self._facts.counts["unknown_messages"] += 1
-        if self.over.happened:
+        if self.over.is_set():
             return []
         return [self._add("raw_envelope", unknown.value, f"a message this version does not know: {unknown.t[:60]!r}")]
 
     def _broken(self, broken: Broken) -> None:
-        if not self.over.happened:
+        if not self.over.is_set():
             evidence = broken.evidence.decode("utf-8", "replace")
             self._decide("protocol", from_code(broken.code, broken.message, evidence=evidence))
             self.close()
@@ -265,8 +264,8 @@ class Inbound:
             arrived.set()
 
     def _patch(self, patch: wire.PatchChunk) -> None:
-        if self.over.happened or self.on_patch is None:
-            self._facts.counts["late" if self.over.happened else "unasked_answer"] += 1
+        if self.over.is_set() or self.on_patch is None:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
             return
         self.progressed = True
         try:
@@ -276,7 +275,7 @@ class Inbound:
             self.close()
 
     def _final(self, final: wire.Final) -> list[Events]:
-        if self.over.happened:
+        if self.over.is_set():
             self._facts.counts["late"] += 1
             return []
         try:
@@ -309,7 +308,7 @@ class Inbound:
         return [Events.of(self._run_id, events)]
 
     def _fatal(self, fatal: wire.Fatal) -> list[Events]:
-        if self.over.happened:
+        if self.over.is_set():
             self._facts.counts["late"] += 1
             return []
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
@@ -322,8 +321,8 @@ class Inbound:
         return last
 
     def _ask(self, ask: wire.Ask) -> list[Events]:
-        if self.over.happened or ask.id in self.asks_open:
-            self._facts.counts["late" if self.over.happened else "unasked_answer"] += 1
+        if self.over.is_set() or ask.id in self.asks_open:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
             return []
         if ask.kind == "spend":
             self.asks_open[ask.id] = ask
@@ -358,13 +357,13 @@ class Inbound:
         decision: Decision | None = Decision("allow") if self.hold is None else None
         ends = time.monotonic() + self._limits.ask_s - 2 * HOLD_LOOK_S
         try:
-            while decision is None and self.hold is not None and not self.over.happened:
+            while decision is None and self.hold is not None and not self.over.is_set():
                 decision = await anyio.to_thread.run_sync(self.hold, ask.input, time.monotonic() < ends)
                 await anyio.sleep(0 if decision is not None else HOLD_LOOK_S)
         except BackplaneError as error:
             decision = Decision("deny", error.message)
         del self.asks_open[ask.id]
-        if not self.over.happened and decision is not None:
+        if not self.over.is_set() and decision is not None:
             assert self._writer is not None
             self._writer.write(self._line_of(ask, decision))
 
@@ -417,7 +416,7 @@ class Inbound:
         del self.asks_open[ask.id]
         self._asks_bytes -= size
         self.progressed = True
-        if not self.over.happened:
+        if not self.over.is_set():
             self._hand_on(self._answer(ask, decided, by=by))
 
     async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:

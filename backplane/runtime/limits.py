@@ -13,7 +13,7 @@ from typing import Final
 
 from backplane.config import Limits
 from backplane.errors import BackendError, BackplaneError
-from backplane.process.once import SECOND_LOOK_S
+from backplane.process.aio import SECOND_LOOK_S
 
 LOOK_S: Final = 0.25
 """How often the deadlines are looked at while the consumer, not the child, keeps us waiting."""

@@ -39,10 +39,9 @@ from backplane.errors import (
     unforeseen,
 )
 from backplane.policy.rules import compile_policy
-from backplane.process.aio import OwnTask, in_order
+from backplane.process.aio import OwnTask, in_order, in_time
 from backplane.process.alarm import Alarm
 from backplane.process.block import SpannedBlock
-from backplane.process.once import Once, in_time
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
@@ -187,7 +186,7 @@ class Run:
         self._fault: BackplaneError | None = None
         """What nobody foresaw; it outranks every other end."""
         self._sent = False
-        self._gone = Once()
+        self._gone = anyio.Event()
         """The ladder has ended: nothing of the host is alive."""
         self._drained = False
         self._stopping = False
@@ -195,7 +194,7 @@ class Run:
         self._sealing_since = _NEVER
         """When everything of the host was gone, and what it left was begun to be read; by a monotonic clock."""
         self._hurried_at = _NEVER
-        self._sealed = Once()
+        self._sealed = anyio.Event()
 
     def __repr__(self) -> str:
         state = self._receipt.outcome if self._receipt is not None else "ending" if self._finished else "running"
@@ -304,7 +303,7 @@ class Run:
                 await self._begin()
                 self._begun = True
             while not self._queue:
-                if self._drained or self._inbound.over.happened or self._link is None:
+                if self._drained or self._inbound.over.is_set() or self._link is None:
                     await self._finish()
                     break
                 await self._advance()
@@ -742,7 +741,7 @@ class Run:
         try:
             self._deadlines.begin_read()
             assert self._readable is not None
-            if self._gone.happened:
+            if self._gone.is_set():
                 self._take_in()
                 await anyio.lowlevel.checkpoint()
             elif self._inbound.holding:
@@ -773,15 +772,15 @@ class Run:
         try:
             data = os.read(self._link.stdout, READ_BYTES_MAX)
         except BlockingIOError:
-            self._drained = self._gone.happened
+            self._drained = self._gone.is_set()
             return self._drained
         if data:
             self._hand_on(self._inbound.take(self._line.receive(data)))
             self._note_progress()
-            return bool(self._queue) or not self._begun or self._inbound.holding or self._inbound.over.happened
+            return bool(self._queue) or not self._begun or self._inbound.holding or self._inbound.over.is_set()
         self._drained = True
         self._hand_on(self._inbound.take(self._line.end()))
-        if not self._inbound.over.happened:
+        if not self._inbound.over.is_set():
             self._decide("host_exit", None)
         return True
 
@@ -846,7 +845,7 @@ class Run:
 
     def _decide(self, reason: str, error: BackplaneError | None, *, note: str | None = None) -> None:
         """Fix how the run ends, the first word counts, and begin to stop the host."""
-        if self.end is None and not self._inbound.over.happened:
+        if self.end is None and not self._inbound.over.is_set():
             self.end = End(reason=reason, code=error.code if error is not None else None)
             self.error = error
             if note is not None:
@@ -883,7 +882,7 @@ class Run:
                 self._readable.wake()
 
     async def _walk_down(self, link: Link) -> None:
-        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._inbound.over.happened
+        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._inbound.over.is_set()
         if self.end is not None and self.end.reason == "host_exit":
             await link.wait(EXIT_WAIT_S)
         await link.stop(grace_s=self._limits.cancel_grace_s, cancel=self._say_cancel if asks_first else None)
@@ -951,7 +950,7 @@ class Run:
 
     async def _stop_host(self) -> None:
         """Stop the host, and read what it left in its pipe."""
-        if not self._inbound.over.happened:
+        if not self._inbound.over.is_set():
             self._decide("cancelled", None, note="the caller left the run")
         self._stop()
         with anyio.move_on_after(self._limits.cancel_grace_s + LADDER_S_MAX):

@@ -21,7 +21,6 @@ from backplane.contract import canonical
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
 from backplane.process.locks import try_lock
-from backplane.process.once import Once
 from backplane.receipts.build import Facts
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
@@ -406,12 +405,12 @@ class Preparation:
         self._stopped = stopped
         self.error: BackplaneError | None = None
         """Why there is no place to work in, once that is known."""
-        self._placed = Once()
-        self._done = Once()
+        self._placed = anyio.Event()
+        self._done = anyio.Event()
         self._works = False
 
     async def run(self, folder: Path) -> None:
-        if self._done.happened:
+        if self._done.is_set():
             return
         try:
             self._works = True

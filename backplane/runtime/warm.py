@@ -19,7 +19,6 @@ import anyio.to_thread
 from backplane.process.aio import OwnTask
 from backplane.process.block import SpannedBlock
 from backplane.process.loop import asyncio_loop, register
-from backplane.process.once import Once
 from backplane.runtime.backends import Link
 from backplane.runtime.environment import Opening, RunEnvironment
 
@@ -41,7 +40,7 @@ class WarmHost:
         self.environment = environment
         self.loop = asyncio_loop()
         self.link: Link | None = None
-        self.started, self.over = Once(), Once()
+        self.started, self.over = anyio.Event(), anyio.Event()
         self.taken = False
         self._block: OwnTask[Link] | None = None
 
@@ -116,12 +115,12 @@ class WarmHosts:
         try:
             await host.started.wait()
         except BaseException:
-            host.taken = host.started.happened
+            host.taken = host.started.is_set()
             host.over.set()
             if host.taken:
                 await host.drop()
             raise
-        usable = host.link is not None and host.link.exit is None and not host.over.happened
+        usable = host.link is not None and host.link.exit is None and not host.over.is_set()
         host.over.set()
         if not usable:
             await host.drop()

@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from backplane.process.once import Once, in_time
+from backplane.process.aio import in_time
 from backplane.runtime.backends import Link
 
 BACKLOG_LINES_MAX: Final = 256
@@ -46,7 +46,7 @@ class LineWriter:
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
-        self._idle = Once()
+        self._idle = anyio.Event()
         self._backlog: list[bytes] = []
         self._writing = False
 
@@ -72,7 +72,7 @@ class LineWriter:
             self._backlog.append(line)
             if not self._writing:
                 self._writing = True
-                self._idle = Once()
+                self._idle = anyio.Event()
                 self._start_soon(self._write_backlog)
 
     async def flushed(self) -> None:

@@ -72,7 +72,6 @@ EDGES = frozenset(
         "process/child.py:Child._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
         "process/alarm.py:Alarm._call < …",
-        "process/once.py:Once.set < runtime/run.py:Run._finish_once",
         "process/aio.py:in_order < runtime/run.py:Run.leave",
         "process/aio.py:OwnTask.__aexit__ < process/aio.py:in_order",
     }
