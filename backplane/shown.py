@@ -16,14 +16,14 @@ from backplane.contract.events import AgentEvent
 from backplane.errors import StoreError
 from backplane.process.table import Process
 from backplane.receipts.journal import PATCH, WORDS, boot_id
-from backplane.receipts.memory import Remembered
+from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
 from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
 from backplane.view.picture import HostProcess, Picture
-from backplane.view.why import Diagnosis, Moment, diagnose
+from backplane.view.why import Diagnosis, Evidence, Moment, diagnose
 
 if TYPE_CHECKING:  # Of a report alone, and what most of its start goes to.
     from backplane.routing.intervals import Comparison
@@ -111,6 +111,13 @@ def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosi
     Raises:
         StoreError: `receipt_store_failed`: pruned, or the disk fails.
     """
+    if run.reason == UNFOLLOWED and run.queued is not None:
+        verdict, step = "who followed it here has ended; the order goes on without", follow_step(run.queued)
+        evidence = (Evidence(f"order {run.queued} of a queue"),)
+        return Diagnosis(
+            run_id=run.run_id, kind="interrupted", sure=True, verdict=verdict, since_ms=None, evidence=evidence,
+            next=(step,),
+        )  # fmt: skip
     try:
         picture = picture_of(store, run)
         moment = moment_of(store, picture, run)

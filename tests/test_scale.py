@@ -613,6 +613,85 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     assert "it was cancelled (cancelled), and ends once a worker takes it: no worker of the label other" in shown
 
 
+def here_cli(queue: Queue, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command that knows nothing of the queue."""
+    command, env = [sys.executable, "-m", "backplane", *words], queue.env(queue.home)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def a_follower(queue: Queue, order_id: str) -> subprocess.Popen[bytes]:
+    command = queue.command("queue", "events", order_id, "--follow")
+    queue.workers.append(subprocess.Popen(command, env=queue.env(queue.home), stdout=subprocess.DEVNULL))
+    return queue.workers[-1]
+
+
+def test_a_mirrored_run_is_answered_and_cancelled_like_one_of_this_machine(queue: Queue) -> None:
+    mock_worker(queue, "acts")
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}},{"sleep_s":60}]')
+    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    follower = a_follower(queue, order_id)
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    until(lambda: "acts" in here_cli(queue, "runs", "list", "--live").stdout)
+    until(lambda: here_cli(queue, "answer", "last", "nosuch", "allow").stderr.count("open questions: "))
+    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
+    done = here_cli(queue, "answer", "last", ask, "allow", "--text", "green")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "allow: asks: which colour?\n", "")
+    assert "nobody there stops a turn alone\n  backplane queue cancel " in here_cli(queue, "interrupt", "last").stderr
+    until(lambda: "green" in str(anyio.run(queue.engine.told, order_id)))
+    assert here_cli(queue, "cancel", "last", "--reason", "enough").returncode == 0
+    assert follower.wait(60) == 0
+    with Store.open(queue.home) as store:
+        said = store.load(store.list()[0].run_id).backplane["cancel_reason"]
+    assert str(said).startswith("enough (from process ")
+
+
+def test_a_mirrored_run_whose_follower_was_killed_says_how_to_go_on(queue: Queue) -> None:
+    mock_worker(queue, "acts")
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
+    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    follower = a_follower(queue, order_id)
+    until(lambda: "acts" in here_cli(queue, "runs", "list", "--live").stdout)
+    follower.kill()
+    follower.wait(10)
+    step = f"backplane queue events {order_id} --follow"
+    listed = here_cli(queue, "runs").stdout
+    assert f"unfollowed   acts        {'?':>8}  paint it — nobody follows it here any more: {step}" in listed
+    assert f"  next: {step}\n" in here_cli(queue, "why", "last").stdout
+    assert here_cli(queue, "watch", "last").stdout.endswith(f"unfollowed here: {step}\n")
+    refused = here_cli(queue, "answer", "last", "a-1", "allow")
+    assert (refused.returncode, refused.stderr.splitlines()[1]) == (2, f"  backplane queue answer {order_id} a-1 allow")
+    assert "the next run here removes the copy" in here_cli(queue, "receipts").stderr
+    assert "which colour?" in queue.cli("queue", "show", order_id).stdout
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue: Queue, named: bool) -> None:
+    backend = ["--backend", "shell"] if named else ["--require", "nosuch"]
+    words = ["submit", "paint it", "--root", ".", *backend]
+    order_id = queue.cli(*words).stdout.strip()
+    if named:
+        queue.cli("queue", "cancel", order_id)
+    queue.worker()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    assert queue.cli("queue", "show", order_id).returncode == 1
+    run = json.loads(here_cli(queue, "runs", "show", order_id, "--json").stdout)
+    assert (run["task"], run["root"], run["queued"]) == ("paint it", None, order_id)
+    assert run["backend"] == ("shell" if named else "sidecar:none"), run
+
+
+def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queue) -> None:
+    config = queue.folder / "worker.toml"
+    command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
+    config.write_text(f"[backends.acts]\ncommand = {json.dumps(command)}\n")
+    queue.worker("--config", str(config), BACKPLANE_HOME=str(queue.home))
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
+    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
+    assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+
+
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     worker = queue.worker()
     order_id = queue.cli("submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()

@@ -63,13 +63,17 @@ def _knock(name: str, asked: Request) -> int:
     """Ask it of the run of this name. Raises what `door.knock` raises."""
     from backplane.cli.runs import open_store
     from backplane.errors import ConfigError
-    from backplane.receipts.memory import find
-    from backplane.runtime.door import knock
+    from backplane.receipts.memory import UNFOLLOWED, find
+    from backplane.runtime.door import AnswerCommand, knock
 
     with open_store() as store:
         run = find(store, name)
         if run.state != "live":
-            fact = f"run {run.run_id} is not live: it is {run.outcome or 'cut off'}"
-            raise ConfigError("config_invalid", fact, hint="backplane runs --live")
+            fact = f"run {run.run_id} is not live: it is {run.outcome or run.reason or 'cut off'}"
+            hint = "backplane runs --live"
+            if run.reason == UNFOLLOWED:
+                words = f" {asked.ask} {asked.decision}" if isinstance(asked, AnswerCommand) else ""
+                hint = f"backplane queue {'answer' if words else 'cancel'} {run.queued}{words}"
+            raise ConfigError("config_invalid", fact, hint=hint)
         streams.write(streams.one_line(knock(store.home, run.run_id, asked)) + "\n")
     return 0

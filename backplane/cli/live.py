@@ -33,7 +33,7 @@ from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
 from backplane.process import signals
 from backplane.protocol import Events
 from backplane.runtime.backends import Backend, ProcessBackend
-from backplane.runtime.door import Desk, Door
+from backplane.runtime.door import Desk, Door, of_run
 from backplane.runtime.hooks import Hook
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -321,7 +321,7 @@ class _Live:
         """Let other terminals answer, cancel and interrupt; a run goes on without that."""
         assert self.run is not None
         try:
-            await Door(self.plan.home, self.run, self._desk).serve()
+            await Door(self.plan.home, self.run.id, of_run(self.run, self._desk)).serve()
         except OSError as error:
             fact = f"no other terminal can answer or cancel this run: no socket in {self.plan.home}: {error.strerror}"
             self.left_behind += (fact,)

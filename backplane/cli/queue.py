@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from backplane.contract.events import Approval
     from backplane.receipts import ReceiptRow
+    from backplane.runtime.door import Request
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
     from backplane.scale.engine import Event, Job, OrderResult, Status
@@ -104,7 +104,7 @@ backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50
     about = "say where an order is; a done one's receipt and patch are kept here, verified"
     add("show", about, "show ORDER", _show, order=True, content=True)
     part = add("cancel", "end an order; it has a receipt all the same", "cancel ORDER", _cancel, order=True)
-    part.add_argument("--reason", metavar="WHY", help="kept in the receipt")
+    part.add_argument("--reason", metavar="WHY", default="", help="kept in the receipt")
     about = "answer what an order asks that was submitted with --asks"
     part = add("answer", about, "answer ORDER ask-1 allow", _answer, order=True)
     part.add_argument("ask", metavar="ASK", help="the question's id, as its event has it")
@@ -342,7 +342,7 @@ def _submit(options: Options) -> int:
     return _do(submit, engine)
 
 
-async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "DIR") -> int:
+async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "") -> int:
     """Keep an order's receipt here once it has ended, say so, and give the exit code of the run.
 
     Args:
@@ -352,9 +352,9 @@ async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Pat
     from backplane.receipts import Store
     from backplane.scale.mirror import bring
 
-    row, result = await bring(engine, job, content, home)
+    row, result = await bring(engine, job, content, home, root=root)
     with Store.open(home, readonly=True) as store:
-        patch = patch_lines(store.load(row.run_id), store.patch(row), root)
+        patch = patch_lines(store.load(row.run_id), store.patch(row), root or "DIR")
     streams.write("\n".join((_ended(row, result), *patch)) + "\n")
     return {"complete": 0, "partial": 3}.get(row.outcome, 1)
 
@@ -413,6 +413,8 @@ class HoldReason(NamedTuple):
 
 async def held(engine: DurableEngine, status: Status) -> HoldReason:
     """What holds an order that has not ended: its worker, a question, the queue, and whether it was cancelled."""
+    from backplane.scale.orders import open_asks
+
     follow = f"backplane queue events {status.order_id} --follow, or wait"
     if status.state != "running":
         waits = await _why_it_waits(engine, status)
@@ -434,7 +436,7 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
         return HoldReason(
             "queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow
         )
-    asks = await _open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
+    asks = await open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
     for id, ask in asks.items():
         words = " --text WORDS" if ask.kind == "input" else ""
         kind = "question_waits" if ask.kind == "input" else "approval_waits"
@@ -496,50 +498,23 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None
 
 
 async def _cancel(options: Options, engine: DurableEngine) -> int:
-    from backplane.errors import ConfigError
+    from backplane.runtime.door import CancelCommand
 
-    if not await engine.cancel(options.order, options.reason or "cancelled"):
-        fact = f"order {options.order} has ended: it is {(await engine.status(options.order)).state}"
-        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {options.order}")
-    streams.write("cancelled: it ends in order, with its receipt\n")
-    return 0
+    return await _tell(options, engine, CancelCommand(reason=options.reason))
 
 
 async def _answer(options: Options, engine: DurableEngine) -> int:
-    from backplane.contract.approval import Decision
-    from backplane.errors import ConfigError
-    from backplane.runtime.door import AnswerCommand, find_ask
+    from backplane.runtime.door import AnswerCommand
 
-    status = await engine.status(options.order)
-    if status.state != "running" or not (await engine.job(options.order)).asks:
-        fact = f"order {options.order} is {status.state} and waits for no answer"
-        raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
-    asks = await _open_asks(engine, status)
-    id = find_ask(asks, AnswerCommand(ask=options.ask, decision=options.decision, text=options.text))
-    decision = Decision(options.decision, options.reason or "", text=options.text)
-    if not await engine.answer(options.order, status.attempts[-1], id, decision):
-        fact = f"the question {id!r} was answered already, and the first answer counts"
-        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {options.order}")
-    streams.write(f"{options.decision}: {streams.one_line(asks[id].message)}\n")
+    asked = AnswerCommand(ask=options.ask, decision=options.decision, reason=options.reason, text=options.text)
+    return await _tell(options, engine, asked)
+
+
+async def _tell(options: Options, engine: DurableEngine, asked: Request) -> int:
+    from backplane.scale.orders import tell
+
+    streams.write(streams.one_line(await tell(engine, options.order, asked)) + "\n")
     return 0
-
-
-async def _open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
-    """What the attempt that counts asks, by the questions' ids, oldest first."""
-    import msgspec
-
-    from backplane.contract.events import Approval, ApprovalAnswered, carried, read_event
-
-    asks: dict[str, Approval] = {}
-    for event in await engine.told(status.order_id):
-        if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
-            continue
-        read = carried(read_event(msgspec.json.decode(event.record), now=str))
-        if isinstance(read, Approval):
-            asks[str(read.body.get("id"))] = read
-        elif isinstance(read, ApprovalAnswered):
-            asks.pop(str(read.body.get("id")), None)
-    return asks
 
 
 async def _limit(options: Options, engine: DurableEngine) -> int:

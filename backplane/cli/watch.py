@@ -200,11 +200,14 @@ class _Watch:
     def _end(self, state: str) -> int:
         from backplane.cli import DONE, FAILED, PARTIAL, REFUSED, show
         from backplane.receipts.journal import PATCH
+        from backplane.receipts.memory import follow_step
 
         self._write(self._look.end_line())
         self._clear()
         if state == "cut_off":
-            streams.write("cut off: its control plane is gone; the next run seals it\n")
+            gone = "cut off: its control plane is gone; the next run seals it"
+            queued = self._run.queued
+            streams.write(f"{gone if queued is None else f'unfollowed here: {follow_step(queued)}'}\n")
             return FAILED
         receipt = self._store.load(self._run.run_id)
         patch = self._store.folder(self._run.run_id) / PATCH

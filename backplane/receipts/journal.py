@@ -28,6 +28,8 @@ from backplane.receipts.trace import Trace, open_plain
 HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
+COPIED: Final = "copied"
+"""The first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
 """Before the hash of a task that is not kept in the order (`config.vendor.abp.task_text`); events may repeat it."""
 WORDS: Final = "stderr"
@@ -76,6 +78,7 @@ class HeadBackend(msgspec.Struct, frozen=True):
 class JournalHead(msgspec.Struct, frozen=True):
     """The first fact of a journal; a member that is not there has its default."""
 
+    fact: str = ""
     started_at: str = ""
     backend: HeadBackend | None = None
     order: HeadOrder = HeadOrder()
@@ -98,14 +101,14 @@ def read_head(folder: Path) -> JournalHead:
 
 
 def head_fact(
-    order: WorkOrder, *, run_id: str, started_at: str, backend: str, route: Json = None, check: Json = None
+    order: WorkOrder, *, run_id: str, started_at: str, backend: str | None, route: Json = None, check: Json = None
 ) -> Facts:
     """The first fact of a run, as recovery expects it.
 
     Args:
         order: stored with the names of `config.env` only, as the values are secrets; by its wish with the task's hash.
         started_at: in the contract's print form.
-        backend: id of the chosen backend, before any hello.
+        backend: id of the chosen backend, before any hello; None where another machine chooses it.
         route: why it was chosen, as the receipt has it; None where it was named.
         check: the run whose result it checks, as the receipt has it; None for a run of its own.
     """
@@ -113,8 +116,8 @@ def head_fact(
     stored["config"]["env"] = sorted(order.config.env)
     if order.abp("task_text") == "hash":
         stored["task"] = TASK_HASH + canonical.sha256_hex(order.task.encode("utf-8", "surrogatepass"))
-    fact = {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
-    more = {"route": route, "check": check}
+    fact = {"fact": "order", "run_id": run_id, "started_at": started_at, "order": stored}
+    more = {"backend": None if backend is None else {"id": backend}, "route": route, "check": check}
     return fact | {name: value for name, value in more.items() if value is not None}
 
 

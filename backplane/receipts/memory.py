@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, read_tags
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts.journal import TRACE, JournalHead, read_head
+from backplane.receipts.journal import COPIED, TRACE, JournalHead, read_head
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
@@ -35,6 +35,9 @@ SEARCH_BYTES: Final = 1 << 20
 WORD_BYTES_MAX: Final = 4096
 """Longest word that is looked for."""
 
+UNFOLLOWED: Final = "unfollowed"
+"""The reason of a queued order's copy whose follower has ended: the order goes on without it."""
+
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """One run as a list shows it."""
@@ -52,7 +55,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     """The name that it has here, else its own."""
     outcome: str | None = None
-    """None until it has ended; also for `reason`, `duration_ms`, `files`."""
+    """None until it has ended; also for `reason` (but `UNFOLLOWED`), `duration_ms`, `files`."""
     reason: str | None = None
     code: str | None = None
     """Why it did not complete: the error's code, and in words."""
@@ -73,6 +76,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The model that its receipt names: as the host called it, else as the router chose it."""
     check_of: str | None = None
     """The run whose result it checks, of a comparison; None for a run of its own."""
+    queued: str | None = None
+    """The order of a queue that it was copied from; None for a run of this machine."""
     is_retold: bool = False
     """Whether it tells a stored run again, as a replay or as the answer to the same pure order: that costs nothing."""
     retry_after_ms: int | None = None
@@ -145,14 +150,23 @@ def of_folder(folder: Path) -> Remembered | None:
     """What is known of a run that has no receipt yet; None where its folder is none of a run's or is gone."""
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
-    opening = _opening(folder)
+    opening, abandoned = _opening(folder), is_abandoned(folder)
+    asked = _asked(opening)
+    left = abandoned and asked["queued"] is not None
     return Remembered(
         run_id=folder.name,
-        state="cut_off" if is_abandoned(folder) else "live",
+        state="cut_off" if abandoned else "live",
         started_at=opening.started_at,
-        backend=opening.backend.id if opening.backend is not None else "",
-        **_asked(opening),
+        backend=opening.backend.id if opening.backend is not None else "queue" if asked["queued"] else "",
+        reason=UNFOLLOWED if left else None,
+        cause=f"nobody follows it here any more: {follow_step(asked['queued'])}" if left else None,
+        **asked,
     )
+
+
+def follow_step(order_id: str) -> str:
+    """The command that follows an order of a queue."""
+    return f"backplane queue events {order_id} --follow"
 
 
 def of_row(store: Store, row: ReceiptRow) -> Remembered:
@@ -200,11 +214,12 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
     known = order.task is not None
     return {
         "task": order.task,
-        "root": order.workspace.root if known else None,
+        "root": order.workspace.root or None if known else None,
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
         "tags": _tags(order.config.vendor),
         "check_of": _text((opening.check or {}).get("of")),
+        "queued": order.id if known and opening.fact == COPIED else None,
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
         "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
     }

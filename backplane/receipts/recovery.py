@@ -28,6 +28,7 @@ from backplane.errors import StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import (
+    COPIED,
     FILE_MODE,
     HEAD,
     PATCH,
@@ -253,6 +254,8 @@ def describe(orphan: Orphan) -> str:
     name = f"run {orphan.run_id}"
     with suppress(StoreError):  # Without a head nothing is known of it.
         orphan = read_orphan(orphan.folder)
+    if is_copy(orphan):
+        return f"{name} was being copied here, and who did so has ended; the next run here removes the copy"
     ends = [fact["fact"] for fact in orphan.facts if fact.get("fact") in ("sealed", "failed")]
     if not ends:
         return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
@@ -263,7 +266,7 @@ def describe(orphan: Orphan) -> str:
 
 def is_copy(orphan: Orphan) -> bool:
     """Whether the folder is a copy that was being made; its original is elsewhere."""
-    return bool(orphan.facts) and orphan.facts[0].get("fact") == "copied"
+    return bool(orphan.facts) and orphan.facts[0].get("fact") == COPIED
 
 
 def note_late(home: Path, run_id: str, fact: Facts) -> None:
@@ -285,7 +288,7 @@ def came_without_patch(folder: Path) -> bool:
     """Whether this is a copy of a receipt whose patch stayed where it was."""
     here = os.path.isfile(folder / HEAD) and not os.path.lexists(folder / PATCH)
     first = next(iter(read_orphan(folder).facts), {}) if here else {}
-    return first.get("fact") == "copied" and first.get("patch") is False
+    return first.get("fact") == COPIED and first.get("patch") is False
 
 
 def read_orphan(folder: Path) -> Orphan:

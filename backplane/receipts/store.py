@@ -25,7 +25,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
-from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name, is_check
+from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, is_check
 from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
@@ -127,7 +127,7 @@ class Store:
                     hint="this run id was used before; take a new one",
                 )
             return self._insert(receipt, Trace(b"", 0, 0))
-        journal = Journal.create(self.home, receipt.meta.run_id, {"fact": "copied", "patch": bool(patch)})
+        journal = Journal.create(self.home, receipt.meta.run_id, {"fact": COPIED, "patch": bool(patch)})
         try:
             for batch in line_batches(receipt.trace):
                 journal.append(batch)

@@ -66,6 +66,9 @@ class InterruptCommand(
 
 
 Request = AnswerCommand | CancelCommand | InterruptCommand
+Obey = Callable[[Request, str], Awaitable[str]]
+"""Does what is asked, by whom, and says what was done."""
+CANCELLED: Final = "cancelled: it ends in order, with its receipt"
 
 
 class DoorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,15 +163,33 @@ class Desk:
         return f"{given.decision}: {waiting.ask.message}"
 
 
+def of_run(run: Run, desk: Desk) -> Obey:
+    """What a run of this process does where it is told something."""
+
+    async def obey(asked: Request, by: str) -> str:
+        match asked:
+            case AnswerCommand():
+                return desk.decide(asked, by)
+            case CancelCommand():
+                await run.cancel(f"{asked.reason or 'cancelled'} ({by})")
+                return CANCELLED
+            case InterruptCommand():
+                run.interrupt()
+                return "interrupted: the agent's turn stops"
+
+    return obey
+
+
 class Door:
     """The door of one live run.
 
     Args:
         home: the state folder.
+        obey: does what a visitor asks, raising what it is refused with.
     """
 
-    def __init__(self, home: Path, run: Run, desk: Desk) -> None:
-        self._home, self._run, self._desk = home, run, desk
+    def __init__(self, home: Path, run_id: str, obey: Obey) -> None:
+        self._home, self._id, self._obey = home, run_id, obey
         self._room = anyio.CapacityLimiter(VISITORS_MAX)
 
     async def serve(self) -> None:
@@ -182,12 +203,12 @@ class Door:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
-            listener = await anyio.create_unix_listener(f"/proc/self/fd/{fd}/{self._run.id}", mode=0o600)
+            listener = await anyio.create_unix_listener(f"/proc/self/fd/{fd}/{self._id}", mode=0o600)
             async with listener:
                 await listener.serve(self._visited)
         finally:
             with suppress(OSError):
-                os.unlink(self._run.id, dir_fd=fd)
+                os.unlink(self._id, dir_fd=fd)
             os.close(fd)
             _sweep(self._home, folder)
 
@@ -201,22 +222,17 @@ class Door:
     async def _reply(self, pid: int, line: bytes) -> DoorReply:
         try:
             _require_stranger(pid, self._home)
-            return DoorReply(done=await self._do(_read_request(line), f"from process {pid}"))
+            return DoorReply(done=await self._obey(_read_request(line), f"from process {pid}"))
         except msgspec.MsgspecError as error:
             return DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
         except BackplaneError as error:
             return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
 
-    async def _do(self, asked: Request, by: str) -> str:
-        match asked:
-            case AnswerCommand():
-                return self._desk.decide(asked, by)
-            case CancelCommand():
-                await self._run.cancel(f"{asked.reason or 'cancelled'} ({by})")
-                return "cancelled: it ends in order, with its receipt"
-            case InterruptCommand():
-                self._run.interrupt()
-                return "interrupted: the agent's turn stops"
+
+async def open_door(home: Path, run_id: str, obey: Obey) -> None:
+    """Let visitors of a run in until cancelled; where no socket can be made, the run goes on without that."""
+    with suppress(OSError):
+        await Door(home, run_id, obey).serve()
 
 
 async def _line(stream: anyio.abc.SocketStream) -> bytes:

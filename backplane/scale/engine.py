@@ -177,6 +177,10 @@ class Engine(Protocol):
         """Follow an order to its end: all events after this cursor, those that were, then those that come."""
         ...
 
+    async def told(self, order_id: str) -> Sequence[Event]:
+        """An order's events up to now."""
+        ...
+
     async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
         """Wait for an order's end.
 

@@ -91,6 +91,9 @@ class MemoryEngine:
                     return
                 await self._changed.wait()
 
+    async def told(self, order_id: str) -> Sequence[Event]:
+        return tuple(self._find(order_id).events)
+
     async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
         order = self._find(order_id)
         with anyio.move_on_after(timeout_s):

@@ -8,15 +8,27 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
+from backplane.contract.events import Approval, ApprovalAnswered, carried, read_event
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
-from backplane.errors import ConfigError, StoreError
+from backplane.errors import CapabilityError, ConfigError, StoreError
 from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
 from backplane.receipts.bundle import RECEIPT
 from backplane.receipts.journal import PATCH, Journal
+from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, find_ask
 from backplane.scale.content import Contents
-from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, OrderResult, check_label, default_on_lost
+from backplane.scale.engine import (
+    DEFAULT_LABEL,
+    Engine,
+    Job,
+    OnLostWorker,
+    OrderResult,
+    Status,
+    check_label,
+    default_on_lost,
+)
 from backplane.workspace import Quota, archive, open_workspace
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -129,6 +141,56 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
         if isinstance(server.get(kind), dict)
         for name, value in server[kind].items()
     ]
+
+
+async def open_asks(engine: Engine, status: Status) -> dict[str, Approval]:
+    """What the attempt that counts asks, by the questions' ids, oldest first."""
+    asks: dict[str, Approval] = {}
+    for event in await engine.told(status.order_id):
+        if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
+            continue
+        read = carried(read_event(msgspec.json.decode(event.record), now=str))
+        if isinstance(read, Approval):
+            asks[str(read.body.get("id"))] = read
+        elif isinstance(read, ApprovalAnswered):
+            asks.pop(str(read.body.get("id")), None)
+    return asks
+
+
+async def tell(engine: Engine, order_id: str, asked: Request, by: str = "") -> str:
+    """Answer a question of an order, or cancel it; gives what was done, in words.
+
+    Args:
+        by: who asks it, kept with the reason.
+
+    Raises:
+        ConfigError: `config_invalid`: no such order, it has ended, waits for no answer, or has no such question.
+        CapabilityError: `capability_unsupported`, no turn of an order is interrupted.
+    """
+    status = await engine.status(order_id)
+    show = f"backplane queue show {order_id}"
+    if isinstance(asked, InterruptCommand):
+        fact = f"order {order_id} is in a queue, and nobody there stops a turn alone"
+        raise CapabilityError("capability_unsupported", fact, hint=f"backplane queue cancel {order_id}")
+    if isinstance(asked, CancelCommand):
+        if not await engine.cancel(order_id, _by(asked.reason or "cancelled", by)):
+            state = (await engine.status(order_id)).state
+            raise ConfigError("config_invalid", f"order {order_id} has ended: it is {state}", hint=show)
+        return CANCELLED
+    if status.state != "running" or not (await engine.job(order_id)).asks:
+        fact = f"order {order_id} is {status.state} and waits for no answer"
+        raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
+    asks = await open_asks(engine, status)
+    id = find_ask(asks, asked)
+    decision = Decision(asked.decision, _by(asked.reason, by), text=asked.text, remember=asked.remember)
+    if not await engine.answer(order_id, status.attempts[-1], id, decision):
+        fact = f"the question {id!r} was answered already, and the first answer counts"
+        raise ConfigError("config_invalid", fact, hint=show)
+    return f"{asked.decision}: {asks[id].message}"
+
+
+def _by(reason: str, by: str) -> str:
+    return f"{reason} ({by})".strip() if by else reason
 
 
 def result_bytes(result: OrderResult, content: Contents, folder: Path) -> bytes:

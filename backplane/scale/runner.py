@@ -22,7 +22,7 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyEr
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, MICROS
-from backplane.runtime.inbound import OnAsk
+from backplane.runtime.door import Desk, OnAsk, of_run, open_door
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
@@ -75,10 +75,13 @@ class Runner:
             except BackplaneError as error:
                 run = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
                 return await self._result(run, attempt)
-            on_ask = _asking(control) if job.asks else None
+            desk = Desk(_asking(control)) if job.asks else None
+            on_ask = desk.answer if desk is not None else None
             starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, route=route, added=added)
             async with starting as run, anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, run, control)
+                if desk is not None:
+                    tasks.start_soon(open_door, self._plane.home, run.id, of_run(run, desk))
                 async for batch in run.batches():
                     await emit(batch.records)
                 tasks.cancel_scope.cancel()

@@ -120,7 +120,8 @@ class QueueServer(stdio.Server):
             return unstarted  # noqa: RET504  # A scope may swallow what is raised in it, by its type.
         # From here on the order is told to end, and has its receipt all the same.
         with anyio.CancelScope(shield=True):
-            ended = await self._followed(above, job, engine, content)
+            root = order.workspace.root if above.names_root else ""
+            ended = await self._followed(above, job, engine, content, root)
         return ended  # noqa: RET504
 
     def _job(self, above: sidecar.HostRun, order: WorkOrder, content: Contents) -> Job:
@@ -134,7 +135,9 @@ class QueueServer(stdio.Server):
         asks = "ask/1" in above.extensions
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 
-    async def _followed(self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents) -> messages.EndedRun:
+    async def _followed(
+        self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents, root: str
+    ) -> messages.EndedRun:
         id = job.order.id
 
         async def cancel() -> None:
@@ -173,7 +176,7 @@ class QueueServer(stdio.Server):
                         answered.set()
 
             try:
-                row, result = await bring(engine, job, content, self.plane.home, each)
+                row, result = await bring(engine, job, content, self.plane.home, each, root=root)
                 store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
                 ended.append(await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts)))
             except Exception as error:  # A task group would give it on as one of many.

@@ -16,10 +16,10 @@ def standing(state: str, outcome: str | None, reason: str | None) -> tuple[str, 
     """How a run stands in a word, and its tone: good, warn, bad, or live.
 
     Args:
-        state: live, cut_off or ended; the outcome and the reason of its end count in the last alone.
+        state: live, cut_off or ended; the outcome and the reason of its end count in the last, a reason in the second.
     """
     if state != "ended":
-        return ("running", "live") if state == "live" else ("cut off", "bad")
+        return ("running", "live") if state == "live" else (one_line(reason or "cut off"), "warn" if reason else "bad")
     word = reason if reason not in (None, "", outcome) else outcome
     return one_line(word), {"complete": "good", "partial": "warn"}.get(outcome or "", "bad")
 
