@@ -464,7 +464,8 @@ class BlockWriter:
             return []
         if event.field == "text" or event.field == "arguments":
             self.sent.add(key)
-            text = json_text(event.text)[1:-1] if self._wraps(block.part) else event.text
+            is_wrapped = event.field == "arguments" and self._wraps(block.part)
+            text = json_text(event.text)[1:-1] if is_wrapped else event.text
             return self.piece(key, text, block.part)
         made = self.proof(key, event, block.part)
         if made is None and self.once(f"{event.field} {key}"):
