@@ -223,6 +223,7 @@ def _read_stop(members: Members, options: dict[str, Any], places: dict[str, str]
         options["stop"], places["stop"] = [found] if type(found) is str else found, "/stop"
 
 
+STOP: Final = RequestOption("stop", "stop", read=_read_stop)
 OPTIONS: Final = (
     RequestOption("temperature", "temperature", NUMBER),
     RequestOption("top_p", "top_p", NUMBER),
@@ -243,7 +244,7 @@ OPTIONS: Final = (
     METADATA,
     RequestOption("max_completion_tokens", "max_tokens", (int,), least=1),
     RequestOption("max_tokens", "max_tokens", (int,), least=1),
-    RequestOption("stop", "stop", read=_read_stop),
+    STOP,
     RequestOption("tool_choice", "tool_choice", read=read_choice, write=_write_nested),
     RequestOption("response_format", "response_format", read=_read_format, write=_write_format),
 )  # fmt: skip

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import MEMBERS, Chat, Flavour
+from backplane.dialects.chat import MEMBERS, STOP, Chat, Flavour
 
 NAME: Final = "openai"
 
@@ -30,6 +32,7 @@ DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 CHAT: Final = Chat(Flavour(
     name=NAME,
     max_tokens="max_completion_tokens",
+    special=(msgspec.structs.replace(STOP, most=4),),
     kin={"kimi": MEMBERS, "copilot": MEMBERS},
 ))  # fmt: skip
 

@@ -76,6 +76,13 @@ def test_a_request_that_the_targets_server_would_refuse_is_fitted_and_named(titl
         assert done.losses
 
 
+def test_more_stop_texts_than_the_server_takes_are_cut_and_named() -> None:
+    document = {"model": "m", "max_tokens": 9, "messages": [USER], "stop_sequences": list("abcdef")}
+    done = translate(document, "claude", "openai")
+    assert rules.broken("openai", done.value) == []
+    assert [loss.path for loss in done.losses if loss.code == "option_value"] == ["/stop_sequences"]
+
+
 def thinking(**more: Any) -> dict[str, Any]:
     return {"contents": [{"role": "user", "parts": [{"text": "x"}]}], **more}
 
