@@ -15,6 +15,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import codec
 from backplane.dialects.codec import (
+    ANY,
     FREE_TEXT,
     NUMBER,
     Block,
@@ -25,7 +26,6 @@ from backplane.dialects.codec import (
     Members,
     RequestOption,
     Turns,
-    arguments_object,
     kind_of,
     parse_json,
     put_ext,
@@ -137,15 +137,9 @@ def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) 
 
 
 def _take_input(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    if "input" not in members.rest:
-        return False
-    fields["input"] = members.rest.pop("input")
-    return True
-
-
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["input"] = arguments_object(part, ledger)
-    return True
+    if "input" in members.rest:  # null, of a gateway
+        fields["input"] = members.rest.pop("input")
+    return "input" in fields
 
 
 def _read_source(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
@@ -196,7 +190,8 @@ BLOCKS: Final = Blocks(NAME, (
     Block("text", ir.Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
     Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
     Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
-    Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
+    Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name", "input": "input"}, types={"input": ANY},
+          read=_take_input),
     Block("tool_result", ir.ToolOutput, {"tool_use_id!": "id", "is_error": "is_error", "content": "content"},
           types={"is_error": (bool,)}),
     Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
