@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -69,6 +70,26 @@ def backplane_home(
         monkeypatch.delenv(name)
     monkeypatch.setenv("BACKPLANE_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def path_without_agents(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """This machine's PATH with none of the programs that shipped hosts drive: with one there is one backend more."""
+    rows = [row for file in (ROOT / "hosts").glob("*.toml") for row in tomllib.loads(file.read_text()).values()]
+    agents = {str(row["program"]).split()[0] for row in rows if "program" in row}
+    folders = [Path(part) for part in os.environ["PATH"].split(os.pathsep) if os.path.isdir(part)]
+    for place, folder in enumerate(folders):
+        if any((folder / name).exists() for name in agents):
+            folders[place] = tmp_path_factory.mktemp("bin")
+            for program in folder.iterdir():
+                if program.name not in agents:
+                    (folders[place] / program.name).symlink_to(program)
+    return os.pathsep.join(map(str, folders))
+
+
+@pytest.fixture
+def no_agents(path_without_agents: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", path_without_agents)
 
 
 # What a run is made of; a file with other wants has its own of the same name ------------------------------------------

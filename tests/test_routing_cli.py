@@ -52,6 +52,9 @@ end()
 LIMITS = DENIES.replace("backend_auth_failed", "backend_rate_limited")
 
 
+pytestmark = pytest.mark.usefixtures("no_agents")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "work"
