@@ -358,6 +358,7 @@ def test_an_agent_that_is_not_installed_starts_nothing_and_says_how(cli: Cli, wo
     assert done.stdout == b""
 
 
+@pytest.mark.usefixtures("no_agents")
 def test_without_a_backend_the_router_is_asked_and_says_why_it_finds_none(cli: Cli) -> None:
     done = cli("run", "task")
     assert done.returncode == 4

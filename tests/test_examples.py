@@ -152,6 +152,24 @@ def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> Non
     assert not (folder / "word.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "claude_vs_codex.py one",
+        "claude_vs_codex.py one other 1 more",
+        "save_and_resume.py",
+        "save_and_resume.py a b c d",
+    ],
+)
+def test_an_example_with_too_few_or_too_many_words_says_its_usage(words: str, folder: Path) -> None:
+    name, *given = words.split()
+    command = [sys.executable, EXAMPLES / name, *given]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode
+    assert done.stderr.startswith(f"usage: {name} ")
+
+
 def test_the_guide_names_what_there_is(folder: Path) -> None:
     guide = (EXAMPLES / "from-the-vendors-sdks.md").read_text()
     found = dict[str, object]()

@@ -19,4 +19,6 @@ async def main(first: str, second: str, rounds: str = "3") -> None:
         print(f"{verdict.measure}: {verdict.better or 'nothing can be said'}")
 
 
+if len(sys.argv) not in (1, 3, 4):
+    sys.exit("usage: claude_vs_codex.py [A B [ROUNDS]]")
 asyncio.run(main(*(sys.argv[1:] or ("claude", "codex"))))

@@ -15,4 +15,6 @@ async def main(words: str, name: str | None = None, id: str | None = None) -> No
             print(session.id, *session.losses, sep="\n")
 
 
+if not 2 <= len(sys.argv) <= 4:
+    sys.exit("usage: save_and_resume.py WORDS [BACKEND [SESSION]]")
 asyncio.run(main(*sys.argv[1:]))
