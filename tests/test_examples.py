@@ -163,7 +163,7 @@ def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> Non
 )
 def test_an_example_with_too_few_or_too_many_words_says_its_usage(words: str, folder: Path) -> None:
     name, *given = words.split()
-    command = [sys.executable, EXAMPLES / name, *given]
+    command = [sys.executable, str(EXAMPLES / name), *given]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode
