@@ -40,7 +40,6 @@ from backplane.errors import (
 )
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import OwnTask, in_order, in_time
-from backplane.process.alarm import Alarm
 from backplane.process.block import SpannedBlock
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
@@ -117,7 +116,7 @@ class Run:
     """
 
     __slots__ = (
-        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_environment", "_exited", "_fault", "_finished",
+        "_backend", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited", "_fault", "_finished",
         "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_plane", "_queue",
         "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent",
         "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id", "more", "order", "patch",
@@ -164,7 +163,8 @@ class Run:
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._writer: LineWriter | None = None
-        self._alarm: Alarm | None = None
+        self._due = anyio.Event()
+        """The deadlines are to be kept now, and not when the next of them runs out."""
         self._exited: float | None = None
         """When the child's end was seen, by a monotonic clock."""
         self._inbound = Inbound(
@@ -607,8 +607,8 @@ class Run:
             on_closed=self._input_closed,
         )
         self._inbound.connect(self._writer, self._start_soon)
-        self._alarm = Alarm(self._start_soon, self._look)
-        link.on_exit = self._alarm.ring
+        self._start_soon(self._watch)
+        link.on_exit = lambda: self._due.set()
         link.on_words = self._heard_words
 
     def _heard_words(self) -> None:
@@ -858,8 +858,7 @@ class Run:
         self._stopping = True
         walks = False
         try:
-            if self._alarm is not None:
-                self._alarm.ring()
+            self._due.set()
             if self._link is not None and self._tasks is not None:
                 # Whoever waits for the child's output looks again: there may be nothing more to wait for.
                 self._start_soon(self._ladder)
@@ -892,16 +891,12 @@ class Run:
         self._say(self._line.send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000))))
         await self._inbound.over.wait()
 
-    def _look(self) -> float | None:
-        """Keep the deadlines, and notice the child's end: it says no more, though another may hold its output open.
-
-        Gives the seconds to the next look, None for no further one.
-        """
-        try:
-            return self._keep_deadlines()
-        except Exception as error:
-            self.fail(error)
-            return None
+    async def _watch(self) -> None:
+        """Keep the deadlines, and notice the child's end: another may hold its output open when it says no more."""
+        while (left_s := self._keep_deadlines()) is not None:
+            with anyio.move_on_after(left_s):
+                await self._due.wait()
+            self._due = anyio.Event()
 
     def _keep_deadlines(self) -> float | None:
         assert self._link is not None

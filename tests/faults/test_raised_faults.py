@@ -71,7 +71,6 @@ EDGES = frozenset(
         "process/readable.py:Readable._on_readable < …",
         "process/child.py:Child._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
-        "process/alarm.py:Alarm._call < …",
         "process/aio.py:in_order < runtime/run.py:Run.leave",
         "process/aio.py:OwnTask.__aexit__ < process/aio.py:in_order",
     }
