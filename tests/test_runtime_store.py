@@ -18,7 +18,7 @@ from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, T
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.policy.rules import compile_policy
-from backplane.receipts.build import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
+from backplane.receipts.build import PATHS_CHARS_MAX, TOOLS_MAX, End, RunState
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
 from tests.peers import ROOT
@@ -158,7 +158,7 @@ async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_p
 
 
 def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
-    facts = Facts(run_id="r", order=WorkOrder("x"), backend=BackendIdentity("b"), started_ns=0)
+    facts = RunState(run_id="r", order=WorkOrder("x"), backend=BackendIdentity("b"), started_ns=0)
     facts.policy = compile_policy(PolicyProfile())
     for number in range(3_000):
         facts.look(FileChanged(ts="t", path=f"{number}/" + "p" * 3_900, summary=""))

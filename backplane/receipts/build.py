@@ -160,7 +160,7 @@ class _Objection(msgspec.Struct):
     """The call's result was an error."""
 
 
-class Facts(msgspec.Struct, kw_only=True, eq=False):
+class RunState(msgspec.Struct, kw_only=True, eq=False):
     """What is known of one run so far; filled while it runs, read once at its end."""
 
     run_id: str
@@ -523,7 +523,7 @@ _TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
 
 
 def build(
-    facts: Facts,
+    facts: RunState,
     end: End,
     *,
     trace: Sequence[AgentEvent],
@@ -583,7 +583,7 @@ def _usage_raw(claim: Receipt | None) -> dict[str, Json]:
     return claim.usage_raw if isinstance(claim.usage_raw, dict) else {"value": claim.usage_raw}
 
 
-def _usage(facts: Facts) -> tuple[Usage, dict[str, str]]:
+def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
     """Counters of the final, else those reported under way; and whose word each one is."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -594,7 +594,7 @@ def _usage(facts: Facts) -> tuple[Usage, dict[str, str]]:
     return Usage(**values), sources
 
 
-def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
+def _claims(facts: RunState, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
     """What the child's receipt says otherwise than was seen, and members the contract does not have."""
     claim = facts.claim
     if claim is None:

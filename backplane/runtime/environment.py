@@ -21,7 +21,7 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError
-from backplane.receipts.build import Facts
+from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import Preparation, StateFolder
 
@@ -49,7 +49,7 @@ class RunEnvironment:
     """
 
     def __init__(
-        self, state: StateFolder, facts: Facts, limits: Limits, ended: Callable[[], bool], place: str | None = None
+        self, state: StateFolder, facts: RunState, limits: Limits, ended: Callable[[], bool], place: str | None = None
     ) -> None:
         self.journal: Journal | None = None
         """None until something of the run is about to be started."""

@@ -18,7 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import NAMES_MAX, Artifact, Receipt
 from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts import build
-from backplane.receipts.build import OWN_LINES_MAX, End, Facts
+from backplane.receipts.build import OWN_LINES_MAX, End, RunState
 from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
@@ -44,7 +44,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 def seal_run(
     state_folder: StateFolder,
-    facts: Facts,
+    facts: RunState,
     journal: Journal | None,
     workspace: Workspace | None,
     end: End,
@@ -117,7 +117,7 @@ def seal_run(
     )
 
 
-def seal_journal(state_folder: StateFolder, facts: Facts, journal: Journal | None, end: End) -> Sealed:
+def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | None, end: End) -> Sealed:
     """Seal and store a run whose end failed, from its journal alone: every event in it is kept, no patch is. Blocks.
 
     What is stored of it already comes back, with the end that it tells.
@@ -131,7 +131,7 @@ def seal_journal(state_folder: StateFolder, facts: Facts, journal: Journal | Non
 
 
 def _claimed(
-    facts: Facts,
+    facts: RunState,
     trace: Trace,
     workspace: Workspace,
     patch: Patch | None,
@@ -150,7 +150,7 @@ def _claimed(
         return {"failed": error.message}
 
 
-def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
+def _seal(facts: RunState, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
     """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
     claims = _compare_trace(facts, trace)
     if claims:
@@ -200,7 +200,7 @@ def lowered(end: End, error: BackplaneError) -> End:
     return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
 
 
-def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> bool:
+def _is_applied(facts: RunState, workspace: Workspace, patch: Patch, end: End) -> bool:
     """`workspace_first`: the patch of a complete run goes to the original at once.
 
     So does that of a run on another machine that was to work in place: its place is here.
@@ -209,7 +209,7 @@ def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> b
     return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
 
 
-def _refuse_violation(facts: Facts, workspace: Workspace, end: End) -> None:
+def _refuse_violation(facts: RunState, workspace: Workspace, end: End) -> None:
     """Refuse to call a run complete that did what a rule forbids: no layer could stop it, an audit saw it."""
     rows = facts.violations()
     if end.reason != "complete" or not rows:
@@ -221,7 +221,7 @@ def _refuse_violation(facts: Facts, workspace: Workspace, end: End) -> None:
     raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
 
 
-def _apply_lane(facts: Facts, journal: Journal | None, patch: Patch) -> None:
+def _apply_lane(facts: RunState, journal: Journal | None, patch: Patch) -> None:
     if journal is None:
         return
     # Noted, as the receipt of a run that is killed from here on shall say it, too.
@@ -237,7 +237,7 @@ def _paths(patch: Patch) -> set[str]:
     return {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
 
 
-def _refuse_loss(facts: Facts, workspace: Workspace, patch: Patch) -> None:
+def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:
     """A change that the patch cannot hold is gone with the stage: the run is not complete, and says what it lost."""
     if workspace.mode == "staged" and patch.left_out:
         # Before they are quoted: a quoted name may spell a secret in a way that nobody looks for.
@@ -268,7 +268,7 @@ def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | No
 
 
 def _without_secrets(
-    facts: Facts, diff: str | None, status: str | None, added: dict[str, Json]
+    facts: RunState, diff: str | None, status: str | None, added: dict[str, Json]
 ) -> tuple[str | None, str | None]:
     """What the receipt may say of a patch that holds secrets: the patch is the work and stays, named by its hash."""
     inside = facts.redactor.text(diff)[1] if diff is not None else 0
@@ -281,7 +281,7 @@ def _without_secrets(
     return diff, status
 
 
-def _compare_trace(facts: Facts, trace: Trace) -> dict[str, Json]:
+def _compare_trace(facts: RunState, trace: Trace) -> dict[str, Json]:
     """The claims of a child whose own trace is another than the one it streamed."""
     if facts.claimed_events is None:
         return {}
@@ -291,7 +291,7 @@ def _compare_trace(facts: Facts, trace: Trace) -> dict[str, Json]:
     return {"trace": {"count": count, "sha256": claimed}}
 
 
-def _inner_holds(facts: Facts, trace: Trace) -> bool | None:
+def _inner_holds(facts: RunState, trace: Trace) -> bool | None:
     """Whether a receipt from a plane inside hashes to what it says, with its events as they were streamed."""
     claim = facts.claim
     if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
@@ -302,7 +302,7 @@ def _inner_holds(facts: Facts, trace: Trace) -> bool | None:
     return claim.receipt_sha256 == _hash(prefix, _from_child(facts, trace), suffix)
 
 
-def _from_child(facts: Facts, trace: Trace) -> Iterator[bytes]:
+def _from_child(facts: RunState, trace: Trace) -> Iterator[bytes]:
     """The events that the child itself streamed, without the asks and answers that were added here."""
     own = iter((*facts.own_lines, -1))
     skip = next(own)

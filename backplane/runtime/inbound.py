@@ -42,7 +42,7 @@ from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
 from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
 from backplane.protocol.control import ControlEnd
-from backplane.receipts.build import Facts
+from backplane.receipts.build import RunState
 from backplane.redact.cuts import Splits
 from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.hook_calls import call_function, log_raised
@@ -90,7 +90,7 @@ class Inbound:
     def __init__(
         self,
         run_id: str,
-        facts: Facts,
+        facts: RunState,
         limits: Limits,
         line: ControlEnd,
         *,

@@ -16,7 +16,7 @@ from backplane.contract.unheard import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
-from backplane.receipts.build import Facts
+from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, ProcessBackend, with_servers
 from backplane.runtime.checkpoints import automatic
 from backplane.runtime.hooks import CAPABILITY, Hook, below
@@ -37,7 +37,7 @@ class RunRequirements:
         ConfigError: `config_invalid`, when to make checkpoints cannot be read.
     """
 
-    def __init__(self, facts: Facts, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
+    def __init__(self, facts: RunState, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
         self._facts = facts
         self._order = facts.order
         self._backend_id = backend_id

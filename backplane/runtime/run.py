@@ -44,7 +44,7 @@ from backplane.process.block import SpannedBlock
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
-from backplane.receipts.build import End, Facts, cause
+from backplane.receipts.build import End, RunState, cause
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
@@ -140,7 +140,8 @@ class Run:
         self.error: BackplaneError | None = None
         self.end: End | None = None
         self.patch: Path | None = None
-        self.facts = Facts(run_id=self.id, order=order, backend=BackendIdentity(backend.id), started_ns=time.time_ns())
+        identity = BackendIdentity(backend.id)
+        self.facts = RunState(run_id=self.id, order=order, backend=identity, started_ns=time.time_ns())
         if isinstance(backend, ReplayBackend):
             self.facts.replays(backend.replays)
         if isinstance(backend, ProcessBackend) and backend.plugin is not None:
@@ -581,7 +582,7 @@ class Run:
         order = msgspec.structs.replace(self.order, task="", context=ContextPacket())
 
         def environment(place: str) -> RunEnvironment:
-            facts = Facts(run_id=place, order=order, backend=identity, started_ns=0, policy=policy)
+            facts = RunState(run_id=place, order=order, backend=identity, started_ns=0, policy=policy)
             return RunEnvironment(plane.state_folder, facts, limits, lambda: False, place)
 
         def opening(waiting: RunEnvironment) -> Awaitable[AbstractAsyncContextManager[Link] | None]:

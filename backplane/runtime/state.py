@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
 from backplane.process.locks import try_lock
-from backplane.receipts.build import Facts
+from backplane.receipts.build import RunState
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
 
@@ -316,7 +316,7 @@ class StateFolder:
             return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
         return True
 
-    def journal(self, facts: Facts) -> Journal:
+    def journal(self, facts: RunState) -> Journal:
         started_at = canonical.timestamp_at(facts.started_ns)
         head = head_fact(
             facts.order,
@@ -395,12 +395,12 @@ class Preparation:
     """
 
     def __init__(
-        self, state: StateFolder, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, id: str
+        self, state: StateFolder, run: RunState, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, id: str
     ) -> None:
         self.workspace: Workspace | None = None
         self._mode, self._id = mode, id
         self._state = state
-        self._facts = facts
+        self._facts = run
         self._limits = limits
         self._stopped = stopped
         self.error: BackplaneError | None = None

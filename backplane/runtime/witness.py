@@ -16,7 +16,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import NAMES_MAX
-from backplane.receipts.build import OWN_LINES_MAX, Facts, workspace_path
+from backplane.receipts.build import OWN_LINES_MAX, RunState, workspace_path
 from backplane.receipts.claims import Judge, Seen
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
@@ -31,7 +31,7 @@ _decode: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 def judged(
-    facts: Facts,
+    facts: RunState,
     trace: Trace,
     workspace: Workspace,
     patch: Patch | None,
@@ -60,7 +60,7 @@ def judged(
 
 
 def _seen(
-    facts: Facts,
+    facts: RunState,
     patch: Patch | None,
     texts: tuple[str | None, str | None],
     duration_s: float,
@@ -94,7 +94,7 @@ def _seen(
     )
 
 
-def _take_events(judge: Judge, trace: Trace, facts: Facts) -> None:
+def _take_events(judge: Judge, trace: Trace, facts: RunState) -> None:
     """Every event by its time; those that claim more are decoded."""
     own, told_apart = set(facts.own_lines), len(facts.own_lines) < OWN_LINES_MAX
     in_time: dict[bytes, bool] = {}
