@@ -542,8 +542,8 @@ def test_the_page_has_every_event_reason_and_type() -> None:
     page = (ROOT / "contracts" / "sessions.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     unified_names = {word.strip(" `") for row in rows for word in row[1:2]}
-    assert {kind.__name__ for kind in get_args(unified.AgentEvent)} <= unified_names
-    assert len(get_args(unified.AgentEvent)) == 14
+    assert {kind.__name__ for kind in get_args(unified.UnifiedEvent)} <= unified_names
+    assert len(get_args(unified.UnifiedEvent)) == 14
     first = {word.strip(" `") for row in rows for word in row[0].split(",")}
     assert {kind.__struct_defaults__[-1] for kind in get_args(StreamEvent)} <= first
     assert len(get_args(StreamEvent)) == 7

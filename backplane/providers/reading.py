@@ -254,12 +254,12 @@ class UnifiedReader:
         """Whether this approval waits for the caller."""
         self._thinks = False
 
-    def read(self, taken: Iterable[wire.AgentEvent]) -> list[unified.AgentEvent]:
+    def read(self, taken: Iterable[wire.AgentEvent]) -> list[unified.UnifiedEvent]:
         """Return what some events say; an event that none of the fourteen fits is told as a `BackgroundTask`."""
         return [said for event in taken for said in self._read(event)]
 
-    def _read(self, event: wire.AgentEvent) -> list[unified.AgentEvent]:
-        out: list[unified.AgentEvent] = []
+    def _read(self, event: wire.AgentEvent) -> list[unified.UnifiedEvent]:
+        out: list[unified.UnifiedEvent] = []
         if self._thinks and not isinstance(event, wire.Reasoning):
             self._thinks = False
             out.append(unified.ThinkingComplete())
@@ -293,7 +293,7 @@ def _words_of(event: wire.AgentEvent) -> str:
     return str(getattr(event, "message", ""))
 
 
-def _asked(event: Any) -> unified.AgentEvent:
+def _asked(event: Any) -> unified.UnifiedEvent:
     body, id = event.body, str(event.body.get("id"))
     command, cwd = body.get("command"), body.get("cwd")
     if event.kind == "patch":
@@ -319,7 +319,7 @@ def _parsed(command: str) -> tuple[str, ...] | None:
         return None
 
 
-def _used(event: Any) -> unified.AgentEvent:
+def _used(event: Any) -> unified.UnifiedEvent:
     usd = event.body.get("estimated_cost_usd")
     return unified.UsageUpdate(
         input_tokens=event.body.get("input_tokens"),
@@ -328,7 +328,7 @@ def _used(event: Any) -> unified.AgentEvent:
     )
 
 
-_ROWS: Final[dict[type[Any], Callable[[Any], unified.AgentEvent]]] = {
+_ROWS: Final[dict[type[Any], Callable[[Any], unified.UnifiedEvent]]] = {
     wire.AssistantDelta: lambda event: unified.TextDelta(text=event.text),
     wire.AssistantMessage: lambda event: unified.TextComplete(text=event.text),
     wire.ToolCall: lambda event: unified.ToolUseStarted(

@@ -294,21 +294,21 @@ class Session:
             self._require_rest()
         self._open.run.input(words)
 
-    def receive_events(self) -> Stream[unified.AgentEvent]:
+    def receive_events(self) -> Stream[unified.UnifiedEvent]:
         """Iterate over what the turn under way tells, to its `TurnComplete`; nothing comes while none is.
 
         Requests for approval wait for `send_input` while this is read, unless the session has an `on_ask`.
         """
         reader = reading.UnifiedReader(self.provider, self._is_asked)
 
-        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[unified.AgentEvent]:
-            ended: list[unified.AgentEvent] = [unified.TurnComplete(stop_reason=stop)]
+        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[unified.UnifiedEvent]:
+            ended: list[unified.UnifiedEvent] = [unified.TurnComplete(stop_reason=stop)]
             if failure is None:
                 return ended
             kind, recoverable = failure.error_type, failure.recoverable
             return [unified.Error(message=failure.message, error_type=kind, recoverable=recoverable), *ended]
 
-        async def begin() -> list[unified.AgentEvent]:
+        async def begin() -> list[unified.UnifiedEvent]:
             if self._open is None and self._initial is not None:
                 await self._begin(UserMessage(content=""), None, None, None, asks=True)
             told, self._told_start = self._told_start, True

@@ -104,7 +104,7 @@ class Error(_Value, frozen=True):
     recoverable: bool
 
 
-AgentEvent = (
+UnifiedEvent = (
     TextDelta | TextComplete | ThinkingDelta | ThinkingComplete | ToolUseStarted | ToolUseComplete | PermissionRequest
     | ExecApprovalRequest | PatchApprovalRequest | UsageUpdate | SessionStarted | TurnComplete | BackgroundTask | Error
 )  # fmt: skip

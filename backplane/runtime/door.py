@@ -33,7 +33,7 @@ VISITORS_MAX: Final = 32
 ANCESTORS_MAX: Final = 1_000
 _CREDENTIALS: Final = struct.Struct("3i")
 
-OnAsk = Callable[[Approval], Awaitable[Decision]]
+AsyncOnAsk = Callable[[Approval], Awaitable[Decision]]
 
 
 class AnswerCommand(
@@ -120,7 +120,7 @@ class Desk:
         first: is asked here, beside whoever comes to the door; None waits for the door alone.
     """
 
-    def __init__(self, first: OnAsk | None) -> None:
+    def __init__(self, first: AsyncOnAsk | None) -> None:
         self._first = first
         self._open: dict[str, _Waiting] = {}
 
@@ -142,7 +142,7 @@ class Desk:
         assert waiting.decision is not None
         return waiting.decision
 
-    async def _ask_here(self, first: OnAsk, waiting: _Waiting) -> None:
+    async def _ask_here(self, first: AsyncOnAsk, waiting: _Waiting) -> None:
         try:
             waiting.settle(await first(waiting.ask))
         except Exception as error:

@@ -22,7 +22,7 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyEr
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, MICROS
-from backplane.runtime.door import Desk, OnAsk, of_run, open_door
+from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
@@ -154,7 +154,7 @@ def _cost_usd_micros(run: Run) -> int | None:
     return round(cost * MICROS) if cost is not None and reason in COUNTED else None
 
 
-def _asking(control: Control) -> OnAsk:
+def _asking(control: Control) -> AsyncOnAsk:
     """Wait for the submitter's answer; for how long is the limit of asks."""
 
     async def on_ask(ask: Approval) -> Decision:

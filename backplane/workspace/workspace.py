@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from backplane.contract.work import Mode
 from backplane.errors import WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.workspace import git, patch, repository
@@ -43,8 +44,6 @@ from backplane.workspace.tree import (
     read_link,
     scope,
 )
-
-Mode = Literal["staged", "pass_through"]
 
 _STAGING: Final = "workspace_staging_failed"
 _RESULT: Final = "execution_workspace_error"
