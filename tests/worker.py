@@ -27,7 +27,9 @@ if NAME and FOLDER:
 CASES_FOLLOWED = 2
 """Of one test: the others run the same lines, and following them costs a third of their time."""
 
-_slow = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
+_slow = frozenset(
+    Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").partition("# These start")[0].splitlines()
+)
 """Tests that do one thing very often, or wait: no line of the package is run by them alone."""
 
 _cases: Counter[str] = Counter()
