@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Fault = Literal["caller", "control", "host", "upstream", "machine"]
+FaultOwner = Literal["caller", "control", "host", "upstream", "machine"]
 """Whose fault: the order's author, this control plane, the child, the model's service, or the machine."""
 
 
@@ -31,7 +31,7 @@ class CodeFacts(msgspec.Struct, frozen=True):
     """What one error code means to a person and to a program."""
 
     meaning: str
-    fault: Fault
+    fault: FaultOwner
     exit_code: int
     """Exit code of a command that ends with this error (see `cli`)."""
     provider_code: str = "unknown"

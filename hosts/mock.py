@@ -36,7 +36,7 @@ CAPABILITIES: dict[str, Level] = {
 HEEDS = ("model", "max_turns", "max_budget_usd", "context")
 """A scenario says what the agent does, whatever model, limits and context it was given."""
 
-Step = Callable[["Scenario", Any], Awaitable[None]]
+ScenarioStep = Callable[["Scenario", Any], Awaitable[None]]
 
 
 class Scenario:
@@ -160,7 +160,7 @@ class Scenario:
             await anyio.sleep_forever()
 
 
-STEPS: dict[str, Step] = {
+STEPS: dict[str, ScenarioStep] = {
     name: getattr(Scenario, name)
     for name in (
         "say", "delta", "think", "write", "delete", "read", "tool", "ask", "sleep_s", "repeat", "usage",

@@ -19,7 +19,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
-from backplane.upstream.presets import Protocol
+from backplane.upstream.presets import ProtocolName
 from tests.runs import QUICK, go, order, plane
 
 KEY = "sk-scripted-0123456789abcdef"
@@ -27,7 +27,7 @@ PRICES = {"input": 1, "output": 2, "cache_read": "0.5"}
 LIMITS = msgspec.structs.replace(QUICK, hello_s=30.0, idle_s=60.0, cancel_grace_s=2.0)
 
 
-def api(server: ModelServer, protocol: Protocol = "openai_compatible", key: str = KEY, **options: Any) -> Backend:
+def api(server: ModelServer, protocol: ProtocolName = "openai_compatible", key: str = KEY, **options: Any) -> Backend:
     given = {
         "protocol": protocol, "base_url": server.base_url(protocol), "key_env": "SCRIPTED_KEY", "model": "m-1",
         "prices": PRICES, **options,
@@ -41,7 +41,7 @@ def job(root: Path, task: str = "do it", mode: str = "staged", **members: Any) -
 
 
 async def solve(
-    home: Path, turns: Sequence[Any], work: WorkOrder, protocol: Protocol = "openai_compatible", **options: Any
+    home: Path, turns: Sequence[Any], work: WorkOrder, protocol: ProtocolName = "openai_compatible", **options: Any
 ) -> tuple[Run, list[AgentEvent], ModelServer]:
     with ModelServer(turns) as server:
         async with plane(home, LIMITS) as control:

@@ -7,10 +7,10 @@ import json
 import socket
 from typing import Any, NamedTuple, cast
 
-from backplane.testing import Call, ModelServer, Protocol, ScriptUsage, Turn
+from backplane.testing import Call, ModelServer, ProtocolName, ScriptUsage, Turn
 
 WAIT_S = 10.0
-PATHS: dict[Protocol, str] = {
+PATHS: dict[ProtocolName, str] = {
     "openai_compatible": "/v1/chat/completions",
     "openai_responses": "/v1/responses",
     "anthropic": "/v1/messages",
@@ -19,10 +19,12 @@ PATHS: dict[Protocol, str] = {
 STREAM_PATH = "/v1beta/models/m:streamGenerateContent?alt=sse"
 
 
-def question(protocol: Protocol, says: str = "go", stream: bool = False, **members: Any) -> tuple[str, dict[str, Any]]:
+def question(
+    protocol: ProtocolName, says: str = "go", stream: bool = False, **members: Any
+) -> tuple[str, dict[str, Any]]:
     """Path and body of a small request."""
     path = STREAM_PATH if stream and protocol == "gemini_ai_studio" else PATHS[protocol]
-    every: dict[Protocol, dict[str, Any]] = {
+    every: dict[ProtocolName, dict[str, Any]] = {
         "openai_compatible": {"model": "m", "messages": [{"role": "user", "content": says}]},
         "openai_responses": {"model": "m", "input": says},
         "anthropic": {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": says}]},
@@ -45,7 +47,7 @@ def post(
         client.close()
 
 
-def ask(server: ModelServer, protocol: Protocol = "openai_compatible", says: str = "go", **members: Any) -> Any:
+def ask(server: ModelServer, protocol: ProtocolName = "openai_compatible", says: str = "go", **members: Any) -> Any:
     """The JSON of an answer."""
     return json.loads(post(server, *question(protocol, says, **members))[2])
 
@@ -61,13 +63,13 @@ def events(body: bytes) -> list[Any]:
 
 
 def streamed(
-    server: ModelServer, protocol: Protocol = "openai_compatible", **members: Any
+    server: ModelServer, protocol: ProtocolName = "openai_compatible", **members: Any
 ) -> tuple[dict[str, str], bytes]:
     _, headers, body = post(server, *question(protocol, stream=True, **members))
     return headers, body
 
 
-def raw(server: ModelServer, protocol: Protocol = "openai_compatible", stream: bool = True) -> bytes:
+def raw(server: ModelServer, protocol: ProtocolName = "openai_compatible", stream: bool = True) -> bytes:
     """Every byte of an answer, read until the server closes the connection."""
     path, body = question(protocol, stream=stream)
     data = json.dumps(body).encode()
@@ -114,7 +116,7 @@ class Heard(NamedTuple):
     stop: str
 
 
-def expected(turn: Turn, protocol: Protocol) -> Heard:
+def expected(turn: Turn, protocol: ProtocolName) -> Heard:
     usage = turn.usage or ScriptUsage()
     stops = {
         "openai_compatible": {"tool_use": "tool_calls", "max_tokens": "length", "end": "stop", "refusal": "stop"},

@@ -24,7 +24,7 @@ from backplane.contract.events import (
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet
 from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
-from backplane.upstream.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.runs import backplane_of, ended, go, one_loop, plane, saying
 
@@ -59,7 +59,7 @@ TASK = (
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_whole_task_is_solved_through_each_protocol(
-    protocol: Protocol, tmp_path: Path, backplane_home: Path
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "add.py").write_text("def add(a, b):\n    return a - b\n")
     (tmp_path / "check.py").write_text("import add\nprint(add.add(2, 2))\n")
@@ -106,7 +106,7 @@ async def test_a_whole_task_is_solved_through_each_protocol(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_what_is_sent_back_has_every_call_with_its_answer(
-    protocol: Protocol, tmp_path: Path, backplane_home: Path
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "add.py").write_text("a - b\n")
     _, _, server = await solve(backplane_home, TASK, job(tmp_path), protocol)
@@ -117,7 +117,7 @@ async def test_what_is_sent_back_has_every_call_with_its_answer(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_service_without_streams_is_an_agent_too(
-    protocol: Protocol, tmp_path: Path, backplane_home: Path
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
 ) -> None:
     turns = [
         Turn(calls=(call("write_file", path="a", content="x"),), usage=ScriptUsage(input=3, output=2)),

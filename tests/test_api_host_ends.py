@@ -22,7 +22,7 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.testing import Fault, ModelServer, Turn
-from backplane.upstream.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
 from tests.runs import backplane_of, ended, one_loop, plane
@@ -101,7 +101,7 @@ OVERFLOW = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_conversation_that_is_too_long_has_its_own_code(
-    protocol: Protocol, tmp_path: Path, backplane_home: Path
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
 ) -> None:
     turns = [msgspec.structs.replace(LOOP, times=1), Turn(fault=Fault(status=400, body=OVERFLOW[protocol]), times=None)]
     run, _, _ = await solve(backplane_home, turns, job(tmp_path), protocol)

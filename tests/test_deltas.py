@@ -23,7 +23,7 @@ from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
 from backplane.protocol.jsonrpc import Notification
 from backplane.testing import Call, Fault, Turn
-from backplane.upstream.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import job, solve
 from tests.runs import one_loop
 
@@ -177,7 +177,7 @@ def test_an_answer_that_breaks_anywhere_is_taken_back_once(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("cut", [0, 200, 400, 800, 1600])
 async def test_an_answer_of_a_service_that_breaks_off_is_not_told_twice(
-    tmp_path: Any, backplane_home: Any, protocol: Protocol, cut: int
+    tmp_path: Any, backplane_home: Any, protocol: ProtocolName, cut: int
 ) -> None:
     look = Turn(text="a look first", calls=(Call(name="bash", input={"command": "true"}),), pieces=4)
     turns = [

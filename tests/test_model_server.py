@@ -27,7 +27,7 @@ from backplane.testing import (
     Call,
     Fault,
     ModelServer,
-    Protocol,
+    ProtocolName,
     Script,
     ScriptUsage,
     Turn,
@@ -49,7 +49,7 @@ def test_the_example_in_the_documentation_runs() -> None:
 
 
 @each_protocol
-def test_turns_answer_in_order_and_then_none_is_left(protocol: Protocol) -> None:
+def test_turns_answer_in_order_and_then_none_is_left(protocol: ProtocolName) -> None:
     with ModelServer([{"text": "first"}, {"text": "second"}]) as server:
         answers = [json.dumps(ask(server, protocol)) for _ in range(3)]
         assert ["first" in answers[0], "second" in answers[1]] == [True, True]
@@ -88,7 +88,7 @@ def test_a_condition_chooses_its_requests_and_leaves_the_queue_alone(
         assert "chosen" in json.dumps(ask(server, **yes))
 
 
-HISTORIES: list[tuple[Protocol, dict[str, Any]]] = [
+HISTORIES: list[tuple[ProtocolName, dict[str, Any]]] = [
     (
         "openai_compatible",
         {
@@ -133,7 +133,7 @@ HISTORIES: list[tuple[Protocol, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("protocol", "history"), HISTORIES)
-def test_the_last_words_are_what_came_after_the_models_own(protocol: Protocol, history: dict[str, Any]) -> None:
+def test_the_last_words_are_what_came_after_the_models_own(protocol: ProtocolName, history: dict[str, Any]) -> None:
     turns = [Turn(text="to the prompt", when=When(last="prompt")), Turn(text="to the result", when=When(last="result"))]
     with ModelServer(turns) as server:
         assert "to the result" in json.dumps(ask(server, protocol, **history))
@@ -202,7 +202,7 @@ def test_a_script_may_be_json() -> None:
 
 
 @each_protocol
-def test_only_the_scripts_keys_are_let_in(protocol: Protocol) -> None:
+def test_only_the_scripts_keys_are_let_in(protocol: ProtocolName) -> None:
     names = {"anthropic": "x-api-key", "gemini_ai_studio": "x-goog-api-key"}
     name, form = names.get(protocol, "authorization"), "{}" if protocol in names else "Bearer {}"
     with ModelServer(Script(turns=(Turn(text="in"),), keys=("right",))) as server:

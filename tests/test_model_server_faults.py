@@ -17,7 +17,7 @@ from backplane.testing import (
     Failure,
     Fault,
     ModelServer,
-    Protocol,
+    ProtocolName,
     Turn,
 )
 from tests.scripted import STREAM_PATH, WAIT_S, ask, events, post, question, raw, streamed, text_of
@@ -30,7 +30,9 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 @each_protocol
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_status_comes_with_the_vendors_own_error_and_the_scripts_headers(protocol: Protocol, stream: bool) -> None:
+def test_a_status_comes_with_the_vendors_own_error_and_the_scripts_headers(
+    protocol: ProtocolName, stream: bool
+) -> None:
     fault = Fault(status=429, headers={"retry-after": "3"}, message="slow down")
     with ModelServer(Turn(fault=fault)) as server:
         status, headers, body = post(server, *question(protocol, stream=stream))
@@ -48,14 +50,14 @@ def test_a_body_and_its_type_may_be_anything() -> None:
 
 
 @each_protocol
-def test_a_stream_may_come_to_who_asked_for_none_and_the_other_way(protocol: Protocol) -> None:
+def test_a_stream_may_come_to_who_asked_for_none_and_the_other_way(protocol: ProtocolName) -> None:
     turns = [Turn(text="x", fault=Fault(answer_as="stream")), Turn(text="x", fault=Fault(answer_as="whole"))]
     with ModelServer(turns) as server:
         assert events(post(server, *question(protocol))[2])
         assert json.loads(streamed(server, protocol)[1])
 
 
-FRAMES: list[tuple[Protocol, Fault, Callable[[list[str]], bool]]] = [
+FRAMES: list[tuple[ProtocolName, Fault, Callable[[list[str]], bool]]] = [
     ("openai_compatible", Fault(drop_done=True), lambda rows: "stop" in rows[-1]),
     ("openai_compatible", Fault(drop_terminal=True), lambda rows: not any('"stop"' in row for row in rows)),
     ("openai_responses", Fault(drop_terminal=True), lambda rows: not any('"response.completed"' in r for r in rows)),
@@ -75,7 +77,7 @@ FRAMES: list[tuple[Protocol, Fault, Callable[[list[str]], bool]]] = [
 
 @pytest.mark.parametrize(("protocol", "fault", "holds"), FRAMES)
 def test_frames_are_dropped_repeated_and_added_as_scripted(
-    protocol: Protocol, fault: Fault, holds: Callable[[list[str]], bool]
+    protocol: ProtocolName, fault: Fault, holds: Callable[[list[str]], bool]
 ) -> None:
     with ModelServer(Turn(text="abcd", fault=fault)) as server:
         rows = events(streamed(server, protocol)[1])
@@ -93,7 +95,7 @@ def test_a_call_may_take_the_old_form_and_arguments_may_be_broken() -> None:
 
 
 @each_protocol
-def test_split_crlf_and_commented_frames_say_the_same(protocol: Protocol) -> None:
+def test_split_crlf_and_commented_frames_say_the_same(protocol: ProtocolName) -> None:
     rough = Fault(split_bytes=1, crlf=True, keep_alives=2)
     with ModelServer([Turn(text="wörd"), Turn(text="wörd", fault=rough)]) as server:
         plain, odd = streamed(server, protocol)[1], streamed(server, protocol)[1]
@@ -120,7 +122,7 @@ def test_a_body_may_end_with_its_connection() -> None:
 
 @each_protocol
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_cut_where_the_script_says(protocol: Protocol, stream: bool) -> None:
+def test_an_answer_is_cut_where_the_script_says(protocol: ProtocolName, stream: bool) -> None:
     with ModelServer(Turn(text="abcd" * 100, fault=Fault(cut_after_bytes=100))) as server:
         with pytest.raises(http.client.IncompleteRead) as caught:
             post(server, *question(protocol, stream=stream))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from backplane.ir import Conversation, Message, Text, ToolOutput, ToolSpec
-from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, Protocol, RecordedRequest, Turn
+from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, ProtocolName, RecordedRequest, Turn
 from tests.dialects import referees
 from tests.scripted import TURNS, Heard, expected
 from tests.test_model_server_sdks import DIALECTS, HEAR, KEY
@@ -52,7 +52,7 @@ ASKED: dict[str, tuple[tuple[Message, ...], dict[str, Any]]] = {
 }
 
 
-def stop_of(turn: Turn, protocol: Protocol) -> str:
+def stop_of(turn: Turn, protocol: ProtocolName) -> str:
     """Why the answer ended, in our words; a call is a call, whatever the vendor calls it."""
     word = expected(turn, protocol).stop
     return "tool_use" if turn.calls else STOPS.get(word, word)
@@ -61,7 +61,7 @@ def stop_of(turn: Turn, protocol: Protocol) -> str:
 @each_protocol
 @each_way
 @pytest.mark.parametrize("case", TURNS)
-def test_we_hear_what_the_vendors_clients_hear(protocol: Protocol, stream: bool, case: str) -> None:
+def test_we_hear_what_the_vendors_clients_hear(protocol: ProtocolName, stream: bool, case: str) -> None:
     turn = TURNS[case]
     done = talk(protocol, [turn], stream=stream).turn
     parts = done.message.parts
@@ -78,7 +78,7 @@ def test_we_hear_what_the_vendors_clients_hear(protocol: Protocol, stream: bool,
 @each_protocol
 @each_way
 @pytest.mark.parametrize("case", ASKED)
-def test_what_we_send_is_valid_by_the_vendors_types(protocol: Protocol, stream: bool, case: str) -> None:
+def test_what_we_send_is_valid_by_the_vendors_types(protocol: ProtocolName, stream: bool, case: str) -> None:
     referees.need(DIALECTS[protocol])
     messages, members = ASKED[case]
     done = talk(protocol, [Turn(text="ok")], conversation(protocol, *messages, **members), stream=stream)
@@ -87,7 +87,7 @@ def test_what_we_send_is_valid_by_the_vendors_types(protocol: Protocol, stream: 
 
 
 @each_protocol
-def test_a_conversation_that_went_on_is_valid_by_the_vendors_types(protocol: Protocol) -> None:
+def test_a_conversation_that_went_on_is_valid_by_the_vendors_types(protocol: ProtocolName) -> None:
     referees.need(DIALECTS[protocol])
     script = [TURNS["reasoning, text and two calls"], Turn(text="done")]
     first = conversation(protocol, tools=(READ,))
@@ -105,7 +105,7 @@ def address(request: RecordedRequest) -> tuple[str, str, dict[str, str]]:
 
 @each_protocol
 @each_way
-def test_we_ask_at_the_address_of_the_vendors_client(protocol: Protocol, stream: bool) -> None:
+def test_we_ask_at_the_address_of_the_vendors_client(protocol: ProtocolName, stream: bool) -> None:
     referees.need(DIALECTS[protocol])
     with ModelServer(Turn(text="hi")) as server:
         HEAR[protocol](server, stream)
@@ -119,7 +119,7 @@ def test_we_ask_at_the_address_of_the_vendors_client(protocol: Protocol, stream:
 
 
 @each_protocol
-def test_we_and_the_vendors_client_refuse_the_same_broken_answer(protocol: Protocol) -> None:
+def test_we_and_the_vendors_client_refuse_the_same_broken_answer(protocol: ProtocolName) -> None:
     referees.need(DIALECTS[protocol])
     fault = Fault(status=401, message="as scripted")
     assert "as scripted" in str(talk(protocol, [Turn(fault=fault)]).failed)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from backplane.testing import PROTOCOLS, Failure, Fault, ModelServer, Protocol, Turn
+from backplane.testing import PROTOCOLS, Failure, Fault, ModelServer, ProtocolName, Turn
 from backplane.testing.frames import RenderRequest
 from backplane.testing.plan import VENDORS
 from tests.dialects import referees
 from tests.scripted import READ, TURNS, Heard, expected
 
-DIALECTS: dict[Protocol, str] = {
+DIALECTS: dict[ProtocolName, str] = {
     "openai_compatible": "openai",
     "openai_responses": "codex",
     "anthropic": "claude",
@@ -147,7 +147,7 @@ def hear_gemini(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
     )  # fmt: skip
 
 
-HEAR: dict[Protocol, Callable[..., Heard]] = {
+HEAR: dict[ProtocolName, Callable[..., Heard]] = {
     "openai_compatible": hear_chat,
     "openai_responses": hear_responses,
     "anthropic": hear_messages,
@@ -166,7 +166,7 @@ CUT_CHAT = ("openai_compatible", True, "an answer cut short")
 
 
 @pytest.mark.parametrize(("protocol", "stream", "case"), [case for case in ALL if case != CUT_CHAT])
-def test_a_vendors_client_hears_what_the_script_says(protocol: Protocol, stream: bool, case: str) -> None:
+def test_a_vendors_client_hears_what_the_script_says(protocol: ProtocolName, stream: bool, case: str) -> None:
     referees.need(DIALECTS[protocol])
     turn = TURNS[case]
     with ModelServer(turn) as server:
@@ -185,7 +185,7 @@ def test_a_vendors_client_says_that_a_streamed_answer_was_cut_short() -> None:
 
 
 @each_protocol
-def test_a_vendors_client_hears_the_same_through_a_rough_line(protocol: Protocol) -> None:
+def test_a_vendors_client_hears_the_same_through_a_rough_line(protocol: ProtocolName) -> None:
     referees.need(DIALECTS[protocol])
     fault = NO_COMMENTS if protocol == "gemini_ai_studio" else ROUGH
     turn = Turn(reasoning="hm", text="Hello, wörld.", calls=(READ,), fault=fault)
@@ -195,7 +195,7 @@ def test_a_vendors_client_hears_the_same_through_a_rough_line(protocol: Protocol
 
 @each_protocol
 @each_way
-def test_a_vendors_client_tries_again_after_a_scripted_429(protocol: Protocol, stream: bool) -> None:
+def test_a_vendors_client_tries_again_after_a_scripted_429(protocol: ProtocolName, stream: bool) -> None:
     referees.need(DIALECTS[protocol])
     answer = Turn(text="now")
     limited = Turn(fault=Fault(status=429, headers={"retry-after-ms": "1", "retry-after": "0"}))
@@ -204,7 +204,7 @@ def test_a_vendors_client_tries_again_after_a_scripted_429(protocol: Protocol, s
         assert [request.status for request in server.requests] == [429, 200]
 
 
-ERRORS: dict[tuple[Protocol, int], str] = {
+ERRORS: dict[tuple[ProtocolName, int], str] = {
     ("openai_compatible", 401): "AuthenticationError",
     ("openai_compatible", 404): "NotFoundError",
     ("openai_compatible", 429): "RateLimitError",
@@ -222,7 +222,7 @@ ERRORS: dict[tuple[Protocol, int], str] = {
 @pytest.mark.parametrize(("protocol", "status"), ERRORS)
 @each_way
 def test_a_vendors_client_raises_its_own_error_with_the_scripts_words(
-    protocol: Protocol, status: int, stream: bool
+    protocol: ProtocolName, status: int, stream: bool
 ) -> None:
     referees.need(DIALECTS[protocol])
     with (
@@ -234,7 +234,7 @@ def test_a_vendors_client_raises_its_own_error_with_the_scripts_words(
 
 
 @pytest.mark.parametrize("protocol", ["openai_compatible", "anthropic", "gemini_ai_studio"])
-def test_a_vendors_client_notices_an_error_half_way(protocol: Protocol) -> None:
+def test_a_vendors_client_notices_an_error_half_way(protocol: ProtocolName) -> None:
     referees.need(DIALECTS[protocol])
     turn = Turn(text="so far", fault=Fault(failure=Failure(code="overloaded_error", message="as scripted")))
     with ModelServer(turn) as server, pytest.raises(Exception, match="as scripted"):
@@ -252,7 +252,7 @@ def test_a_failed_response_ends_with_the_scripts_code() -> None:
 
 @each_protocol
 @pytest.mark.parametrize("case", TURNS)
-def test_every_answer_and_chunk_is_valid_by_the_vendors_types(protocol: Protocol, case: str) -> None:
+def test_every_answer_and_chunk_is_valid_by_the_vendors_types(protocol: ProtocolName, case: str) -> None:
     dialect = DIALECTS[protocol]
     referees.need(dialect)
     ask, vendor = RenderRequest("m", 1), VENDORS[protocol]

@@ -15,7 +15,7 @@ import msgspec
 
 from backplane.conform.link import HostLine, Program, Wire, linked, order
 from backplane.conform.plain import ENDS
-from backplane.conform.verdict import Level, Unfit
+from backplane.conform.verdict import RuleLevel, Unfit
 from backplane.contract.canonical import Json
 
 
@@ -98,8 +98,8 @@ async def unheard(link: Wire, run: Json) -> str:
     return "it ended"
 
 
-Check = Callable[[Bench], Awaitable[str]]
+BenchCheck = Callable[[Bench], Awaitable[str]]
 """Says what was seen; raises `Unfit` where a rule is broken, `Unasked` where it does not apply."""
 
-Row = tuple[str, Level, str, str, Check]
+BenchRow = tuple[str, RuleLevel, str, str, BenchCheck]
 """Name, level, rule, what is done, and the check."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, Row, end, exits, terminated
+from backplane.conform.bench import Bench, BenchRow, end, exits, terminated
 from backplane.conform.extended import announced
 from backplane.conform.link import HostLine, Wire
 from backplane.conform.plain import ENDS
@@ -344,7 +344,7 @@ async def _ping_among_many(bench: Bench) -> str:
         return f"{len(seen)} pongs between {len(names)} runs"
 
 
-COMPLETE_CHECKS: Final[tuple[Row, ...]] = (
+COMPLETE_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("takes a cancel without reason and grace", "complete", "S51", "sent a run and a bare cancel",
      announced("cancel/1", _cancel_bare)),
     ("ends a run whose cancel gives it no time", "complete", "S51", "sent a run and a cancel with 50 ms",

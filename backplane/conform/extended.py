@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from backplane.conform.bench import Bench, Check, Row, end, exits, final
+from backplane.conform.bench import Bench, BenchCheck, BenchRow, end, exits, final
 from backplane.conform.link import HostLine
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unasked, Unfit
@@ -126,7 +126,7 @@ async def _many(bench: Bench) -> str:
         return f"{len(names)} runs ended, each once"
 
 
-def announced(extension: str, check: Check) -> Check:
+def announced(extension: str, check: BenchCheck) -> BenchCheck:
     """A check that is made only where the host announced this extension."""
 
     async def only_if_announced(bench: Bench) -> str:
@@ -137,7 +137,7 @@ def announced(extension: str, check: Check) -> Check:
     return only_if_announced
 
 
-EXTENDED_CHECKS: Final[tuple[Row, ...]] = (
+EXTENDED_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("ignores a cancel for a run it does not know", "behaves", "S52", "cancelled `nobody`, then ran",
      announced("cancel/1", _cancel_unknown)),
     ("ends a cancelled run within the grace", "behaves", "S51", "sent a run and a cancel",

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.conform.bench import Bench, Check, Row, end, final, terminated, unheard
+from backplane.conform.bench import Bench, BenchCheck, BenchRow, end, final, terminated, unheard
 from backplane.conform.link import HostLine, Wire
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unfit
@@ -57,7 +57,7 @@ async def _listener_gone(bench: Bench) -> str:
         return await unheard(link, bench.run())
 
 
-def unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> Check:
+def unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> BenchCheck:
     """A check that a line is answered by a fatal or ignored, and that the host then works or exits in order."""
 
     async def check(bench: Bench) -> str:
@@ -117,7 +117,7 @@ def _run_with(old: bytes, new: bytes) -> Callable[[Bench], bytes]:
     return lambda bench: msgspec.json.encode(bench.run("bad", task="MARK")).replace(old, new)
 
 
-HOSTILE_CHECKS: Final[tuple[Row, ...]] = (
+HOSTILE_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("survives a line that is no JSON", "robust", "S19", "sent `{\"t\":\"run\",` and a good run",
      unreadable(text(b'{"t":"run",'))),
     ("survives a line that is no object", "robust", "S19", "sent an array and a good run",

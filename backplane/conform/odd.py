@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.conform.bench import Bench, Check, Row, end, exits, final
+from backplane.conform.bench import Bench, BenchCheck, BenchRow, end, exits, final
 from backplane.conform.link import Program
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
@@ -22,7 +22,9 @@ PIECE_BYTES: Final = 7
 """Cuts a line so that characters of several bytes are cut as well."""
 
 
-def _one_run(message: Callable[[Bench], Json], run_id: str = "r1", *, may_decline: bool = False, **how: Any) -> Check:
+def _one_run(
+    message: Callable[[Bench], Json], run_id: str = "r1", *, may_decline: bool = False, **how: Any
+) -> BenchCheck:
     """A check that sends one message and wants its final, or where it may decline, a fatal that names the run."""
 
     async def check(bench: Bench) -> str:
@@ -97,7 +99,7 @@ async def _terminated(bench: Bench) -> str:
         return await exits(link, link.bounds.exit_s, "SIGTERM")
 
 
-def _in_a_place(name: str) -> Check:
+def _in_a_place(name: str) -> BenchCheck:
     """A check of a run whose root has an odd name."""
 
     async def check(bench: Bench) -> str:
@@ -110,7 +112,7 @@ def _in_a_place(name: str) -> Check:
     return check
 
 
-def _in_a_relative_place(name: str) -> Check:
+def _in_a_relative_place(name: str) -> BenchCheck:
     """A check of a run whose root counts from the folder that the host was started in."""
 
     async def check(bench: Bench) -> str:
@@ -185,7 +187,7 @@ def _long_context(bench: Bench) -> Json:
     return bench.run(context={"files": [], "snippets": snippets})
 
 
-def _signalled(number: signal.Signals) -> Check:
+def _signalled(number: signal.Signals) -> BenchCheck:
     async def check(bench: Bench) -> str:
         async with bench.greeted() as link:
             os.kill(link.child.pid, number)
@@ -194,7 +196,7 @@ def _signalled(number: signal.Signals) -> Check:
     return check
 
 
-def _silent_until_the_end(data: bytes) -> Check:
+def _silent_until_the_end(data: bytes) -> BenchCheck:
     """A check that something without a run in it has no answer, and that the host exits in order."""
 
     async def check(bench: Bench) -> str:
@@ -215,7 +217,7 @@ def _silent_until_the_end(data: bytes) -> Check:
 ODD_UUID: Final = "9F1B3C5D-7E8A-4B0C-9D1E-2F3A4B5C6D7E"
 ODD_ID: Final = '☃ run/1 "x"\\'
 
-ODD_CHECKS: Final[tuple[Row, ...]] = (
+ODD_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("exits when stdin ends before any run", "behaves", "S35", "closed stdin after the hello",
      _silent_until_the_end(b"")),
     ("takes any string as a run's id", "behaves", "S14", f"sent a run with the id {ODD_ID!r}",

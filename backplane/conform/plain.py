@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.conform.link import OVERLONG, HostLine, Program, linked, order, vendor_of
-from backplane.conform.verdict import Level, Unfit, printable
+from backplane.conform.verdict import RuleLevel, Unfit, printable
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import CAPABILITIES, read_level
@@ -434,7 +434,7 @@ def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:
 
 DID: Final = "said nothing until the hello, sent a run, closed stdin"
 
-PLAIN_CHECKS: Final[tuple[tuple[str, Level, str, Callable[[Plain], Found]], ...]] = (
+PLAIN_CHECKS: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
     ("says hello first and in time", "speaks", "S8", _hello_in_time),
     ("has a hello of the right shape", "speaks", "S9", _hello_shape),
     ("speaks a compatible version", "speaks", "S10", _hello_version),

@@ -8,7 +8,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, Row, end, exits, final, terminated, unheard
+from backplane.conform.bench import Bench, BenchRow, end, exits, final, terminated, unheard
 from backplane.conform.hostile import gone_in_order, one_more, text, unreadable
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
@@ -108,7 +108,7 @@ async def _nothing_left_idle(bench: Bench) -> str:
         return await terminated(link)
 
 
-ROUGH_CHECKS: Final[tuple[Row, ...]] = (
+ROUGH_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("survives an event sent to it", "robust", "S19", "sent an `event` and a good run",
      unreadable(text(b'{"t":"event","ref_id":"bad","event":{"type":"warning","message":"x"}}'))),
     ("survives a final sent to it", "robust", "S19", "sent a `final` and a good run",

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, Check, Row
+from backplane.conform.bench import Bench, BenchCheck, BenchRow
 from backplane.conform.complete import COMPLETE, COMPLETE_CHECKS
 from backplane.conform.extended import EXTENDED_CHECKS
 from backplane.conform.hostile import HOSTILE_CHECKS
@@ -26,7 +26,7 @@ from backplane.conform.odd import ODD_CHECKS
 from backplane.conform.plain import DID, PLAIN_CHECKS, Plain, look, record
 from backplane.conform.rough import ROUGH_CHECKS
 from backplane.conform.travel import TRAVEL_CHECKS
-from backplane.conform.verdict import LEVELS, Level, Report, Result, Unasked, Unfit, shown
+from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit, shown
 from backplane.errors import BackendError
 
 __all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
@@ -37,7 +37,7 @@ TASK: Final = "Reply with the single word ready. Change no file."
 AT_ONCE: Final = 3
 """Checks made at the same time: most of one is waiting, and a host that only manages alone is told by its own check."""
 
-_ALIVE: Final[tuple[Row, ...]] = (
+_ALIVE: Final[tuple[BenchRow, ...]] = (
     *ODD_CHECKS,
     *EXTENDED_CHECKS,
     *TRAVEL_CHECKS,
@@ -46,7 +46,7 @@ _ALIVE: Final[tuple[Row, ...]] = (
     *COMPLETE_CHECKS,
 )
 
-CHECKS: Final[tuple[tuple[str, Level, str], ...]] = (
+CHECKS: Final[tuple[tuple[str, RuleLevel, str], ...]] = (
     *((name, level, rule) for name, level, rule, _ in PLAIN_CHECKS),
     *((name, level, rule) for name, level, rule, _, _ in _ALIVE),
 )
@@ -119,13 +119,13 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
 
 
-async def _alive_results(rows: Sequence[Row], bench: Bench, note: Callable[[Result], None]) -> None:
+async def _alive_results(rows: Sequence[BenchRow], bench: Bench, note: Callable[[Result], None]) -> None:
     """Make some checks at a time, and tell of them in their order."""
     places, made = anyio.Semaphore(AT_ONCE), dict[int, Result]()
     told = iter(range(len(rows)))
     following = next(told, None)
 
-    async def make(number: int, row: Row) -> None:
+    async def make(number: int, row: BenchRow) -> None:
         nonlocal following
         async with places:
             folder = str(bench.place(str(number)))
@@ -139,7 +139,7 @@ async def _alive_results(rows: Sequence[Row], bench: Bench, note: Callable[[Resu
             tasks.start_soon(make, number, row)
 
 
-async def _alive_result(name: str, level: Level, rule: str, did: str, check: Check, bench: Bench) -> Result:
+async def _alive_result(name: str, level: RuleLevel, rule: str, did: str, check: BenchCheck, bench: Bench) -> Result:
     try:
         return Result(name, level, rule, did, "pass", await check(bench))
     except Unasked as unasked:
@@ -150,8 +150,8 @@ async def _alive_result(name: str, level: Level, rule: str, did: str, check: Che
         return Result(name, level, rule, did, "fail", f"it could not be started again: {error}")
 
 
-def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | Level:
-    reached: Literal["none"] | Level = "none"
+def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:
+    reached: Literal["none"] | RuleLevel = "none"
     for level in LEVELS:
         if any(result.verdict == "fail" for result in results if result.level == level):
             break

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Sequence
 from typing import Any, Final
 
-from backplane.conform.bench import Bench, Row, end
+from backplane.conform.bench import Bench, BenchRow, end
 from backplane.conform.extended import announced
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
@@ -72,7 +72,7 @@ def _refused(messages: Sequence[Json], code: str) -> Any:
 
 _GOOD: Final = _chunks(_archive(("a.txt", b"x" * 9000)))
 
-TRAVEL_CHECKS: Final[tuple[Row, ...]] = (
+TRAVEL_CHECKS: Final[tuple[BenchRow, ...]] = (
     ("takes a workspace that travels", "behaves", "S66", "sent a run and a tree in chunks",
      announced("tree/1", _travels)),
     ("refuses a tree with a piece missing", "behaves", "S66", "sent a tree without its second chunk",

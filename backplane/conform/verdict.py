@@ -9,8 +9,8 @@ import msgspec
 
 from backplane.conform.link import HostLine
 
-Level = Literal["speaks", "behaves", "robust", "complete"]
-LEVELS: Final[tuple[Level, ...]] = ("speaks", "behaves", "robust", "complete")
+RuleLevel = Literal["speaks", "behaves", "robust", "complete"]
+LEVELS: Final[tuple[RuleLevel, ...]] = ("speaks", "behaves", "robust", "complete")
 
 LINES_SHOWN: Final = 5
 LINE_CHARACTERS: Final = 300
@@ -20,7 +20,7 @@ class Result(msgspec.Struct, frozen=True):
     """One check and its outcome."""
 
     name: str
-    level: Level
+    level: RuleLevel
     rule: str
     """Number of the rule in `contracts/sidecar.md`."""
     did: str

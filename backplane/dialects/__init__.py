@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Kind = Literal["request", "response"]
-Policy = Literal["allow", "warn", "fail"]
+LossPolicy = Literal["allow", "warn", "fail"]
 
 __all__ = [
     "DIALECTS",
     "Kind",
-    "Policy",
+    "LossPolicy",
     "StreamTranslation",
     "check_losses",
     "dialect",
@@ -97,7 +97,7 @@ def _plugged(name: str) -> Any:
 
 
 def translate(
-    document: Json, source: str, target: str, kind: Kind = "request", policy: Policy = "warn"
+    document: Json, source: str, target: str, kind: Kind = "request", policy: LossPolicy = "warn"
 ) -> Translated[Json]:
     """Translate one request or response.
 
@@ -136,7 +136,7 @@ def ordered(losses: Iterable[Loss]) -> tuple[Loss, ...]:
     return tuple(sorted(once.values(), key=lambda loss: not loss.is_material))
 
 
-def check_losses(losses: Sequence[Loss], policy: Policy) -> None:
+def check_losses(losses: Sequence[Loss], policy: LossPolicy) -> None:
     """Hold losses against a policy.
 
     Raises:

@@ -15,7 +15,7 @@ import msgspec
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects import Policy, StreamTranslation, check_losses, codec, dialect
+from backplane.dialects import LossPolicy, StreamTranslation, check_losses, codec, dialect
 from backplane.dialects.codec import LossLedger, escape, json_text, parse_json, read_arguments
 from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.outcome import has_cut_call
@@ -576,7 +576,9 @@ def reply_of(request: Json) -> Reply:
     return Reply(tool_use_start=flags.flag("support_tool_use_start") is True, mcp_names=names)
 
 
-def translate_request(document: Json, target: str, policy: Policy = "warn", *, system: str = "") -> Translated[Json]:
+def translate_request(
+    document: Json, target: str, policy: LossPolicy = "warn", *, system: str = ""
+) -> Translated[Json]:
     """Translate a request into a dialect's.
 
     Args:

@@ -22,7 +22,7 @@ from backplane.dialects.codec import (
     unescape,
 )
 
-Places = Mapping[str, str]
+PlaceMap = Mapping[str, str]
 """Portable field → the source's member for it, below the node."""
 
 STATE: Final = frozenset(
@@ -112,7 +112,7 @@ class RoundTrip:
         answered: pointer of an answer's list of blocks.
     """
 
-    def __init__(self, ledger: LossLedger, places: Places, listed: str, answered: str = "") -> None:
+    def __init__(self, ledger: LossLedger, places: PlaceMap, listed: str, answered: str = "") -> None:
         self.ledger = ledger
         self.places = places
         self.listed = listed

@@ -39,7 +39,7 @@ ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
 END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
 
-Answer = Callable[[Request], Awaitable[Json | RpcError]]
+AnswerRequest = Callable[[Request], Awaitable[Json | RpcError]]
 """Answers a question of the other end; a `Fault` refuses it, and with one that is `gone` it gets no answer."""
 Hear = Callable[[Notification], Awaitable[None]]
 """Takes a notification. They come in order; while it works nothing more is read."""
@@ -66,7 +66,7 @@ class Pipe:
         write_fd: int,
         read_fd: int,
         *,
-        answer: Answer,
+        answer: AnswerRequest,
         hear: Hear,
         unread: Callable[[Malformed], None] = lambda line: None,
         strict: bool = False,

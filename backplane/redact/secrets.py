@@ -68,7 +68,7 @@ _CUT_TEXT_BYTES_MIN: Final = 32
 _PIECES: Final[dict[type[Any], str]] = {AssistantDelta: "text", Reasoning: "ext", OutputReported: "ext"}
 """Event type → its member that has a piece of a running text."""
 
-Span = tuple[int, int]
+ByteSpan = tuple[int, int]
 Kind = Literal["known", "look", "head"]
 
 
@@ -129,7 +129,7 @@ class Redactor:
                     return at
         return size
 
-    def _spans(self, data: bytes, *, whole: bool) -> list[Span]:
+    def _spans(self, data: bytes, *, whole: bool) -> list[ByteSpan]:
         """Return where secrets stand; those that overlap or touch are one, and a cut one at the end is one."""
         places = list(self.places(data))
         spans = [(start, stop) for kind, start, stop in places if kind != "head"]
@@ -282,7 +282,7 @@ def _running_from(window: bytes) -> int:
     return len(window) - len(last) + len(last.rstrip(_TOKEN))
 
 
-def _masked(data: bytes, spans: Iterable[Span]) -> bytes:
+def _masked(data: bytes, spans: Iterable[ByteSpan]) -> bytes:
     parts: list[bytes] = []
     at = 0
     for start, stop in spans:
@@ -292,8 +292,8 @@ def _masked(data: bytes, spans: Iterable[Span]) -> bytes:
     return MARK.encode().join(parts)
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    merged: list[Span] = []
+def _merged(spans: Iterable[ByteSpan]) -> list[ByteSpan]:
+    merged: list[ByteSpan] = []
     for start, stop in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))

@@ -37,11 +37,11 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Run = tuple[str | None, int | None, int | None, int | None]
+CostRow = tuple[str | None, int | None, int | None, int | None]
 """Key, cost in millionths of a dollar, tokens sent, tokens got."""
 
 
-def sums(runs: Iterable[Run]) -> tuple[list[Spend], Spend]:
+def sums(runs: Iterable[CostRow]) -> tuple[list[Spend], Spend]:
     """Sum up by key, the dearest by what is known first; and all together."""
     found: dict[str | None, Spend] = {}
     total = Spend(key=None)

@@ -44,10 +44,10 @@ TOOLS_MAX: Final = 1000
 PATCH_TOOL: Final = "apply_patch"
 """What an ask about a patch is to a hook: the tool that would make it."""
 
-Event = Literal["pre_tool", "post_tool"]
-CAPABILITY: Final[dict[Event, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
+HookEvent = Literal["pre_tool", "post_tool"]
+CAPABILITY: Final[dict[HookEvent, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
 
-_EVENT_OF: Final[dict[str, Event]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
+_EVENT_OF: Final[dict[str, HookEvent]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
 """Kind of ask → the hooks it is put to."""
 
 PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
@@ -63,7 +63,7 @@ class Hook(msgspec.Struct, frozen=True):
         PolicyError: `policy_invalid`, a malformed glob.
     """
 
-    event: Event
+    event: HookEvent
     run: Sequence[str] | str | Callable[[HookCall], Any] | None
     """A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
     None puts the question to whoever answers this run's asks."""
@@ -126,7 +126,7 @@ def configured(rows: Iterable[HookSettings]) -> tuple[Hook, ...]:
     return tuple(Hook(row.event, row.command, row.tools, row.name, row.timeout_ms, row.on_failure) for row in rows)
 
 
-def from_command(event: Event, command: str, cwd: Path) -> Hook:
+def from_command(event: HookEvent, command: str, cwd: Path) -> Hook:
     """A hook for all tools, from one line of a command line; paths in it count from `cwd`."""
     words = _words(command)
     return Hook(event, absolute_command(words, cwd) if words else words)
@@ -231,8 +231,8 @@ class Hooks:
         self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
         self._decisions: list[Json] = []
         self._decisions_chars = 0
-        self._asked: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
-        self._used: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
+        self._asked: dict[HookEvent, Counter[str]] = {event: Counter() for event in CAPABILITY}
+        self._used: dict[HookEvent, Counter[str]] = {event: Counter() for event in CAPABILITY}
         self._missed: Counter[str] = Counter()
 
     def check_asks(self, extensions: tuple[str, ...], backend_id: str) -> None:
@@ -254,7 +254,7 @@ class Hooks:
         # What the policy leaves open is put to those above in any case.
         return found if decided is not None else tuple(hook for hook in found if hook.run is not None)
 
-    def _matching(self, event: Event, tool: str) -> tuple[Hook, ...]:
+    def _matching(self, event: HookEvent, tool: str) -> tuple[Hook, ...]:
         names = tool_names(tool)
         return tuple(
             hook

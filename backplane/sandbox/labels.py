@@ -15,7 +15,7 @@ from backplane.policy.rules import Rule
 from backplane.sandbox.credentials import Covered
 from backplane.sandbox.landlock import NETWORK_SINCE, SCOPES_SINCE
 from backplane.sandbox.mounts import Masks
-from backplane.sandbox.probe import Layer, Probe
+from backplane.sandbox.probe import Probe, Probed
 
 GUARD: Final = "guard"
 """The subreaper that sweeps all descendants; its trial is each start."""
@@ -111,7 +111,7 @@ def _shared(label: bytes) -> dict[str, Json]:
     return made
 
 
-def _used(held: Held, layer: Layer) -> bool:
+def _used(held: Held, layer: Probed) -> bool:
     return layer.name in ("bubblewrap", "landlock") or (
         held.grouped if layer.name == "cgroup" else layer.name == "network namespace" and held.networked
     )
@@ -224,7 +224,7 @@ def _environment(held: Held) -> dict[str, Json]:
     return _state(["allow list"], [] if hidden else ["what /proc shows of this user's other processes, ours too"])
 
 
-def _by(layer: Layer, name: str = "") -> str:
+def _by(layer: Probed, name: str = "") -> str:
     return " ".join(word for word in (name or layer.name, f"({layer.name})" if name else "", layer.version) if word)
 
 

@@ -47,7 +47,7 @@ _DEVICES: Final = tuple(
 )
 
 
-Servers = Mapping[str, tuple[str, ...]]
+ServerFiles = Mapping[str, tuple[str, ...]]
 """MCP servers: name → the words of its row that may name files."""
 
 
@@ -94,7 +94,7 @@ def plan(
     writable: tuple[str, ...] = (),
     endpoints: tuple[str, ...] = (),
     open_stores: Collection[str] = (),
-    servers: Servers = MappingProxyType({}),
+    servers: ServerFiles = MappingProxyType({}),
     grouped: bool = False,
     filtered: bool = False,
 ) -> Contained:
@@ -184,7 +184,7 @@ def _private(taken: set[str]) -> tuple[str, ...]:
 
 
 def _mounts(
-    place: RunFolders, command: StartCommand, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
+    place: RunFolders, command: StartCommand, servers: ServerFiles, own: tuple[str, ...], private: tuple[str, ...]
 ) -> Iterator[str]:
     """Mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
@@ -208,7 +208,7 @@ def _mounts(
         yield from mounts[path]
 
 
-def _needed(place: RunFolders, command: StartCommand, servers: Servers, covered: list[str]) -> Iterator[str]:
+def _needed(place: RunFolders, command: StartCommand, servers: ServerFiles, covered: list[str]) -> Iterator[str]:
     """What of the covered places is named by the command, its environment or a server's row: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
@@ -224,7 +224,7 @@ def _needed(place: RunFolders, command: StartCommand, servers: Servers, covered:
                 yield _with_its_folder(path, roof)
 
 
-def _hidden(place: RunFolders, servers: Servers, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
+def _hidden(place: RunFolders, servers: ServerFiles, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
     """Servers with the word of each that names what is there and the agent will not see."""
     for name, words in servers.items():
         for word in words:

@@ -37,7 +37,7 @@ _AS_ROOT: Final = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("-
 Name = Literal["bubblewrap", "network namespace", "landlock", "cgroup"]
 
 
-class Layer(msgspec.Struct, frozen=True):
+class Probed(msgspec.Struct, frozen=True):
     """One layer and the result of its trial."""
 
     name: Name
@@ -51,10 +51,10 @@ class Layer(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """The layers of this machine."""
 
-    bubblewrap: Layer
-    network: Layer
-    landlock: Layer
-    cgroup: Layer
+    bubblewrap: Probed
+    network: Probed
+    landlock: Probed
+    cgroup: Probed
     command: tuple[str, ...] = ()
     """Bubblewrap with the options that worked; empty where none did."""
 
@@ -62,7 +62,7 @@ class Probe(msgspec.Struct, frozen=True):
     def landlock_version(self) -> int:
         return int(self.landlock.version or 0) if self.landlock.usable else 0
 
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[Probed, ...]:
         return self.bubblewrap, self.network, self.landlock, self.cgroup
 
 
@@ -101,7 +101,7 @@ def _probe(bubblewrap: Bubblewrap, left: threading.Event | None = None) -> Probe
 
 def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> Probe:
     """The same machine, were these layers not there."""
-    hidden = {layer.name: Layer(layer.name, False, "", why, fix) for layer in found.layers() if layer.name in names}
+    hidden = {layer.name: Probed(layer.name, False, "", why, fix) for layer in found.layers() if layer.name in names}
     if "bubblewrap" in hidden:
         hidden["network namespace"] = _NO_NETWORK
     return Probe(
@@ -113,7 +113,7 @@ def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> P
     )
 
 
-_NO_NETWORK: Final = Layer("network namespace", False, "", "bubblewrap is missing")
+_NO_NETWORK: Final = Probed("network namespace", False, "", "bubblewrap is missing")
 
 
 def _path(environ: Mapping[str, str]) -> str | None:
@@ -125,7 +125,7 @@ def _bubblewrap(path: str | None) -> Bubblewrap:
     return Bubblewrap(path)
 
 
-_Found = tuple[Layer, Layer, tuple[str, ...]]
+_Found = tuple[Probed, Probed, tuple[str, ...]]
 """Bubblewrap, its network namespace, and the options that worked."""
 
 
@@ -183,7 +183,7 @@ class Bubblewrap:
         path = self._path
         if path is None:
             why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
-            return Layer("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
+            return Probed("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
         why = ""
         for rights in _rights():
             command = (path, *BASE, *rights)
@@ -194,12 +194,12 @@ class Bubblewrap:
                 if no_network:
                     why, version = self._trial(command, path, None, left)
             except BackplaneError as error:
-                return Layer("bubblewrap", False, "", error.message, f"see what {path} does"), _NO_NETWORK, ()
+                return Probed("bubblewrap", False, "", error.message, f"see what {path} does"), _NO_NETWORK, ()
             if not no_network or not why:
-                network = Layer("network namespace", not no_network, version, no_network)
-                return Layer("bubblewrap", True, version), network, command
+                network = Probed("network namespace", not no_network, version, no_network)
+                return Probed("bubblewrap", True, version), network, command
         fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
-        return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
+        return Probed("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
     def _trial(
         self, command: tuple[str, ...], path: str, begun: Tool | None, left: threading.Event | None
@@ -259,26 +259,26 @@ MOUNTS: Final = (
 
 
 @functools.cache
-def _landlock() -> Layer:
+def _landlock() -> Probed:
     found = landlock.version() if GUARD_WORKS else 0
     if found >= landlock.VERSION_MIN:
-        return Layer("landlock", True, str(found))
+        return Probed("landlock", True, str(found))
     why = f"version {found} is too old" if found else "not in this kernel, or not allowed here"
-    return Layer("landlock", False, str(found or ""), why, "a kernel from 5.19 on with landlock in its list of lsm=")
+    return Probed("landlock", False, str(found or ""), why, "a kernel from 5.19 on with landlock in its list of lsm=")
 
 
 @functools.cache
-def _cgroup() -> Layer:
+def _cgroup() -> Probed:
     folder = cgroup.own()
     if folder is None:
-        return Layer("cgroup", False, "", "version 2 is not mounted")
+        return Probed("cgroup", False, "", "version 2 is not mounted")
     trial = folder / f"backplane-trial-{os.getpid()}"
     try:
         trial.mkdir()
         controllers = (trial / "cgroup.controllers").read_text().split()
     except OSError as error:
-        return Layer("cgroup", False, "2", f"not writable: {error.strerror}", "delegate a cgroup to this user")
+        return Probed("cgroup", False, "2", f"not writable: {error.strerror}", "delegate a cgroup to this user")
     finally:
         with suppress(OSError):
             trial.rmdir()
-    return Layer("cgroup", True, "2" + (f" ({' '.join(controllers)})" if controllers else " (no controllers)"))
+    return Probed("cgroup", True, "2" + (f" ({' '.join(controllers)})" if controllers else " (no controllers)"))

@@ -9,17 +9,16 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
-from backplane.policy.rules import Layer as Holder
-from backplane.policy.rules import Rule
+from backplane.policy.rules import Layer, Rule
 from backplane.sandbox import seccomp
-from backplane.sandbox.probe import Layer, Probe
+from backplane.sandbox.probe import Probe, Probed
 
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
 _TOOLS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
 _FILES: Final = frozenset({"deny_read", "deny_write", "workspace"})
 NETWORK: Final = frozenset({"allow_network", "deny_network"})
 
-Demands = Mapping[str, Holder]
+Demands = Mapping[str, Layer]
 """List of the policy (or `workspace`) → the weakest layer that may hold its rules."""
 
 
@@ -90,7 +89,7 @@ def _not_by_system(name: str, isolation: Isolation, found: Probe | None) -> str:
     return "" if needed.usable else _says(needed)
 
 
-def _says(layer: Layer) -> str:
+def _says(layer: Probed) -> str:
     return f"{layer.name}: {layer.why}"
 
 

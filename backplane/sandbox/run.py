@@ -88,7 +88,7 @@ class Sandbox:
         command: StartCommand,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
-        servers: plan.Servers,
+        servers: plan.ServerFiles,
     ) -> plan.Contained:
         """Work out the cage.
 
@@ -113,7 +113,7 @@ class Sandbox:
         *,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
-        servers: plan.Servers,
+        servers: plan.ServerFiles,
     ) -> plan.Contained:
         assert self._found is not None
         try:

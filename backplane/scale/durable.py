@@ -37,7 +37,7 @@ from backplane.scale.engine import (
     Job,
     LabelLimits,
     OrderResult,
-    Run,
+    RunJob,
     State,
     Status,
     Worker,
@@ -344,7 +344,7 @@ class DurableEngine:
             for row in rows
         ]
 
-    async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+    async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
         """See `Engine`. When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
 
         Raises:
@@ -439,7 +439,7 @@ def _events(row: Any, offset: int) -> Sequence[Event]:
 class _Worker:
     """One process's share of the queue: the engine's threads, the beat, and the attempts that run."""
 
-    def __init__(self, engine: DurableEngine, run: Run, label: str, slots: int) -> None:
+    def __init__(self, engine: DurableEngine, run: RunJob, label: str, slots: int) -> None:
         self.id = f"{os.uname().nodename[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self.lost = ""
         """Why this worker does not count any more."""

@@ -151,7 +151,7 @@ class Control:
 
 Emit = Callable[[Sequence[bytes]], Awaitable[None]]
 """Passes on events of an attempt, in canonical bytes, and returns once they are safe."""
-Run = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
+RunJob = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
 """Runs one attempt. It raises only for what no receipt can tell."""
 
 
@@ -217,7 +217,7 @@ class Engine(Protocol):
         """Answer what an attempt of a job with `asks` waits for; False where another was first, which counts."""
         ...
 
-    async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+    async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
         """Be a worker: run orders of this label, at most `slots` at once, until cancelled."""
         ...
 

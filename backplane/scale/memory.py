@@ -17,7 +17,7 @@ from backplane.scale.engine import (
     Event,
     Job,
     OrderResult,
-    Run,
+    RunJob,
     State,
     Status,
     decode_job,
@@ -132,12 +132,12 @@ class MemoryEngine:
         found = [order.status() for order in reversed(self._orders.values())]
         return [one for one in found if state in (None, one.state) and label in (None, one.label)][:limit]
 
-    async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+    async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(slots):
                 tasks.start_soon(self._slot, run, label)
 
-    async def _slot(self, run: Run, label: str) -> None:
+    async def _slot(self, run: RunJob, label: str) -> None:
         while True:
             async with self._changed:
                 while not (waiting := self._waiting(label)):
@@ -149,7 +149,7 @@ class MemoryEngine:
     def _waiting(self, label: str) -> Sequence[_Order]:
         return [one for one in self._orders.values() if one.state == "waiting" and one.job.label == label]
 
-    async def _attempt(self, order: _Order, run: Run) -> None:
+    async def _attempt(self, order: _Order, run: RunJob) -> None:
         attempt = Attempt(str(uuid.uuid4()), order.job.order.id, tuple(order.attempts), order.cancelled)
         order.attempts.append(attempt.id)
         order.control, begun = Control(), len(order.events)

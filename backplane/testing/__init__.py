@@ -23,7 +23,7 @@ that says which requests it answers; `SIDE_TURNS` answers what agents ask beside
 
 from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, ScriptUsage, Turn, When, read_script
 from backplane.testing.server import ModelServer, RecordedRequest
-from backplane.upstream.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, ProtocolName
 
 __all__ = [
     "PROTOCOLS",
@@ -32,7 +32,7 @@ __all__ = [
     "Failure",
     "Fault",
     "ModelServer",
-    "Protocol",
+    "ProtocolName",
     "RecordedRequest",
     "Script",
     "ScriptUsage",

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from backplane.contract.canonical import Json
 from backplane.testing.frames import json_text
 from backplane.testing.script import Script, Turn, When
-from backplane.upstream.presets import Protocol
+from backplane.upstream.presets import ProtocolName
 
 MISSING: Final = object()
-HISTORY: Final[dict[Protocol, str]] = {
+HISTORY: Final[dict[ProtocolName, str]] = {
     "openai_compatible": "messages",
     "openai_responses": "input",
     "anthropic": "messages",
@@ -37,7 +37,7 @@ LIMITS: Final = (
 class ConditionInput(NamedTuple):
     """What a condition may look at."""
 
-    protocol: Protocol
+    protocol: ProtocolName
     body: Json
     model: str
     stream: bool

@@ -25,7 +25,7 @@ from backplane.testing.frames import (
 )
 from backplane.testing.script import Fault, Turn
 from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
-from backplane.upstream.presets import Protocol
+from backplane.upstream.presets import ProtocolName
 
 CHARS_A_TOKEN: Final = 4
 """For counting requests: any number will do, as long as it grows with the text."""
@@ -36,13 +36,13 @@ VENDORS: Final = {
     "anthropic": messages,
     "gemini_ai_studio": gemini,
 }
-BASES: Final[dict[Protocol, str]] = {
+BASES: Final[dict[ProtocolName, str]] = {
     "openai_compatible": "/v1",
     "openai_responses": "/v1",
     "anthropic": "/v1",
     "gemini_ai_studio": "/v1beta",
 }
-ROUTES: Final[tuple[tuple[str, Protocol | None, str], ...]] = (
+ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
     (r"/chat/completions$", "openai_compatible", "generate"),
     (r"/responses$", "openai_responses", "generate"),
     (r"/messages$", "anthropic", "generate"),
@@ -58,7 +58,7 @@ ROUTES: Final[tuple[tuple[str, Protocol | None, str], ...]] = (
 class RequestTarget(NamedTuple):
     """Where a request goes."""
 
-    protocol: Protocol | None
+    protocol: ProtocolName | None
     asks: str
     model: str
     stream: bool
@@ -91,7 +91,7 @@ def route(head: Head, body: Json) -> RequestTarget:
     return RequestTarget(None, "nothing", "", False)
 
 
-def _lister(head: Head) -> Protocol:
+def _lister(head: Head) -> ProtocolName:
     if "/v1beta" in head.path or "x-goog-api-key" in head.headers:
         return "gemini_ai_studio"
     return "anthropic" if "anthropic-version" in head.headers else "openai_compatible"
@@ -104,7 +104,7 @@ def key_of(head: Head) -> str | None:
     return bearer or named or head.query.get("key")
 
 
-def wants_usage(protocol: Protocol | None, body: Json) -> bool:
+def wants_usage(protocol: ProtocolName | None, body: Json) -> bool:
     """Chat Completions tells a stream's usage only to who asks."""
     if protocol != "openai_compatible" or not isinstance(body, dict):
         return True

@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ContractError
-from backplane.upstream.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, ProtocolName
 
 Stop = Literal["end", "tool_use", "max_tokens", "stop_sequence", "refusal", "content_filter", "pause"]
 
@@ -137,7 +137,7 @@ class When(_Data, frozen=True):
     max_tokens: int | None = None
     """The request asks for at most so many."""
     stream: bool | None = None
-    protocol: Protocol | None = None
+    protocol: ProtocolName | None = None
 
 
 class Turn(_Data, frozen=True):
@@ -179,7 +179,7 @@ class Script(_Data, frozen=True):
     """What is listed; any model is answered."""
     keys: tuple[str, ...] = ()
     """The keys that are let in; empty: any, and none at all."""
-    protocols: tuple[Protocol, ...] = PROTOCOLS
+    protocols: tuple[ProtocolName, ...] = PROTOCOLS
     """The others' paths do not exist."""
     prefix: str | None = None
     """Paths that begin otherwise do not exist; None: any prefix will do."""

@@ -23,8 +23,8 @@ from backplane.testing.choose import ConditionInput, Plot
 from backplane.testing.frames import RenderRequest, json_text
 from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
-from backplane.testing.wire import BadRequest, Connection, Delivery, Ended, Head
-from backplane.upstream.presets import Protocol
+from backplane.testing.wire import AnswerEnd, BadRequest, Connection, Delivery, Head
+from backplane.upstream.presets import ProtocolName
 
 CONNECTIONS_MAX: Final = 256
 """A fleet of agents in tests has tens; more is a client that never closes."""
@@ -48,7 +48,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     body: Json
     """None when there is none; a string when it is not JSON."""
-    protocol: Protocol | None
+    protocol: ProtocolName | None
     """None: a path that does not exist here."""
     asks: str
     """generate, count, models or nothing."""
@@ -80,7 +80,7 @@ class ModelServer:
         self._wanted_port = port
         self._changed = threading.Condition()
         self._requests: list[RecordedRequest] = []
-        self._ends: dict[int, Ended] = {}
+        self._ends: dict[int, AnswerEnd] = {}
         self._connections: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self._count = 0
@@ -132,7 +132,7 @@ class ModelServer:
         """The root, for programs that add `/v1` or `/v1beta` themselves."""
         return f"http://127.0.0.1:{self.port}"
 
-    def base_url(self, protocol: Protocol) -> str:
+    def base_url(self, protocol: ProtocolName) -> str:
         """Return the address to which a protocol's own path is added: `…/v1`, `…/v1beta`."""
         return self.url + BASES[protocol]
 
@@ -162,7 +162,7 @@ class ModelServer:
         self._wait(lambda: len(self._requests) >= count, within_s, f"{count} requests")
         return self.requests
 
-    def wait_end(self, number: int, within_s: float = WAIT_S) -> Ended:
+    def wait_end(self, number: int, within_s: float = WAIT_S) -> AnswerEnd:
         """Wait until a request's answer is over: `whole`, `cut` by script, or `left` by its client.
 
         Raises:
@@ -222,7 +222,7 @@ class ModelServer:
         request, delivery = self._take(head, number)
         if delivery is None:
             connection.reset()
-            ended: Ended = "cut"
+            ended: AnswerEnd = "cut"
         else:
             ended = connection.write(delivery)
         with self._changed:

@@ -26,7 +26,7 @@ IDLE_S_MAX: Final = 600
 LINGER_NONE: Final = struct.pack("ii", 1, 0)
 """Closing then throws away what is unsent and resets the connection."""
 
-Ended = Literal["whole", "cut", "left"]
+AnswerEnd = Literal["whole", "cut", "left"]
 """An answer's end: all of it was written, it was cut as scripted, or the client left (or the server closed)."""
 
 
@@ -104,7 +104,7 @@ class Connection:
         parts = urlsplit(target)
         return Head(method.upper(), parts.path, dict(parse_qsl(parts.query)), headers, body)
 
-    def write(self, delivery: Delivery) -> Ended:
+    def write(self, delivery: Delivery) -> AnswerEnd:
         """Write one answer as it was planned and say how that ended."""
         try:
             return self._write(delivery)
@@ -133,7 +133,7 @@ class Connection:
             # The next request is here already: nothing more to notice, so the rest is plain waiting.
             time.sleep(max(0.0, deadline - time.monotonic()))
 
-    def _write(self, delivery: Delivery) -> Ended:
+    def _write(self, delivery: Delivery) -> AnswerEnd:
         if delivery.first_byte_ms:
             self.wait(delivery.first_byte_ms)
         chunked = delivery.length is None and not delivery.close_delimited

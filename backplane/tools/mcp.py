@@ -53,7 +53,7 @@ GRACE_S: Final = 2.0
 
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[Response]]
+AskServer = Callable[[str, dict[str, Any]], Awaitable[Response]]
 Warn = Callable[[str], Awaitable[object]]
 
 
@@ -63,12 +63,12 @@ class Servers:
     def __init__(self) -> None:
         self.specs: tuple[ToolSpec, ...] = ()
         """What a model is told of them; each is named `mcp__SERVER__TOOL`."""
-        self._calls: dict[str, tuple[Ask, str]] = {}
+        self._calls: dict[str, tuple[AskServer, str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._calls
 
-    def add(self, server: str, rows: list[dict[str, Any]], ask: Ask) -> None:
+    def add(self, server: str, rows: list[dict[str, Any]], ask: AskServer) -> None:
         """Take in a server's tools; of two with one name the first counts."""
         for row in rows:
             own = str(row.get("name", ""))
@@ -106,9 +106,9 @@ async def open_servers(
     """
     servers, fault = Servers(), None
     async with AsyncExitStack() as opened, anyio.create_task_group() as tasks:
-        greeted: dict[str, tuple[list[dict[str, Any]], Ask]] = {}
+        greeted: dict[str, tuple[list[dict[str, Any]], AskServer]] = {}
 
-        async def greet(name: str, ask: Ask, tell: Callable[[str], Awaitable[None]]) -> None:
+        async def greet(name: str, ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> None:
             try:
                 with anyio.fail_after(START_S):
                     greeted[name] = (await _greet(ask, tell), ask)
@@ -148,7 +148,7 @@ def _open(
     return _open_command(row, {"PATH": os.defpath, **env, **row.get("env", {})}, cwd, tasks)
 
 
-async def _greet(ask: Ask, tell: Callable[[str], Awaitable[None]]) -> list[dict[str, Any]]:
+async def _greet(ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> list[dict[str, Any]]:
     """Shake hands and return the rows of the server's tools. Raises BackendError."""
     hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "backplane", "version": "1"}}
     _must(await ask("initialize", hello))

@@ -105,13 +105,13 @@ LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
 """Protocol → what is left out, in this order. A refusal whose words fit a rung takes that one first; one without such
 words takes the first that is no cut."""
 
-Preparation = tuple[Rewrite, str, str]
+RungPreparation = tuple[Rewrite, str, str]
 """Rewrite, code and reason of its loss; an empty reason: nothing that anybody could miss."""
 
 STRICT: Final = "a tool's objects are closed, as the service's strict schemas ask"
 LIMIT: Final = f"a request has a limit here: {rewrites.ANSWER_TOKENS}"
 ONE_CALL: Final = "one call a turn, as parallel calls were not asked for"
-PREPARATIONS: Final[dict[str, tuple[Preparation, ...]]] = {
+PREPARATIONS: Final[dict[str, tuple[RungPreparation, ...]]] = {
     "openai_compatible": (
         (rewrites.ask_usage, "", ""), (rewrites.one_call_at_a_time, "option_value", ONE_CALL)
     ),

@@ -26,15 +26,15 @@ VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 OPTIONS: Final = "BACKPLANE_API_OPTIONS"
 """The host's variable with its options as JSON: a command line could be read by anybody."""
 
-Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
 """How a service is spoken with; what each has of its own is in `upstream`."""
-PROTOCOLS: Final[tuple[Protocol, ...]] = get_args(Protocol)
+PROTOCOLS: Final[tuple[ProtocolName, ...]] = get_args(ProtocolName)
 
 
 class Preset(msgspec.Struct, frozen=True):
     """A service that is known by name."""
 
-    protocol: Protocol
+    protocol: ProtocolName
     base_url: str
     key_env: str | None = None
     """Variable that usually holds its key; None where none is asked for."""
@@ -61,7 +61,7 @@ PRESETS: Final[dict[str, Preset]] = {
 class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One service, ready to be spoken with. Times in seconds."""
 
-    protocol: Protocol
+    protocol: ProtocolName
     base_url: str
     dialect: Literal["openai", "kimi", "copilot"] | None = None
     """Which of the family that `openai_compatible` is it speaks; None is the plain one, or the protocol's only one."""

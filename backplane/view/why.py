@@ -241,7 +241,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Until when the router leaves the backend alone, since 1970; 0 where nobody looked."""
 
 
-Rule = Callable[[Picture, Moment], Cause | None]
+Finder = Callable[[Picture, Moment], Cause | None]
 
 
 def diagnose(picture: Picture, moment: Moment) -> Diagnosis:
@@ -276,7 +276,7 @@ def _causes(picture: Picture, moment: Moment) -> Iterator[Cause]:
         yield from _holding(rules, picture, moment)
 
 
-def _holding(rules: Sequence[Rule], picture: Picture, moment: Moment) -> Iterator[Cause]:
+def _holding(rules: Sequence[Finder], picture: Picture, moment: Moment) -> Iterator[Cause]:
     return (cause for rule in rules if (cause := rule(picture, moment)) is not None)
 
 
@@ -875,23 +875,23 @@ def _done_but_red(picture: Picture, moment: Moment) -> Cause | None:
     return _cause("done_but_red", picture, rows, command=last.command)
 
 
-WAITS: Final[tuple[Rule, ...]] = (_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried)
+WAITS: Final[tuple[Finder, ...]] = (_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried)
 """What a live run waits for."""
-HABITS: Final[tuple[Rule, ...]] = (_repeats, _compaction_loop, _talks_only, _cache_lost)
+HABITS: Final[tuple[Finder, ...]] = (_repeats, _compaction_loop, _talks_only, _cache_lost)
 """How it goes on, whatever it waits for."""
-DOING: Final[tuple[Rule, ...]] = (
+DOING: Final[tuple[Finder, ...]] = (
     *(_starts, _agent_reads_stdin, _nobody_reads, _tool_wants_input, _server_in_foreground),
     *(_sub_agent_spends, _tool_works, _server_hangs, _model_silent),
 )
 """What it does, or why it does nothing."""
-CUT_OFF: Final[tuple[Rule, ...]] = (_disk_is_full, _cut_off)
-FIRST: Final[tuple[Rule, ...]] = (_altered, _by_policy)
+CUT_OFF: Final[tuple[Finder, ...]] = (_disk_is_full, _cut_off)
+FIRST: Final[tuple[Finder, ...]] = (_altered, _by_policy)
 """Of a run that has ended, however it did."""
-OVER: Final[tuple[Rule, ...]] = (
+OVER: Final[tuple[Finder, ...]] = (
     *(_ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
     *(_talks_only, _cache_lost, _breaker_open),
 )
-DONE: Final[tuple[Rule, ...]] = (_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red)
+DONE: Final[tuple[Finder, ...]] = (_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red)
 """Of a run that says that it is done."""
 
 

@@ -12,7 +12,7 @@ import anyio
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.events import AgentEvent, AssistantDelta, ToolCall, Warned
 from backplane.ir import Conversation, Media, Message, Text, ToolOutput, ToolSpec, ToolUse
-from backplane.testing import PROTOCOLS, ModelServer, Protocol, RecordedRequest, Turn
+from backplane.testing import PROTOCOLS, ModelServer, ProtocolName, RecordedRequest, Turn
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient
 from backplane.upstream.completion import ModelTurn as Answered
@@ -72,7 +72,7 @@ class Talk:
 
 
 def endpoint(server: ModelServer, protocol: str, **settings: Any) -> Endpoint:
-    base: dict[str, Any] = {"base_url": server.base_url(cast(Protocol, protocol)), "api_key": KEY, "backoff_ms": 1}
+    base: dict[str, Any] = {"base_url": server.base_url(cast(ProtocolName, protocol)), "api_key": KEY, "backoff_ms": 1}
     return Endpoint(protocol=protocol, **{**base, **settings})
 
 
