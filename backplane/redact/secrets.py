@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from typing import Any, Final, Literal
 
 import msgspec
-from ahocorasick_rs import BytesAhoCorasick, Implementation
+from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning
@@ -88,11 +88,20 @@ class Redactor:
         self._starts: Final = tuple(_SHAPES) if shapes else ()
         self._heads: Final = tuple({form[:HEAD_BYTES] for form in self.forms if len(form) > HEAD_BYTES})
 
-    @cached_property
-    def _find(self) -> Callable[..., list[tuple[int, int, int]]]:
+    def _finder(self, kind: MatchKind) -> Callable[..., list[tuple[int, int, int]]]:
         words = [*self.forms, *(start.encode() for start in self._starts), *self._heads]
-        # Of the three kinds the one that is built at once and takes little memory for long words.
-        return BytesAhoCorasick(words, implementation=Implementation.ContiguousNFA).find_matches_as_indexes
+        # Of the three ways the one that is built at once and takes little memory for long words.
+        automaton = BytesAhoCorasick(words, matchkind=kind, implementation=Implementation.ContiguousNFA)
+        return automaton.find_matches_as_indexes
+
+    @cached_property
+    def _first(self) -> Callable[..., list[tuple[int, int, int]]]:
+        """Finds words, but none that overlaps the one before it; so it can compare many bytes at once, in vectors."""
+        return self._finder(MatchKind.LeftmostFirst)
+
+    @cached_property
+    def _all(self) -> Callable[..., list[tuple[int, int, int]]]:
+        return self._finder(MatchKind.Standard)
 
     def places(self, data: bytes) -> Iterator[tuple[Kind, int, int]]:
         """Yield where secrets stand in a text's UTF-8, and where one may only begin; they may overlap."""
@@ -101,7 +110,9 @@ class Redactor:
         done = dict.fromkeys(self._starts, 0)
         for first in range(0, size, _PIECE_BYTES):
             piece = data if size <= _PIECE_BYTES else data[first : first + _PIECE_BYTES + self._longest]
-            for which, start, stop in self._find(piece, overlapping=True):
+            if not self._first(piece):
+                continue
+            for which, start, stop in self._all(piece, overlapping=True):
                 at = first + start
                 if not forms <= which < looks:
                     yield "known" if which < forms else "head", at, first + stop
