@@ -75,7 +75,8 @@ async def test_a_model_that_calls_for_ever_is_ended_by_a_limit_that_nobody_named
     turns = [Turn(calls=(call("glob", pattern="*"),)) for _ in range(260)]
     run, _, server = await solve(backplane_home, turns, job(tmp_path))
     assert run.receipt.outcome == "partial"
-    assert len(server.requests) == 250
+    # A request whose connection broke before a word of its answer came is sent again, and is no further turn.
+    assert len({len(request.body["messages"]) for request in server.requests}) == 250
 
 
 async def test_calls_beyond_those_of_one_turn_are_answered_and_not_run(tmp_path: Path, backplane_home: Path) -> None:
