@@ -78,7 +78,7 @@ _MESSAGE: Final = {"t", "ref_id", "event"}
 _KIND_BYTES: Final = 10
 """Of a line's beginning; in the usual order of members they tell an event from another message."""
 
-_REF_ID, _EVENT, _TS = attrgetter("ref_id"), attrgetter("event"), attrgetter("ts")
+_REF_ID, _EVENT, _TS, _EXT = map(attrgetter, ("ref_id", "event", "ts", "ext"))
 # Events with a float are read again, exactly; here only some floats are slow, of which `float` is the quickest reader.
 _decode_lines: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode_lines
 _encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
@@ -165,11 +165,11 @@ class ControlEnd:
         """Take bytes from the host, give what they complete, in order; `Raised` last where nobody foresaw an error."""
         block = self._lines.block(data)
         if block is None:
-            return self._receive_each(data, self._lines.feed(data))
+            return self._receive_each(self._lines.feed(data))
         try:
             return self._receive_block(block)
         except Exception as error:  # What the quick way cannot read is read line by line, up to what cannot be read.
-            return [*self._receive_each(block, block.split(b"\n")[:-1]), Raised(error)]
+            return [*self._receive_each(block.split(b"\n")[:-1]), Raised(error)]
 
     def _receive_block(self, block: bytes) -> list[Received]:
         pong = _PONG.fullmatch(block, 0, len(block) - 1) if len(block) <= _PONG_BYTES_MAX + 1 else None
@@ -183,9 +183,9 @@ class ControlEnd:
         cut = block.rfind(b"\n", 0, -1) + 1
         spoken = self._all_spoken(block[:cut]) if cut and _ends_otherwise(block, cut) else None
         rest = block[cut:] if spoken is not None else block
-        return [*([spoken] if spoken is not None else []), *self._receive_each(rest, rest.split(b"\n")[:-1])]
+        return [*([spoken] if spoken is not None else []), *self._receive_each(rest.split(b"\n")[:-1])]
 
-    def _receive_each(self, data: bytes, lines: list[bytes]) -> list[Received]:
+    def _receive_each(self, lines: list[bytes]) -> list[Received]:
         if not lines:  # A line that is not over yet is looked at when it is.
             return []
         out: list[Received] = []
@@ -251,9 +251,8 @@ class ControlEnd:
         if not kinds <= _SPOKEN:
             return None
         lines = _encode_lines(events)
-        texts = [event.text for event in events if event.ext is UNSET]
         # No line can be shorter than its canonical form, so the sum tells of each.
-        compact = len(block) == len(lines) + len(events) * frame and len(texts) == len(events)
+        compact = len(block) == len(lines) + len(events) * frame and list(map(_EXT, events)).count(UNSET) == len(events)
         new_times = set(map(_TS, events)).difference(self._times)
         if not compact or not all(map(canonical.is_timestamp, new_times)):
             return None
@@ -275,7 +274,7 @@ class ControlEnd:
         except (ValueError, RecursionError):
             return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
         self.unended += 1
-        return self._receive_each(rest, [rest])
+        return self._receive_each([rest])
 
     def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
         """The event in a message, with whatever stands beside it in the message: nothing is skipped."""

@@ -84,7 +84,7 @@ class Redactor:
         forms = {_encode(form) for secret in secrets for form in _forms(secret)}
         self.forms: Final = tuple(sorted(forms, key=lambda form: (-len(form), form)))
         """Every spelling that is looked for, in UTF-8, longest first. Secret: never print it."""
-        self._longest: Final = max([len(form) for form in self.forms[:1]], default=len(_PRIVATE))
+        self._longest: Final = max(map(len, (*self.forms[:1], *_SHAPES)))
         self._starts: Final = tuple(_SHAPES) if shapes else ()
         self._heads: Final = tuple({form[:HEAD_BYTES] for form in self.forms if len(form) > HEAD_BYTES})
 

@@ -214,8 +214,7 @@ class Inbound:
                 self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
         if events:
             self.checkpoints.is_resting = type(events[-1]) is TurnEnded
-        for event in events:
-            self.progressed = self.progressed or _carries_something(event)
+        self.progressed = self.progressed or any(map(_carries_something, events))
 
     def report(self, name: str, body: Json, message: str) -> None:
         """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""
