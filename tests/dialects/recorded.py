@@ -1,9 +1,10 @@
 """Judges recorded traffic by the six measures: `python -m tests.dialects.recorded FOLDER [--shapes N] [M1 M2 …]`.
 
 Every file below the folder is read: JSON, JSON lines, a stream as it came over the wire, or a cassette of a test suite
-(YAML, packed or not; `packages` fetches those of public packages). A recording may be the bare document or an exchange
-(`url`, `uri` or `path`, `body` or `request`, `response`). What is no model traffic is counted and left out, and what
-was recorded twice is judged once; of recordings with the same members `--shapes` judges N only, for a quick look.
+(YAML, packed or not; `packages.py` fetches those of public packages, YAML needs `pip install pyyaml`). A recording may
+be the bare document or an exchange (`url`, `uri` or `path`, `body` or `request`, `response`). What is no model traffic
+is counted and left out, and what was recorded twice is judged once; of recordings with the same members `--shapes`
+judges N only, for a quick look.
 Recordings belong into a folder that is not committed.
 """
 
