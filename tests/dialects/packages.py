@@ -41,9 +41,8 @@ def newest(package: str) -> str:
         LookupError: the index names no source archive.
     """
     with urllib.request.urlopen(f"{INDEX.rstrip('/')}/{package}/", timeout=TIMEOUT_S) as page:
-        base: str = page.geturl()
-        text = page.read().decode()
-    found = {version: match[1] for match in ARCHIVE.finditer(text) if (version := read(match[2]))}
+        base, text = page.geturl(), page.read().decode()
+    found = {version: str(match[1]) for match in ARCHIVE.finditer(text) if (version := read(match[2]))}
     if not found:
         raise LookupError(f"no source archive of {package} at {base}")
     return urljoin(base, found[max(found)])
