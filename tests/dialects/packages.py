@@ -45,7 +45,7 @@ def newest(package: str) -> str:
     found = {version: str(match[1]) for match in ARCHIVE.finditer(text) if (version := read(match[2]))}
     if not found:
         raise LookupError(f"no source archive of {package} at {base}")
-    return urljoin(base, found[max(found)])
+    return urljoin(str(base), found[max(found)])
 
 
 def read(version: str) -> Version | None:
