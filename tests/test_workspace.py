@@ -701,8 +701,8 @@ class Failing:
     linking = False
 
 
-MOVES = 2 + 3 + 3 + 1 + 1
-"""Two files deleted, three replaced (out and in), one new, and the mark that all is done."""
+MOVES = 2 + 2 + 3 + 3 + 1 + 1
+"""Two files deleted with their folders, three replaced (out and in), one new, and the mark that all is done."""
 
 
 @pytest.mark.parametrize("fail_at", range(1, MOVES + 2))
@@ -775,11 +775,9 @@ def test_a_replaced_file_gets_no_access_list_that_it_did_not_have(place: Place) 
     assert "system.posix_acl_access" in os.listxattr(place.original / "new")
 
 
-def test_a_folder_that_is_brought_back_gives_the_group_no_more_than_it_had(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_brought_back_is_the_one_that_was_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.write({"d/f": "f\n"})
-    access_list(place.original / "d", group=0, other=0)
+    kept, before = access_list(place.original / "d", group=0, other=0), (place.original / "d").stat()
     place.patch_of([("d/f", None)])
 
     def broken(*_: object) -> None:
@@ -789,7 +787,9 @@ def test_a_folder_that_is_brought_back_gives_the_group_no_more_than_it_had(
     with pytest.raises(WorkspaceError, match="EIO"):
         apply_patch(place.run_dir)
     assert (place.original / "d/f").read_text() == "f\n"
-    assert stat.S_IMODE((place.original / "d").stat().st_mode) & 0o077 == 0
+    after = (place.original / "d").stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert os.getxattr(place.original / "d", "system.posix_acl_access") == kept
 
 
 OUTSIDE = ["../evil", "/tmp/evil", "a/../../evil", ".git/hooks/x", "sub/.GIT/config", "a//b", "./a", ""]

@@ -1,7 +1,7 @@
 """Files moved between a workspace and a depot in it, and back again.
 
 Every new file is written into the depot first; then old ones move out and new ones in. `Intent` says how,
-and is enough to undo it, however far it came. Who writes that down, and when, is in `exchange`.
+and is enough to undo it, however far it came. Who writes that down, and when, is in `transaction`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
 from backplane.workspace.copying import write_all
 from backplane.workspace.pack import LINK, PROGRAM
-from backplane.workspace.patch import check_path, failure
-from backplane.workspace.permissions import hand_over, plain_mode
-from backplane.workspace.tree import names_repository, open_folder, opened, parent, printable, unguessable
+from backplane.workspace.patch import failure
+from backplane.workspace.permissions import hand_over
+from backplane.workspace.tree import open_folder, opened, parent, printable
 
 SYNC_EACH_MAX: Final = 200
 """Files and folders forced to the disk one by one, some ms each; past it one call for all disks is quicker."""
@@ -42,7 +41,7 @@ class PathMove(msgspec.Struct, frozen=True):
 
     path: str
     old: str
-    new: str | None
+    new: str | None = None
     made: tuple[int, ...] = ()
     """Inode, size and time of the new file; whoever changes it later makes it his own."""
 
@@ -50,22 +49,26 @@ class PathMove(msgspec.Struct, frozen=True):
 class Intent(msgspec.Struct, frozen=True):
     """Everything that is needed to undo an exchange."""
 
-    steps: tuple[PathMove, ...]
-    made: tuple[str, ...]
+    root: str
+    """The workspace."""
+    depot: str
+    """Name of the folder in it."""
+    steps: tuple[PathMove, ...] = ()
+    made: tuple[str, ...] = ()
     """Folders that the exchange makes, parents first."""
-    dropped: dict[str, tuple[int, int, int]]
-    """Folders that it may leave empty and remove: mode and owner, parents first."""
+    dropped: tuple[PathMove, ...] = ()
+    """Folders that it takes out when they are empty, parents first."""
 
 
 # Before anything moves -----------------------------------------------------------------------------------------------
 
 
-def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, PathState]) -> Intent:
+def prepare(begun: Intent, root: int, depot: int, seen: Seen, results: Mapping[str, PathState]) -> Intent:
     """Write every new file into the depot; the steps come in the order in which they are taken."""
     gone = sorted((path for path, result in results.items() if result.mode is None), reverse=True)
     fresh = sorted(path for path, result in results.items() if result.mode is not None)
     each = len(fresh) <= SYNC_EACH_MAX
-    steps = [PathMove(path, f"old{number}", None) for number, path in enumerate(gone)]
+    steps = [PathMove(path, f"old{number}") for number, path in enumerate(gone)]
     for number, path in enumerate(fresh, len(gone)):
         name = f"new{number}"
         with _written(depot, name, results[path]) as file:
@@ -80,7 +83,13 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, PathState])
         os.fsync(depot)
     else:
         os.sync()
-    return Intent(tuple(steps), _missing(root, fresh), _above(root, [path for path in gone if seen.get(path)]))
+    above = _folders(path for path in gone if seen.get(path))
+    return msgspec.structs.replace(
+        begun,
+        steps=tuple(steps),
+        made=tuple(folder for folder in _folders(fresh) if not _is_there(root, folder)),
+        dropped=tuple(PathMove(folder, f"folder{number}") for number, folder in enumerate(above)),
+    )
 
 
 @contextlib.contextmanager
@@ -99,30 +108,14 @@ def _written(depot: int, name: str, result: PathState) -> Iterator[int | None]:
 
 
 def _folders(paths: Iterable[str]) -> list[str]:
-    """All folders above these paths, parents first, with a slash at the end."""
-    found = {path[: place + 1] for path in paths for place, letter in enumerate(path) if letter == "/"}
-    return sorted(found)
-
-
-def _missing(root: int, fresh: Sequence[str]) -> tuple[str, ...]:
-    return tuple(folder for folder in _folders(fresh) if not _is_there(root, folder))
+    """All folders above these paths, parents first."""
+    return sorted({path[:place] for path in paths for place, letter in enumerate(path) if letter == "/"})
 
 
 def _is_there(root: int, folder: str) -> bool:
-    try:
-        os.close(open_folder(root, folder))
-    except OSError:
-        return False
-    return True
-
-
-def _above(root: int, gone: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    found: dict[str, tuple[int, int, int]] = {}
-    for folder in _folders(gone):
-        with contextlib.suppress(OSError), opened(open_folder(root, folder)) as handle:
-            facts = os.fstat(handle)
-            found[folder] = (plain_mode(handle), facts.st_uid, facts.st_gid)
-    return found
+    with contextlib.suppress(OSError), opened(open_folder(root, folder)):
+        return True
+    return False
 
 
 # There and back ------------------------------------------------------------------------------------------------------
@@ -131,24 +124,22 @@ def _above(root: int, gone: Sequence[str]) -> dict[str, tuple[int, int, int]]:
 class Move:
     """Moves files between the workspace and the depot in it."""
 
-    def __init__(self, root: int, depot: int, seen: Seen) -> None:
-        self._root, self._depot, self._seen = root, depot, seen
+    def __init__(self, root: int, depot: int, seen: Seen, intent: Intent) -> None:
+        self._root, self._depot, self._seen, self._intent = root, depot, seen, intent
+        self._dropped = {folder.path: folder.old for folder in intent.dropped}
 
-    def all(self, steps: Sequence[PathMove]) -> None:
+    def all(self) -> None:
         """Take every step. Raises OSError, with the path that it is about."""
-        for step in steps:
+        for step in self._intent.steps:
             try:
-                self._take(step)
+                if step.new is not None:
+                    self._put_in(step, step.new)
+                elif self._seen.get(step.path) is not None:
+                    self._take_out(step)
+                    self._drop_empty(parent(step.path)[:-1])
             except OSError as error:
                 # A name in the depot, or in one folder, says nothing to anybody.
                 raise OSError(error.errno, error.strerror, step.path) from error
-
-    def _take(self, step: PathMove) -> None:
-        if step.new is not None:
-            self._put_in(step, step.new)
-        elif self._seen.get(step.path) is not None:
-            self._take_out(step)
-            self._drop_empty(parent(step.path))
 
     def _take_out(self, step: PathMove) -> None:
         """Move what is at a path into the depot, if it is still what the plan saw."""
@@ -160,21 +151,27 @@ class Move:
             os.rename(name, step.old, src_dir_fd=handle, dst_dir_fd=self._depot)
 
     def _drop_empty(self, path: str) -> None:
-        """Remove folders that the last deletion has left empty, as git does."""
+        """Take out folders that the last deletion has left empty, which git removes."""
         while path:
-            folder, name = _split(path[:-1])
-            with opened(open_folder(self._root, folder)) as handle:
-                if not _remove_folder(handle, name):
+            folder, name = _split(path)
+            with opened(open_folder(self._root, folder)) as above, opened(open_folder(above, name)) as here:
+                if os.listdir(here):
                     return
-            path = folder
+                os.rename(name, self._dropped[path], src_dir_fd=above, dst_dir_fd=self._depot)
+                if os.listdir(here):  # Somebody has put a file there this instant.
+                    os.rename(self._dropped[path], name, src_dir_fd=self._depot, dst_dir_fd=above)
+                    return
+            path = folder[:-1]
 
     def _put_in(self, step: PathMove, new: str) -> None:
         """Move a new file from the depot to its place, whose old file goes to the depot first."""
-        folder, name = _split(step.path)
         for path in _folders([step.path]):
-            _make_folder(self._root, path)
+            folder, name = _split(path)
+            with opened(open_folder(self._root, folder)) as handle, contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=handle)
+        folder, name = _split(step.path)
         with opened(open_folder(self._root, folder)) as handle:
-            if _exists(handle, name):
+            if _facts(handle, name) is not None:
                 self._take_out(step)
             try:
                 # A link, because a rename would overwrite what somebody has put there this instant.
@@ -183,36 +180,6 @@ class Move:
                 raise
             except OSError:
                 os.rename(new, name, src_dir_fd=self._depot, dst_dir_fd=handle)
-
-
-_IN_DEPOT: Final = re.compile(r"(?:old|new)[0-9]{1,9}")
-_OWNER_MAX: Final = (1 << 32) - 1
-
-
-def read_intent(fact: Any) -> Intent:
-    """An intent as it was noted, which anybody may have written: it names nothing but what lies below its root.
-
-    Raises:
-        ValueError, WorkspaceError: it is none, or not one that `prepare` makes.
-    """
-    intent = msgspec.convert(fact, Intent)
-    for step in intent.steps:
-        check_path(step.path)
-        # Printing refuses half a letter, which no path has, before anything is touched.
-        if names_repository(printable(step.path)):
-            raise failure(f"'{printable(step.path)}' belongs to a repository")
-    names = [name for step in intent.steps for name in (step.old, step.new) if name is not None]
-    folders = {*intent.made, *intent.dropped}
-    fits = (
-        all(map(_IN_DEPOT.fullmatch, names))
-        and len(set(names)) == len(names)
-        and folders <= set(_folders(step.path for step in intent.steps))
-        and all(0 <= mode <= 0o7777 for mode, _, _ in intent.dropped.values())
-        and all(0 <= id <= _OWNER_MAX for _, *ids in intent.dropped.values() for id in ids)
-    )
-    if not fits:
-        raise failure("it is not one that we write")
-    return intent
 
 
 class Undone(msgspec.Struct, frozen=True):
@@ -228,27 +195,27 @@ def undo(root: int, depot: int, intent: Intent) -> Undone:
     """Put everything back, however far it came; a step that fails keeps no other one from being done."""
     failed: dict[str, OSError] = {}
 
-    def each(path: str, act: Callable[..., object], *arguments: object) -> None:
+    def each(path: str, act: Callable[..., None], *arguments: object) -> None:
         try:
             _at(root, path, act, *arguments)
         except OSError as error:
             failed.setdefault(path, error)
 
     for step in reversed(intent.steps):
-        if step.new is not None and not _waits(depot, step.new):
+        new = _facts(depot, step.new)
+        # One that has never left the depot: then its place need not even be looked at.
+        if step.new is not None and not (new and new.st_nlink == 1):
             each(step.path, _unlink, step.made)
     for path in reversed(intent.made):
-        each(path[:-1], _remove_folder)
-    for path, (mode, owner, group) in intent.dropped.items():
-        each(path[:-1], _restore_folder, depot, mode, owner, group)
-    for step in intent.steps:
-        if _exists(depot, step.old):
-            each(step.path, _bring_back, depot, step.old)
-    kept = (step.path for step in intent.steps if _exists(depot, step.old) or _lingers(depot, step))
-    return Undone(tuple(sorted(path for path in kept if path not in failed)), failed)
+        each(path, _remove_folder)
+    for move in (*intent.dropped, *intent.steps):
+        if _facts(depot, move.old):
+            each(move.path, _bring_back, depot, move.old)
+    kept = {step.path for step in intent.steps if _facts(depot, step.old) or _lingers(depot, step)}
+    return Undone(tuple(sorted(kept - failed.keys())), failed)
 
 
-def _at(root: int, path: str, act: Callable[..., object], *arguments: object) -> None:
+def _at(root: int, path: str, act: Callable[..., None], *arguments: object) -> None:
     """Act on a name in its folder, unless there is no such folder any more. Raises OSError."""
     folder, name = _split(path)
     try:
@@ -262,72 +229,44 @@ def _at(root: int, path: str, act: Callable[..., object], *arguments: object) ->
 
 
 def _bring_back(folder: int, name: str, depot: int, old: str) -> None:
-    if not _exists(folder, name):
+    if not _facts(folder, name):
         os.rename(old, name, src_dir_fd=depot, dst_dir_fd=folder)
 
 
 def _unlink(folder: int, name: str, made: tuple[int, ...]) -> None:
     """Remove a new file that is still what was made."""
-    with contextlib.suppress(FileNotFoundError):
-        if _is(os.stat(name, dir_fd=folder, follow_symlinks=False), made):
-            os.unlink(name, dir_fd=folder)
+    facts = _facts(folder, name)
+    if facts and _identity(facts) == made:
+        os.unlink(name, dir_fd=folder)
 
 
-def _waits(depot: int, new: str) -> bool:
-    """Whether a new file has never left the depot: then its place need not even be looked at."""
-    return _exists(depot, new) and os.stat(new, dir_fd=depot, follow_symlinks=False).st_nlink == 1
+def _remove_folder(folder: int, name: str) -> None:
+    """Remove a folder that is empty. Raises OSError for anything but that it is none, or not empty."""
+    if not _facts(folder, name):  # A disk that cannot be written refuses to remove what is not there, too.
+        return
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+            raise
 
 
 def _lingers(depot: int, step: PathMove) -> bool:
     """Whether the new file is still as it was made in a place that cannot be reached just now."""
-    if step.new is None or not _exists(depot, step.new):
-        return False
-    facts = os.stat(step.new, dir_fd=depot, follow_symlinks=False)
-    return facts.st_nlink > 1 and _is(facts, step.made)
+    facts = _facts(depot, step.new)
+    return facts is not None and facts.st_nlink > 1 and _identity(facts) == step.made
 
 
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _make_folder(root: int, path: str) -> None:
-    folder, name = _split(path[:-1])
-    with opened(open_folder(root, folder)) as handle, contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=handle)
-
-
-def _remove_folder(folder: int, name: str) -> bool:
-    """Remove a folder that is empty; whether it was. Raises OSError for anything else."""
-    if not _exists(folder, name):  # A disk that cannot be written refuses to remove what is not there, too.
-        return False
-    try:
-        os.rmdir(name, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
-            return False
-        raise
-    return True
-
-
-def _restore_folder(folder: int, name: str, depot: int, mode: int, owner: int, group: int) -> None:
-    if _exists(folder, name):
-        return
-    # Made ready elsewhere: who is killed between two calls shall not leave one with other rights.
-    ready = f"folder-{unguessable()}"
-    os.mkdir(ready, 0o700, dir_fd=depot)
-    with contextlib.suppress(PermissionError):
-        os.chown(ready, owner, group, dir_fd=depot, follow_symlinks=False)
-    os.chmod(ready, mode, dir_fd=depot)
-    os.rename(ready, name, src_dir_fd=depot, dst_dir_fd=folder)
+def _facts(folder: int, name: str | None) -> os.stat_result | None:
+    """What a name stands for, a link not followed; None where there is nothing."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(name, dir_fd=folder, follow_symlinks=False) if name is not None else None
+    return None
 
 
 def sync(root: int, intent: Intent) -> None:
     """Force the moves themselves to the disk."""
-    changed = [*(step.path for step in intent.steps), *(path[:-1] for path in (*intent.made, *intent.dropped))]
+    changed = [*(move.path for move in (*intent.steps, *intent.dropped)), *intent.made]
     folders = {parent(path) for path in changed}
     if len(folders) > SYNC_EACH_MAX:
         os.sync()
@@ -344,8 +283,3 @@ def _split(path: str) -> tuple[str, str]:
 def _identity(facts: os.stat_result) -> tuple[int, ...]:
     # Without the device: its number is another one when the disk is mounted again.
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
-
-
-def _is(facts: os.stat_result, made: tuple[int, ...]) -> bool:
-    """Whether it is still what was made; older records have the device in front."""
-    return _identity(facts) == made[-3:]

@@ -43,12 +43,6 @@ def hand_over(file: int, root: int, path: str, old: os.stat_result, *, program: 
     os.fchmod(file, rights)
 
 
-def plain_mode(handle: int) -> int:
-    """The mode of an open file or folder as it may be without its access list: else the list's mask is the group's."""
-    access = _attributes(handle).get(_ACCESS, b"")
-    return _unlisted(os.fstat(handle).st_mode & 0o7777, access)
-
-
 def _attributes(handle: int) -> dict[str, bytes]:
     if not hasattr(os, "listxattr"):  # pragma: no cover - not Linux
         return {}

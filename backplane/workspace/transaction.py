@@ -10,37 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
-from backplane.workspace.moves import Move, PathState, Seen, Undone, prepare, read_intent, sync, undo
+from backplane.workspace.moves import Intent, Move, PathState, Seen, Undone, prepare, sync, undo
 from backplane.workspace.patch import failure, names
-from backplane.workspace.tree import FILE_FLAGS, open_folder, open_root, opened, printable, read_all, unguessable
-
-INTENT_BYTES_MAX: Final = 256 << 20
-"""Read back of an intent at most; a million files of long names are less."""
-
-WHERE_BYTES_MAX: Final = 64 << 10
-"""Longest first line of a mark: a path of the longest, each byte escaped, is under 25 KiB."""
+from backplane.workspace.tree import open_folder, open_root, opened, printable, unguessable
 
 _BEGUN, _DONE = ".begun", ".done"
-_MARK_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DEPOT: Final = re.compile(r"\.backplane-[0-9a-f]{16}")
-
-
-class _Where(msgspec.Struct):
-    """The first line of a mark."""
-
-    root: str
-    depot: str
+_MARK_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -79,18 +63,18 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
             for `settle`, and the old files where they are.
     """
     with _begin(run_dir) as (mark, fd):
-        name = f".backplane-{unguessable()}"
+        intent = Intent(str(where), f".backplane-{unguessable()}")
         done = mark.with_suffix(_DONE)
         stuck: tuple[str, ...] = ()
         try:
-            _note(fd, {"root": str(where), "depot": name})
-            os.mkdir(name, 0o700, dir_fd=root)
-            with opened(open_folder(root, name)) as depot:
-                intent = prepare(root, depot, seen, results)
-                _note(fd, msgspec.to_builtins(intent))
+            _note(fd, intent)
+            os.mkdir(intent.depot, 0o700, dir_fd=root)
+            with opened(open_folder(root, intent.depot)) as depot:
+                intent = prepare(intent, root, depot, seen, results)
+                _note(fd, intent)
                 _sync_folder(mark.parent)
                 try:
-                    Move(root, depot, seen).all(intent.steps)
+                    Move(root, depot, seen, intent).all()
                     sync(root, intent)
                     os.rename(mark, done)
                     _sync_folder(mark.parent)
@@ -105,37 +89,34 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
         except BaseException as error:
             if stuck:
                 fact = f"the patch cannot be applied, and not all of it was put back: {names(list(stuck))}"
-                left = f"what was there before lies in '{printable(str(where / name))}'; the next start tries again"
+                lies = printable(str(where / intent.depot))
+                left = f"what was there before lies in '{lies}'; the next start tries again"
                 raise failure(f"{fact}; {left}", "let nobody else change this folder meanwhile") from error
             with contextlib.suppress(WorkspaceError):
-                remove_tree(where / name)
-                mark.unlink(missing_ok=True)
+                _tidy(mark, intent)
             raise
         # Still under the lock: who looks meanwhile shall not take it for one that was cut off.
         try:
             yield
         finally:
-            _tidy(done)
+            with contextlib.suppress(WorkspaceError):
+                _tidy(done, intent)
 
 
-def _tidy(done: Path) -> None:
-    """Remove the old files, which nobody needs any more, and the mark."""
-    with contextlib.suppress(WorkspaceError, FileNotFoundError):
-        head = _read(done)[0]
-        remove_tree(Path(head["root"]) / head["depot"])
-        done.unlink()
+def _tidy(mark: Path, intent: Intent) -> None:
+    """Remove the old files, which nobody needs any more, and the mark. Raises WorkspaceError."""
+    remove_tree(Path(intent.root) / intent.depot)
+    mark.unlink(missing_ok=True)
 
 
 def pending(runs: Path) -> list[Path]:
-    """Marks of exchanges that are under way or were cut off; what is no file is none.
+    """Marks of exchanges that are under way or were cut off.
 
     Raises:
         StoreError: `receipt_store_failed` when their folder is closed to us.
     """
     try:
-        with os.scandir(runs) as entries:
-            marks = [entry for entry in entries if entry.name.endswith((_BEGUN, _DONE))]
-            return sorted(Path(entry.path) for entry in marks if entry.is_file(follow_symlinks=False))
+        return sorted(runs / name for name in os.listdir(runs) if name.endswith((_BEGUN, _DONE)))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -143,43 +124,30 @@ def pending(runs: Path) -> list[Path]:
         raise StoreError("receipt_store_failed", fact, hint="give this user the state directory") from error
 
 
+def marks_of(run_dir: Path) -> list[Path]:
+    """Those of one run."""
+    return list(filter(Path.exists, (run_dir.with_name(f".{run_dir.name}{end}") for end in (_BEGUN, _DONE))))
+
+
+def _cut_off(marks: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Those whose maker is dead, and their runs, each under its lock while it is looked at."""
+    for mark in marks:
+        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, _MARK_FLAGS)) as fd:
+            # Its maker may have ended since it was opened.
+            if try_lock(fd) and os.path.samestat(os.fstat(fd), os.stat(mark)):
+                yield mark, mark.name.removeprefix(".").removesuffix(mark.suffix)
+
+
 def unsettled(runs: Path) -> list[str]:
     """Exchanges that were cut off and wait to be settled, a line each. Changes nothing."""
     found = []
-    for mark in pending(runs):
-        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | _MARK_FLAGS)) as fd:
-            if try_lock(fd) and _is_at(mark, fd):
-                found.append(f"run {_run_of(mark)}: putting its patch{_into(mark)} was cut off")
+    for mark, run in _cut_off(pending(runs)):
+        intent = None
+        with contextlib.suppress(ValueError):
+            intent = _read(mark)
+        where = f" into '{printable(intent.root)}'" if intent else ""
+        found.append(f"run {run}: putting its patch{where} was cut off")
     return found
-
-
-def _is_at(mark: Path, fd: int) -> bool:
-    """Whether a mark is still where it was opened: its maker may have ended meanwhile. Raises FileNotFoundError."""
-    return os.path.samestat(os.fstat(fd), os.stat(mark, follow_symlinks=False))
-
-
-def _into(mark: Path) -> str:
-    root = _root_of(mark)
-    return f" into '{printable(root)}'" if root else ""
-
-
-def _root_of(mark: Path) -> str:
-    """The workspace that a mark names; empty where it cannot be read, or names none yet."""
-    try:
-        lines = _read(mark, where_alone=True)
-    except (OSError, WorkspaceError):
-        return ""
-    return str(lines[0]["root"]) if lines else ""
-
-
-def _run_of(mark: Path) -> str:
-    return mark.name.removeprefix(".").removesuffix(mark.suffix)
-
-
-def marks_of(run_dir: Path) -> list[Path]:
-    """Those of one run."""
-    marks = (run_dir.with_name(f".{run_dir.name}{end}") for end in (_BEGUN, _DONE))
-    return [mark for mark in marks if os.path.isfile(mark) and not os.path.islink(mark)]
 
 
 def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda run, files: None) -> list[Settled]:
@@ -192,52 +160,38 @@ def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda r
         What was done, or could not be.
     """
     found = []
-    for mark in marks:
-        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | _MARK_FLAGS)) as fd:
-            if not (try_lock(fd) and _is_at(mark, fd)):
+    for mark, run in _cut_off(marks):
+        root = str(mark)
+        try:
+            intent = _read(mark)
+            if intent is None:
+                mark.unlink()  # Nothing was touched before its first line was whole.
                 continue
-            try:
-                found += _settle(mark, _run_of(mark), applied)
-            except (OSError, ValueError, LookupError, WorkspaceError) as error:
-                root = _root_of(mark) or str(mark)
-                found.append(Settled(_run_of(mark), root, applied=False, problem=str(error)))
+            root = intent.root
+            if mark.suffix == _DONE:
+                applied(run, len(intent.steps))
+                _tidy(mark, intent)
+                found.append(Settled(run, root, applied=True))
+            elif intent.steps:
+                found.append(Settled(run, root, applied=False, kept=_undo(mark, intent)))
+            else:
+                _tidy(mark, intent)
+        except (OSError, ValueError, WorkspaceError) as error:
+            found.append(Settled(run, root, applied=False, problem=str(error)))
     return found
 
 
-def _settle(mark: Path, run: str, applied: Callable[[str, int], None]) -> list[Settled]:
-    lines = _read(mark)
-    if not lines:
-        # Nothing was touched before the first line was whole.
-        mark.unlink()
-        return []
-    where, name = Path(lines[0]["root"]), lines[0]["depot"]
-    if not (_DEPOT.fullmatch(name) and where.is_absolute() and ".." not in where.parts):
-        raise failure(f"{mark} is none of ours", "remove it")
-    if len(lines) == 1:
-        remove_tree(where / name)
-        mark.unlink()
-        return []
-    try:
-        intent = read_intent(lines[1])
-    except (ValueError, WorkspaceError) as error:
-        raise failure(f"{mark} is none of ours: {getattr(error, 'message', error)}", "remove it") from error
-    if mark.suffix == _DONE:
-        applied(run, len(intent.steps))
-        remove_tree(where / name)
-        mark.unlink()
-        return [Settled(run, str(where), applied=True)]
-    with opened(open_root(where)) as root:
-        try:
-            with opened(open_folder(root, name)) as depot:
-                undone = undo(root, depot, intent)
-        except FileNotFoundError:
-            undone = Undone()  # It was all done already.
-        for path, refused in undone.failed.items():
-            raise failure(f"'{printable(path)}': {refused.strerror}") from refused
-        if not undone.kept:
-            remove_tree(where / name)
-    mark.unlink()
-    return [Settled(run, str(where), applied=False, kept=undone.kept)]
+def _undo(mark: Path, intent: Intent) -> tuple[str, ...]:
+    """Put everything back; returns what somebody has changed since, whose old files stay where they are."""
+    undone = Undone()
+    # Where there is no depot any more it was all done already.
+    gone = contextlib.suppress(FileNotFoundError)
+    with opened(open_root(Path(intent.root))) as root, gone, opened(open_folder(root, intent.depot)) as depot:
+        undone = undo(root, depot, intent)
+    for path, refused in undone.failed.items():
+        raise failure(f"'{printable(path)}': {refused.strerror}") from refused
+    mark.unlink() if undone.kept else _tidy(mark, intent)
+    return undone.kept
 
 
 # The mark ------------------------------------------------------------------------------------------------------------
@@ -247,7 +201,7 @@ def _settle(mark: Path, run: str, applied: Callable[[str, int], None]) -> list[S
 def _begin(run_dir: Path) -> Iterator[tuple[Path, int]]:
     mark = run_dir.with_name(f".{run_dir.name}{_BEGUN}")
     try:
-        fd = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(mark, _MARK_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise failure("another command is putting this patch into its place", "try again when it has ended") from None
     with opened(fd):
@@ -256,41 +210,16 @@ def _begin(run_dir: Path) -> Iterator[tuple[Path, int]]:
         yield mark, fd
 
 
-def _note(fd: int, fact: dict[str, Any]) -> None:
+def _note(fd: int, intent: Intent) -> None:
     # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
-    write_all(fd, json.dumps(fact).encode() + b"\n")
+    write_all(fd, json.dumps(msgspec.to_builtins(intent)).encode() + b"\n")
     os.fsync(fd)
 
 
-def _read(mark: Path, *, where_alone: bool = False) -> list[dict[str, Any]]:
-    """The whole lines of a mark; the first names a root and a depot. Raises OSError, WorkspaceError.
-
-    Args:
-        where_alone: look at no other line.
-    """
-    with opened(open_root(mark.parent)) as folder, opened(os.open(mark.name, FILE_FLAGS, dir_fd=folder)) as handle:
-        data = _lines_of(handle, where_alone=where_alone)
-    try:
-        lines = [json.loads(line) for line in data.split(b"\n")[:-1]]
-        if lines:
-            msgspec.convert(lines[0], _Where)
-    except (ValueError, RecursionError) as error:
-        raise failure(f"{mark} is none of ours: {type(error).__name__}", "remove it") from error
-    return lines
-
-
-def _lines_of(handle: int, *, where_alone: bool) -> bytes:
-    """The bytes of a mark as far as they are lines; a host may have made it of holes, so the rest is not read."""
-    facts = os.fstat(handle)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > INTENT_BYTES_MAX:
-        return b"?\n"
-    head = os.pread(handle, WHERE_BYTES_MAX, 0)
-    if b"\n" not in head and len(head) == WHERE_BYTES_MAX:
-        return b"?\n"
-    # An intent is written with the newline at its end, or its writing was cut off and nothing was touched.
-    if where_alone or os.pread(handle, 1, max(facts.st_size - 1, 0)) != b"\n":
-        return head[: head.find(b"\n") + 1]
-    return read_all(handle, facts.st_size)
+def _read(mark: Path) -> Intent | None:
+    """The last intent that was noted whole; None before the first one was."""
+    whole = mark.read_bytes().split(b"\n")[:-1]
+    return msgspec.convert(json.loads(whole[-1]), Intent) if whole else None
 
 
 def _sync_folder(path: Path) -> None:
