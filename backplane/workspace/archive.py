@@ -27,6 +27,7 @@ from backplane.contract import envelope as wire
 from backplane.errors import BackplaneError, ContractError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace import Quota, collect
+from backplane.workspace.copying import write_all
 from backplane.workspace.pack import without_facts
 from backplane.workspace.tree import (
     FILE_FLAGS,
@@ -53,9 +54,6 @@ CHUNK_BYTES_MAX: Final = 4 * 1024 * 1024
 FRAME_BYTES: Final = 1024
 """What stands around a chunk in its line, the run's id included."""
 
-BLOCK: Final = 512
-"""Bytes of a header, and what contents are filled up to: the archive's format has it so."""
-
 NAME_BYTES_MAX: Final = 4096
 """Longest path in an archive: Linux takes no longer one."""
 
@@ -69,7 +67,8 @@ NO_TIME_S: Final = 315_619_200
 """The time of what has none: 1980-01-02, as zip files, which agents may make of it, know no earlier year."""
 
 _STAGING: Final = "workspace_staging_failed"
-_FILE, _LINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"2", b"5", b"L", b"K"
+_LONG: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_KINDS: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, *_LONG)
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -96,7 +95,7 @@ def pack(
                     yield from _pack_git_file(root, path)
     except OSError as error:
         raise within.cannot("pack", str(error.filename or folder), error) from error
-    yield bytes(2 * BLOCK)
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _pack_files(root: int, listing: Listing, within: Scope, times: bool) -> Iterator[bytes]:
@@ -121,7 +120,7 @@ def _pack_git_file(root: int, path: str) -> Iterator[bytes]:
         data = without_facts(data) if path == GIT_FILES[0] else data
         yield _header(path, tarfile.REGTYPE, facts, len(data))
         yield data
-        yield bytes(-len(data) % BLOCK)
+        yield bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 def _content(handle: int, path: str, within: Scope, times: bool) -> Iterator[bytes]:
@@ -135,7 +134,7 @@ def _content(handle: int, path: str, within: Scope, times: bool) -> Iterator[byt
                 raise within.fail(f"'{printable(path)}' became shorter while it was sent")
             left -= len(data)
             yield data
-        yield bytes(-facts.st_size % BLOCK)
+        yield bytes(-facts.st_size % tarfile.BLOCKSIZE)
 
 
 def _header(
@@ -278,21 +277,46 @@ def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool
     within = scope(_STAGING, quota, stopped=stopped)
     folder.mkdir(mode=0o700)
     try:
-        with archive.open("rb") as file, opened(open_root(folder)) as root:
-            _Unpacker(file, root, within).run()
+        # Without extraction filters: `data` refuses links that lead out of the tree, which are copied as links here.
+        with (
+            archive.open("rb") as file,
+            tarfile.open(fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8") as tar,
+            opened(open_root(folder)) as root,
+        ):
+            unpacker = _Unpacker(file, root, within)
+            while (entry := tar.next()) is not None:
+                within.go_on()
+                unpacker.make(entry)
+                tar.members.clear()  # type: ignore[attr-defined]  # A million of them are a gigabyte.
     except OSError as error:
         raise within.cannot("unpack", str(error.filename or ""), error) from error
-    except (ArithmeticError, RecursionError, ValueError) as error:  # Whatever else a stranger's header makes of us.
-        raise within.fail(f"the archive is damaged: {type(error).__name__}") from error
+    except (tarfile.TarError, ArithmeticError, RecursionError, ValueError) as error:
+        raise within.fail(f"the archive is damaged: {error}") from error
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    path: str
-    kind: bytes
-    mode: int
-    mtime_s: int
-    bytes: int
-    target: str
+class _Header(tarfile.TarInfo):
+    """A header from a stranger, looked at before `tarfile` goes by it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        if len(buf) != tarfile.BLOCKSIZE:
+            raise _refused("the archive ends in the middle")
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.strip(b"\0"):  # `tarfile` takes any of them for the end, as these zeros are.
+                raise _refused(f"the archive is damaged: {error}") from error
+            raise
+        if found.type not in _KINDS:
+            kind = found.type
+            fact = f"'{printable(found.name)}' is of kind {kind!r}: only files, folders and symbolic links travel"
+            raise _refused(fact, "pack hard links as files, and leave devices out")
+        size = buf[124:136]
+        if size[:1] != b"\x80" and size.strip(b"\0 01234567"):  # `int` takes signs and underscores, too.
+            raise _refused("the archive is damaged: a number in a header is none")
+        if found.type in _LONG and found.size > NAME_BYTES_MAX + 1:
+            raise _refused(f"a name over {NAME_BYTES_MAX} bytes")
+        return found
 
 
 class _Unpacker:
@@ -303,61 +327,23 @@ class _Unpacker:
         self._left_bytes = within.quota.bytes_max
         self._left_files = within.quota.files_max
 
-    def run(self) -> None:
-        while (entry := self._next()) is not None:
-            self._within.go_on()
-            self._count()
-            self._make(entry)
+    def make(self, entry: tarfile.TarInfo) -> None:
+        self._count()
+        path = _checked(entry)
+        above = parent(path)
+        with opened(self._folder(above)) as handle:
+            name = path[len(above) :]
+            if entry.isdir():
+                _make_folder(handle, name, entry.mode)
+            elif entry.issym():
+                os.symlink(entry.linkname, name, dir_fd=handle)
+            else:
+                self._write(handle, name, entry)
 
     def _count(self) -> None:
         self._left_files -= 1
         if self._left_files < 0:
             raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
-
-    def _next(self) -> _Entry | None:
-        """The next entry with its whole name; None at the end."""
-        long: dict[bytes, bytes] = {}
-        while True:
-            header = self._exactly(BLOCK)
-            if not header.strip(b"\0"):
-                return None
-            kind, size = header[156:157].replace(b"\0", _FILE), _number(header[124:136], self._within)
-            if _sum(header) != _number(header[148:156], self._within):
-                raise self._within.fail("the archive is damaged: a header's sum is wrong")
-            if kind not in (_LONG_NAME, _LONG_LINK):
-                return self._entry(header, kind, size, long)
-            if size > NAME_BYTES_MAX + 1 or kind in long:
-                raise self._within.fail(f"a name over {NAME_BYTES_MAX} bytes")
-            long[kind] = self._exactly(size + -size % BLOCK)[:size]
-
-    def _entry(self, header: bytes, kind: bytes, size: int, long: dict[bytes, bytes]) -> _Entry:
-        name = long.get(_LONG_NAME, header[:100]).split(b"\0")[0]
-        prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-        if prefix and _LONG_NAME not in long:
-            name = prefix + b"/" + name
-        target = long.get(_LONG_LINK, header[157:257]).split(b"\0")[0]
-        return _Entry(
-            path=_checked(name, kind, self._within),
-            kind=kind,
-            mode=_number(header[100:108], self._within) & 0o777,
-            mtime_s=min(_number(header[136:148], self._within), 2**33),
-            bytes=size,
-            target=os.fsdecode(target),
-        )
-
-    def _make(self, entry: _Entry) -> None:
-        if entry.kind not in (_FILE, _LINK, _FOLDER):
-            fact = f"'{printable(entry.path)}' is of kind {entry.kind!r}: only files, folders and symbolic links travel"
-            raise self._within.fail(fact, "pack hard links as files, and leave devices out")
-        above = parent(entry.path)
-        with opened(self._folder(above)) as handle:
-            name = entry.path[len(above) :]
-            if entry.kind == _FOLDER:
-                _make_folder(handle, name, entry.mode)
-            elif entry.kind == _LINK:
-                os.symlink(entry.target, name, dir_fd=handle)
-            else:
-                self._write(handle, name, entry)
 
     def _folder(self, path: str) -> int:
         """Open a folder, made with those above it where they are missing; a link in its way is refused."""
@@ -372,25 +358,22 @@ class _Unpacker:
                 handle = os.open(name, FOLDER_FLAGS, dir_fd=handle)
         return handle
 
-    def _write(self, folder: int, name: str, entry: _Entry) -> None:
-        self._left_bytes -= entry.bytes
+    def _write(self, folder: int, name: str, entry: tarfile.TarInfo) -> None:
+        self._left_bytes -= entry.size
         if self._left_bytes < 0:
             raise self._within.fail(f"over {self._within.quota.bytes_max} bytes (workspace_bytes_max)")
-        with opened(os.open(name, _NEW_FILE, entry.mode | 0o600, dir_fd=folder)) as handle:
-            left = entry.bytes
+        with opened(os.open(name, _NEW_FILE, entry.mode & 0o777 | 0o600, dir_fd=folder)) as handle:
+            # Its own reader of one file costs as much as the file.
+            self._file.seek(entry.offset_data)
+            left = entry.size
             while left:
-                data = memoryview(self._exactly(min(left, CHUNK_BYTES)))
+                data = self._file.read(min(left, CHUNK_BYTES))
+                if not data:
+                    raise _refused("the archive ends in the middle")
                 left -= len(data)
-                while data:
-                    data = data[os.write(handle, data) :]
-            os.utime(handle, (entry.mtime_s, entry.mtime_s))
-        self._exactly(-entry.bytes % BLOCK)
-
-    def _exactly(self, count: int) -> bytes:
-        data = self._file.read(count)
-        if len(data) != count:
-            raise self._within.fail("the archive ends in the middle")
-        return data
+                write_all(handle, data)
+            time_s = min(int(entry.mtime), 2**33)
+            os.utime(handle, (time_s, time_s))
 
 
 def _make_folder(above: int, name: str, mode: int) -> None:
@@ -398,30 +381,20 @@ def _make_folder(above: int, name: str, mode: int) -> None:
     with suppress(FileExistsError):
         os.mkdir(name or ".", 0o700, dir_fd=above)
     with opened(os.open(name or ".", FOLDER_FLAGS, dir_fd=above)) as handle:
-        os.fchmod(handle, mode | 0o700)
+        os.fchmod(handle, mode & 0o777 | 0o700)
 
 
-def _checked(raw: bytes, kind: bytes, within: Scope) -> str:
+def _checked(entry: tarfile.TarInfo) -> str:
     """A path of an archive as one below the folder; empty for the folder itself."""
-    path = os.fsdecode(raw).removeprefix("./").rstrip("/")
+    path = entry.name.removeprefix("./").rstrip("/")
     parts = path.split("/")
-    if path in ("", ".") and kind == _FOLDER:
+    if path in ("", ".") and entry.isdir():
         return ""
-    repository = any(part.lower() == GIT_NAME for part in parts) and (kind != _FILE or path not in GIT_FILES)
-    if len(raw) > NAME_BYTES_MAX or repository or any(part in ("", ".", "..") for part in parts):
-        raise within.fail(f"'{printable(path)[:200]}' is no path of a workspace", "do not trust whoever sent it")
+    repository = any(part.lower() == GIT_NAME for part in parts) and not (entry.isreg() and path in GIT_FILES)
+    if len(os.fsencode(path)) > NAME_BYTES_MAX or repository or any(part in ("", ".", "..") for part in parts):
+        raise _refused(f"'{printable(path)[:200]}' is no path of a workspace", "do not trust whoever sent it")
     return path
 
 
-def _number(field: bytes, within: Scope) -> int:
-    """A number of a header: octal digits, or big-endian after a mark where they would not do."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
-    digits = field.strip(b"\0 ") or b"0"
-    if digits.strip(b"01234567"):  # `int` takes signs and underscores, too.
-        raise within.fail("the archive is damaged: a number in a header is none")
-    return int(digits, 8)
-
-
-def _sum(header: bytes) -> int:
-    return sum(header[:148]) + sum(b" " * 8) + sum(header[156:])
+def _refused(fact: str, hint: str | None = None) -> WorkspaceError:
+    return WorkspaceError(_STAGING, fact, hint=hint)
