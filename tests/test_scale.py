@@ -25,8 +25,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError
 from backplane.receipts import Store
 from backplane.scale.content import ContentServer, ContentStore, open_contents
-from backplane.scale.engine import Attempt, Control, Emit, Event, Job, OrderResult, default_on_lost
-from backplane.scale.memory import MemoryEngine
+from backplane.scale.engine import Event, Job, OrderResult, default_on_lost
 from backplane.scale.orders import keep, make_job
 from backplane.workspace import Quota
 from backplane.workspace.pack import without_facts
@@ -104,7 +103,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
         yield opened
 
 
-async def followed(engine: DurableEngine | MemoryEngine, order_id: str) -> Sequence[Event]:
+async def followed(engine: DurableEngine, order_id: str) -> Sequence[Event]:
     return [event async for event in engine.events(order_id)]
 
 
@@ -124,29 +123,6 @@ def until(true: object, limit_s: float = 100.0) -> None:
 
 
 # Without any process --------------------------------------------------------------------------------------------------
-
-
-async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
-    await emit([b'{"n":1}', b'{"n":2}'])
-    return OrderResult((*attempt.earlier, attempt.id), receipt=job.order.task)
-
-
-def test_an_order_submitted_twice_is_run_once() -> None:
-    async def main() -> None:
-        engine, job = MemoryEngine(), Job(WorkOrder("a task"), "rerun")
-        assert [await engine.submit(job), await engine.submit(job)] == [True, False]
-        with pytest.raises(BackplaneError, match="another order has the id"):
-            await engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: engine.serve(_echo, slots=2))
-            result = await engine.result(job.order.id, timeout_s=5)
-            events = await followed(engine, job.order.id)
-            tasks.cancel_scope.cancel()
-        assert result.receipt == "a task"
-        check_events(events, result.attempts[-1])
-        assert [event async for event in engine.events(job.order.id, after=1)] == events[1:]
-
-    anyio.run(main)
 
 
 def test_only_a_closed_network_allows_another_attempt_by_itself() -> None:

@@ -31,7 +31,7 @@ from backplane.workspace import Quota
 pytest.importorskip("dbos")
 from backplane.scale.durable import DurableEngine
 from backplane.scale.ledger import Ledger, attempt_id
-from tests.test_scale import a_content_server
+from tests.test_scale import a_content_server, check_events, followed
 from tests.test_scale_faults import BINARIES, postgres
 
 RESULT_S_MAX = 100
@@ -85,6 +85,29 @@ async def submitted(engine: DurableEngine, count: int, usd: float | None = None)
     for job in jobs:
         assert await engine.submit(job)
     return jobs
+
+
+async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
+    await emit([b'{"n":1}', b'{"n":2}'])
+    return OrderResult((*attempt.earlier, attempt.id), receipt=job.order.task)
+
+
+def test_an_order_submitted_twice_is_run_once(engine: DurableEngine) -> None:
+    async def main() -> None:
+        job = Job(WorkOrder("a task"), "rerun")
+        assert [await engine.submit(job), await engine.submit(job)] == [True, False]
+        with pytest.raises(BackplaneError, match="another order has the id"):
+            await engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: engine.serve(_echo, slots=2))
+            result = await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
+            events = await followed(engine, job.order.id)
+            tasks.cancel_scope.cancel()
+        assert result.receipt == "a task"
+        check_events(events, result.attempts[-1])
+        assert [event async for event in engine.events(job.order.id, after=events[0].cursor)] == events[1:]
+
+    anyio.run(main)
 
 
 def test_a_worker_runs_as_many_orders_at_once_as_it_has_slots(engine: DurableEngine) -> None:
@@ -158,10 +181,6 @@ def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: Durabl
         assert (budget.limit_usd_micros, budget.spent_usd_micros) == (None, 14)
 
     anyio.run(main)
-
-
-async def followed(engine: DurableEngine, order_id: str) -> Sequence[Event]:
-    return [event async for event in engine.events(order_id)]
 
 
 class _Evil:

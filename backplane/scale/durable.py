@@ -124,7 +124,9 @@ def forbid_pickle() -> None:
 
 
 class DurableEngine:
-    """See `Engine`. Many in many processes may stand on one database; one of each process may `serve`.
+    """A queue of orders with their events and results.
+
+    Many in many processes may stand on one database; one of each process may `serve`.
 
     Args:
         url: `sqlite:///PATH` or `postgresql://…`, as SQLAlchemy has them.
@@ -175,6 +177,14 @@ class DurableEngine:
         return self._client_made
 
     async def submit(self, job: Job, *, priority: int | None = None) -> bool:
+        """Put an order into the queue, once for its id.
+
+        Returns:
+            False where an order of this id was there already; it stays as it is.
+
+        Raises:
+            ConfigError: `config_invalid`: too large, no such priority, or another order has this id.
+        """
         check_priority(priority)
         return await anyio.to_thread.run_sync(self._submit, job, priority)
 
@@ -199,6 +209,7 @@ class DurableEngine:
             return False
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """Follow an order to its end: all events after this cursor, those that were, then those that come."""
         await self.status(order_id)
         offset, skip = divmod(after, BATCH_EVENTS_MAX)
         rows = self._client.read_stream_async(order_id, STREAM, offset=offset, polling_interval_sec=FOLLOW_S)
@@ -211,6 +222,12 @@ class DurableEngine:
             await rows.aclose()
 
     async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
+        """Wait for an order's end.
+
+        Raises:
+            BackendError: `backend_timeout`; `internal` when the engine ended it without a receipt.
+            ConfigError: `config_invalid`, no such order.
+        """
         until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         pause_s = FOLLOW_S
         while True:
@@ -226,20 +243,32 @@ class DurableEngine:
             pause_s = min(pause_s * 1.2, RESULT_S)  # Whoever waits long does not mind half a second.
 
     async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
+        """Ask for an order's end. It has a receipt all the same.
+
+        Returns:
+            False where it had ended; it stays as it is.
+
+        Raises:
+            ConfigError: `config_invalid`, no such order.
+        """
         if (await self.status(order_id)).state not in ("waiting", "running"):
             return False
         await anyio.to_thread.run_sync(self._ledger.cancel, order_id, why)
         return True
 
     async def status(self, order_id: str) -> Status:
+        """Where one order is. Raises ConfigError `config_invalid`, no such order."""
         row = await anyio.to_thread.run_sync(self._row, order_id)
         return (await anyio.to_thread.run_sync(self._statuses, [row]))[0]
 
     async def job(self, order_id: str) -> Job:
+        """What was submitted. Raises ConfigError `config_invalid`, no such order."""
         row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
         return decode_job(next(iter(_argument(row.input)), None))
 
     async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
+        """The newest orders first, of all states and labels or of one."""
+
         def found() -> Sequence[Status]:
             wanted: Any = _OF_STATE[state] if state is not None else None
             rows = self._client.list_workflows(
@@ -251,6 +280,7 @@ class DurableEngine:
         return await anyio.to_thread.run_sync(found)
 
     async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
+        """Answer what an attempt of a job with `asks` waits for; False where another was first, which counts."""
         return await anyio.to_thread.run_sync(self._ledger.answer, order_id, attempt, ask, decision)
 
     async def told(self, order_id: str) -> Sequence[Event]:
@@ -345,7 +375,9 @@ class DurableEngine:
         ]
 
     async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
-        """See `Engine`. When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
+        """Be a worker: run orders of this label, at most `slots` at once, until cancelled.
+
+        When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
 
         Raises:
             BackendError: `backend_crashed`, the others took this worker for dead; it can be started anew.

@@ -1,4 +1,4 @@
-"""What an engine is to those who submit orders and to those who run them. No I/O.
+"""The values of a queue: orders, attempts, events, results, limits. No I/O.
 
 An order is run by at least one attempt and has exactly one receipt. An attempt's id is the id of its run, and it
 stands on every event, so that a reader can tell the events of a lost attempt from those of the one that counts.
@@ -6,8 +6,8 @@ stands on every event, so that a reader can tell the events of a lost attempt fr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: str | None = None
     """SHA-256 of the workspace's archive in the content store; None is an empty workspace."""
     asks: bool = False
-    """Whether somebody answers what the policy leaves open (`Engine.answer`); else the ask's default decides."""
+    """Whether somebody answers what the policy leaves open (`DurableEngine.answer`); else the ask's default decides."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -153,73 +153,6 @@ Emit = Callable[[Sequence[bytes]], Awaitable[None]]
 """Passes on events of an attempt, in canonical bytes, and returns once they are safe."""
 RunJob = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
 """Runs one attempt. It raises only for what no receipt can tell."""
-
-
-class Engine(Protocol):
-    """A queue of orders with their events and results."""
-
-    def close(self) -> None:
-        """Let the connections go."""
-        ...
-
-    async def submit(self, job: Job, *, priority: int | None = None) -> bool:
-        """Put an order into the queue, once for its id.
-
-        Returns:
-            False where an order of this id was there already; it stays as it is.
-
-        Raises:
-            ConfigError: `config_invalid`: too large, or another order has this id.
-        """
-        ...
-
-    def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """Follow an order to its end: all events after this cursor, those that were, then those that come."""
-        ...
-
-    async def told(self, order_id: str) -> Sequence[Event]:
-        """An order's events up to now."""
-        ...
-
-    async def result(self, order_id: str, *, timeout_s: float | None = None) -> OrderResult:
-        """Wait for an order's end.
-
-        Raises:
-            BackendError: `backend_timeout`; `internal` when the engine ended it without a receipt.
-            ConfigError: `config_invalid`, no such order.
-        """
-        ...
-
-    async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
-        """Ask for an order's end. It has a receipt all the same.
-
-        Returns:
-            False where it had ended; it stays as it is.
-
-        Raises:
-            ConfigError: `config_invalid`, no such order.
-        """
-        ...
-
-    async def status(self, order_id: str) -> Status:
-        """Where one order is. Raises ConfigError `config_invalid`, no such order."""
-        ...
-
-    async def job(self, order_id: str) -> Job:
-        """What was submitted. Raises ConfigError `config_invalid`, no such order."""
-        ...
-
-    async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
-        """The newest orders first, of all states and labels or of one."""
-        ...
-
-    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
-        """Answer what an attempt of a job with `asks` waits for; False where another was first, which counts."""
-        ...
-
-    async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
-        """Be a worker: run orders of this label, at most `slots` at once, until cancelled."""
-        ...
 
 
 def default_on_lost(order: WorkOrder) -> OnLostWorker:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -22,8 +23,11 @@ from backplane.receipts import ReceiptRow, Store
 from backplane.receipts.journal import COPIED, Journal, head_fact
 from backplane.runtime.door import open_door
 from backplane.scale.content import Contents
-from backplane.scale.engine import Engine, Event, Job, OrderResult
+from backplane.scale.engine import Event, Job, OrderResult
 from backplane.scale.orders import keep, tell
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
 
 
 class Mirror:
@@ -83,7 +87,7 @@ class Mirror:
 
 
 async def bring(
-    engine: Engine,
+    engine: DurableEngine,
     job: Job,
     content: Contents,
     home: Path,

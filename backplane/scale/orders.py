@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,7 +21,6 @@ from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, R
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
-    Engine,
     Job,
     OnLostWorker,
     OrderResult,
@@ -30,6 +29,9 @@ from backplane.scale.engine import (
     default_on_lost,
 )
 from backplane.workspace import Quota, archive, open_workspace
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -143,7 +145,7 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
     ]
 
 
-async def open_asks(engine: Engine, status: Status) -> dict[str, Approval]:
+async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
     """What the attempt that counts asks, by the questions' ids, oldest first."""
     asks: dict[str, Approval] = {}
     for event in await engine.told(status.order_id):
@@ -157,7 +159,7 @@ async def open_asks(engine: Engine, status: Status) -> dict[str, Approval]:
     return asks
 
 
-async def tell(engine: Engine, order_id: str, asked: Request, by: str = "") -> str:
+async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "") -> str:
     """Answer a question of an order, or cancel it; gives what was done, in words.
 
     Args:
@@ -167,7 +169,6 @@ async def tell(engine: Engine, order_id: str, asked: Request, by: str = "") -> s
         ConfigError: `config_invalid`: no such order, it has ended, waits for no answer, or has no such question.
         CapabilityError: `capability_unsupported`, no turn of an order is interrupted.
     """
-    status = await engine.status(order_id)
     show = f"backplane queue show {order_id}"
     if isinstance(asked, InterruptCommand):
         fact = f"order {order_id} is in a queue, and nobody there stops a turn alone"
@@ -177,6 +178,7 @@ async def tell(engine: Engine, order_id: str, asked: Request, by: str = "") -> s
             state = (await engine.status(order_id)).state
             raise ConfigError("config_invalid", f"order {order_id} has ended: it is {state}", hint=show)
         return CANCELLED
+    status = await engine.status(order_id)
     if status.state != "running" or not (await engine.job(order_id)).asks:
         fact = f"order {order_id} is {status.state} and waits for no answer"
         raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -29,11 +29,14 @@ from backplane.receipts.pieces import canonical_chunks
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
-from backplane.scale.engine import Engine, Event, Job
+from backplane.scale.engine import Event, Job
 from backplane.scale.mirror import bring
 from backplane.scale.orders import make_job
 from backplane.serve import messages, stdio
 from backplane.workspace import Quota
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
 
 BY_RULE_S: Final = 0.5
 """For the answer of a policy or a hook to follow its question: what they decide, nobody here is asked."""
@@ -44,7 +47,7 @@ _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 class Queue(msgspec.Struct, frozen=True):
     """Where orders go."""
 
-    open: Callable[[], tuple[Engine, Contents]]
+    open: Callable[[], tuple[DurableEngine, Contents]]
     """Blocks, and takes about a second: the engine is loaded for the first order only, and no hello waits for it."""
     label: str
     priority: int | None
@@ -74,10 +77,10 @@ class QueueServer(stdio.Server):
     def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: Queue) -> None:
         super().__init__(plane, line_bytes_max)
         self._queue = queue
-        self._opened: tuple[Engine, Contents] | None = None
+        self._opened: tuple[DurableEngine, Contents] | None = None
         self._opening = threading.Lock()
 
-    def _open(self) -> tuple[Engine, Contents]:
+    def _open(self) -> tuple[DurableEngine, Contents]:
         with self._opening:
             if self._opened is None:
                 self._opened = self._queue.open()
@@ -136,7 +139,7 @@ class QueueServer(stdio.Server):
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 
     async def _followed(
-        self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents, root: str
+        self, above: sidecar.HostRun, job: Job, engine: DurableEngine, content: Contents, root: str
     ) -> messages.EndedRun:
         id = job.order.id
 
