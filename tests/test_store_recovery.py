@@ -98,14 +98,13 @@ def test_what_is_said_of_a_run_without_a_row_is_what_the_next_start_stores(
     run_id = cut_off(store.home, line(delta("a")))
     with recovery.claimed(store.folder(run_id)) as lock:
         assert lock is not None
-        journal, _ = recovery.reopen(recovery.read_orphan(store.folder(run_id)), lock)
-        for fact in facts:
-            if fact == "failed":
-                journal.note(failed_fact("internal"))
-            else:
-                raw = {"backplane": {"end": {"reason": "complete"}}}
-                journal.note_sealed(without_trace(seal(receipt_of(journal.trace, run_id, usage_raw=raw))))
-        journal.close()
+        with recovery.reopened(recovery.read_orphan(store.folder(run_id)), lock) as (journal, _):
+            for fact in facts:
+                if fact == "failed":
+                    journal.note(failed_fact("internal"))
+                else:
+                    raw = {"backplane": {"end": {"reason": "complete"}}}
+                    journal.note_sealed(without_trace(seal(receipt_of(journal.trace, run_id, usage_raw=raw))))
     (said,) = left_behind(store.home, store)
     assert run_id in said
     assert words in said

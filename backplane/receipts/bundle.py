@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +34,6 @@ JOURNAL: Final = "journal"
 SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
 STEM_CHARS_MAX: Final = 50
 """Of the bundle's name in that of the folder in which it is made: with four bytes a character, that still is a name."""
-MAKING_TRIES: Final = 5
-_RANDOM: Final = re.compile(r"[0-9a-f]{16}")
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RECEIPT_BYTES_MAX: Final = 256 << 20
 """Largest foreign receipt that is read: JSON is parsed as a whole, at several times its size in memory."""
 
@@ -77,53 +73,26 @@ def export(store: Store, run: str, folder: Path) -> Path:
 
 @contextmanager
 def _building(folder: Path) -> Iterator[Path]:
-    """A new folder beside this one, to take its name; removed where it did not come so far.
+    """A folder beside this one, to take its name; removed where it did not come so far.
 
-    Its maker holds its lock: what one that was killed has left is removed by the next export to the same name.
+    Its maker holds its lock, so what one that was killed has left is taken over by the next export to the same name.
     """
-    stem = f".{folder.name[:STEM_CHARS_MAX]}.backplane-"
-    with suppress(OSError):
-        for name in os.listdir(folder.parent):
-            if name.startswith(stem) and _RANDOM.fullmatch(name.removeprefix(stem)):
-                _remove_abandoned(folder.with_name(name))
-    building, fd = _made(folder, stem)
+    building = folder.with_name(f".{folder.name[:STEM_CHARS_MAX]}.backplane-export")
+    building.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield building
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+        # One that has ended since it was opened here has let its lock go, and its folder has another name.
+        if not (try_lock(fd) and building.exists() and os.path.samestat(os.fstat(fd), building.stat())):
+            raise OSError(errno.EBUSY, "another export to the same name is at work", str(folder))
+        try:
+            for left in building.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield building
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
     finally:
         os.close(fd)
-
-
-def _made(folder: Path, stem: str) -> tuple[Path, int]:
-    for _ in range(MAKING_TRIES):
-        building = folder.with_name(f"{stem}{os.urandom(8).hex()}")
-        building.mkdir(mode=FOLDER_MODE)
-        # Before it is locked, another export may take it for an abandoned one.
-        with suppress(FileNotFoundError):
-            fd = os.open(building, _FOLDER)
-            if _is_ours(fd) and building.exists():
-                return building, fd
-            os.close(fd)
-    raise OSError(errno.EBUSY, "others export to the same name", str(folder))
-
-
-def _is_ours(fd: int) -> bool:
-    try:
-        return try_lock(fd)
-    except OSError:  # Some network file systems lock no folders: then nobody takes it away either.
-        return True
-
-
-def _remove_abandoned(left: Path) -> None:
-    with suppress(OSError):
-        fd = os.open(left, _FOLDER)
-        try:
-            if try_lock(fd):
-                shutil.rmtree(left)
-        finally:
-            os.close(fd)
 
 
 def _copy(source: Path, target: Path, bytes_max: int) -> None:

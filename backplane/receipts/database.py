@@ -23,7 +23,6 @@ from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush
 from backplane.receipts.rows import COVERED, ReceiptRow
 
 FILE: Final = "receipts.sqlite"
-_WAL: Final = FILE + "-wal"
 INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 3
@@ -154,19 +153,6 @@ def _make_writable(path: Path) -> None:
             raise OSError(code, os.strerror(code), str(path)) from None
 
 
-def files(home: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What the names of the store and of its log lead to now, each as device and inode; None for nothing."""
-    return tuple(_identity(home / name) for name in (FILE, _WAL))
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _open_writable(path: Path) -> sqlite3.Connection:
     connection = _open(path, "mode=rw")
     try:
@@ -191,7 +177,7 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
                 continue
             closed = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
             full = error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE
-            wal = path.with_name(_WAL)
+            wal = path.with_name(f"{FILE}-wal")
             if not (closed or full) or (wal.exists() and wal.stat().st_size):
                 raise
             # A folder where nothing can be made cannot have a writer either: the file is all there is.

@@ -23,9 +23,6 @@ from backplane.receipts.trace import open_plain
 
 State = Literal["live", "cut_off", "ended"]
 
-PAGE_ROWS: Final = 200
-"""Rows of the store that are read at once, where runs are looked for."""
-
 FAULT_BYTES_MAX: Final = 64 * 1024
 """Of a trace's end, where the last error of an agent is looked for."""
 
@@ -123,10 +120,7 @@ def remembered(store: Store) -> Iterator[Remembered]:
     begun = unsettled(store)
     yield from begun
     told = {run.run_id for run in begun}
-    before = None
-    while page := store.list(PAGE_ROWS, before=before):
-        yield from (of_row(store, row) for row in page if row.run_id not in told)
-        before = page[-1].sequence
+    yield from (of_row(store, row) for row in store.newest() if row.run_id not in told)
 
 
 def unsettled(store: Store) -> Found:

@@ -300,16 +300,16 @@ def read_orphan(folder: Path) -> Orphan:
     return Orphan(folder.name, folder)
 
 
-def reopen(orphan: Orphan, head_fd: int) -> tuple[Journal, int]:
+@contextmanager
+def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, int]]:
     """Open an orphan's journal for its sealing, cut after its last whole event; also the bytes cut."""
     trace_fd = _open_plain(orphan.folder / TRACE)
-    count, size_bytes = _whole_events(trace_fd)
-    cut_bytes = os.fstat(trace_fd).st_size - size_bytes
-    if cut_bytes:
-        os.ftruncate(trace_fd, size_bytes)
-    journal = Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)
-    journal.count, journal.size_bytes = count, size_bytes
-    return journal, cut_bytes
+    with closing(Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)) as journal:
+        journal.count, journal.size_bytes = _whole_events(trace_fd)
+        cut_bytes = os.fstat(trace_fd).st_size - journal.size_bytes
+        if cut_bytes:
+            os.ftruncate(trace_fd, journal.size_bytes)
+        yield journal, cut_bytes
 
 
 @contextmanager

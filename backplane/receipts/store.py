@@ -53,7 +53,6 @@ class Store:
     def __init__(self, home: Path, connection: sqlite3.Connection) -> None:
         self.home = home
         self._connection = connection
-        self._files: Final = database.files(home)
         self._lock = threading.Lock()
 
     @classmethod
@@ -93,9 +92,15 @@ class Store:
         """
         if receipt.receipt_sha256 is None:
             raise StoreError("receipt_store_failed", f"the receipt of run {receipt.meta.run_id} is not sealed")
-        if journal is not None:
-            return self._append(receipt, journal)
-        return self.adopt(receipt)
+        if journal is None:
+            return self.adopt(receipt)
+        trace = receipt.trace
+        if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
+            raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
+        # Should the commit fail, the next start finds the receipt itself and keeps it as it was sealed.
+        journal.note_sealed(without_trace(receipt))
+        journal.sync()
+        return self._insert(receipt, trace)
 
     def adopt(self, receipt: Receipt, patch: bytes = b"", journal: Journal | None = None) -> ReceiptRow:
         """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
@@ -107,52 +112,49 @@ class Store:
         Raises:
             StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
-        if journal is not None:
-            whole = msgspec.structs.replace(receipt, trace=journal.trace)
-            if is_intact(whole):
-                return self._adopt_copy(whole, patch, journal)
+        if journal is not None and not is_intact(msgspec.structs.replace(receipt, trace=journal.trace)):
             journal.discard()
-        if receipt.meta.duration_ms > database.INTEGER_MAX:
-            fact = f"run {receipt.meta.run_id} took {receipt.meta.duration_ms} ms by its receipt"
-            hint = f"the store counts up to {database.INTEGER_MAX}"
-            raise StoreError("receipt_store_failed", fact, hint=hint)
-        self._settle_copy(receipt.meta.run_id)
-        if self.has(receipt.meta.run_id):
-            raise _known(receipt.meta.run_id)
-        if not len(receipt.trace) and patch_hash(receipt) is None:
-            if os.path.lexists(self.folder(receipt.meta.run_id)):
-                raise StoreError(
-                    "receipt_store_failed",
-                    f"run {receipt.meta.run_id} has a journal here, and its receipt is still to come",
-                    hint="this run id was used before; take a new one",
-                )
+            journal = None
+        journal = journal or self._copied(receipt, has_patch=bool(patch))
+        if journal is None:
             return self._insert(receipt, Trace(b"", 0, 0))
-        journal = Journal.create(self.home, receipt.meta.run_id, {"fact": COPIED, "patch": bool(patch)})
-        try:
-            for batch in line_batches(receipt.trace):
-                journal.append(batch)
-        except BaseException:
-            journal.discard()
-            raise
-        return self._adopt_copy(msgspec.structs.replace(receipt, trace=journal.trace), patch, journal)
-
-    def _adopt_copy(self, receipt: Receipt, patch: bytes, journal: Journal) -> ReceiptRow:
         try:
             if patch:
                 journal.keep_patch(patch)
-            return self._append(receipt, journal)
+            return self.append(msgspec.structs.replace(receipt, trace=journal.trace), journal)
         except BaseException:
             journal.discard()
             raise
         finally:
             journal.close()
 
-    def _settle_copy(self, run_id: str) -> None:
-        """Keep or remove a copy of this receipt whose maker died: its place is wanted now."""
-        folder = self.folder(run_id)
-        with recovery.claimed(folder) as lock:
-            if lock is not None and not self.has(run_id) and recovery.is_copy(orphan := recovery.read_orphan(folder)):
-                self._recover(orphan, lock, None)
+    def _copied(self, receipt: Receipt, *, has_patch: bool) -> Journal | None:
+        """Copy the events of a receipt into a journal; None where there is nothing to keep beside the row."""
+        run_id = receipt.meta.run_id
+        if receipt.meta.duration_ms > database.INTEGER_MAX:
+            fact = f"run {run_id} took {receipt.meta.duration_ms} ms by its receipt"
+            hint = f"the store counts up to {database.INTEGER_MAX}"
+            raise StoreError("receipt_store_failed", fact, hint=hint)
+        # A copy of this receipt whose maker died is kept or removed: its place is wanted now.
+        self._settle(run_id, only_copies=True)
+        if self.has(run_id):
+            raise _known(run_id)
+        if not len(receipt.trace) and patch_hash(receipt) is None:
+            if os.path.lexists(self.folder(run_id)):
+                raise StoreError(
+                    "receipt_store_failed",
+                    f"run {run_id} has a journal here, and its receipt is still to come",
+                    hint="this run id was used before; take a new one",
+                )
+            return None
+        journal = Journal.create(self.home, run_id, {"fact": COPIED, "patch": has_patch})
+        try:
+            for batch in line_batches(receipt.trace):
+                journal.append(batch)
+        except BaseException:
+            journal.discard()
+            raise
+        return journal
 
     def list(self, limit: int = 50, *, before: int | None = None) -> Rows:
         """Rows, newest first.
@@ -163,6 +165,13 @@ class Store:
         """
         last = database.INTEGER_MAX if before is None else before - 1
         return self._rows("WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?", (last, limit))
+
+    def newest(self, page_rows: int = _PAGE_ROWS) -> Iterator[ReceiptRow]:
+        """All rows, newest first, read so many at a time."""
+        before = None
+        while page := self.list(page_rows, before=before):
+            yield from page
+            before = page[-1].sequence
 
     def listed(self, limit: int = 50) -> Iterator[Listed]:
         """As `list`, each row with the name that its backend had here."""
@@ -178,30 +187,24 @@ class Store:
         """
         back = steps_back(run)
         if back is not None:
-            newest = next(islice(self._own_runs(min(back + 1, _PAGE_ROWS)), back, None), None)
+            # Without those that check what another run made.
+            rows = self.newest(min(back + 1, _PAGE_ROWS))
+            own = (row for row in rows if not (recovery.is_run_id(row.run_id) and is_check(self.folder(row.run_id))))
+            newest = next(islice(own, back, None), None)
             if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"
                 raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
             return newest
-        rows = self.beginning(run)
-        if len(rows) == 1:
-            return rows[0]
-        if not rows:
+        found = self.beginning(run)
+        if len(found) == 1:
+            return found[0]
+        if not found:
             raise ConfigError(
                 "config_invalid", f"no receipt of a run {run!r} is stored", hint="backplane receipts list shows them"
             )
-        names = ", ".join(row.run_id for row in rows[:AMBIGUOUS_SHOWN])
-        more = " and more" if len(rows) > AMBIGUOUS_SHOWN else ""
+        names = ", ".join(row.run_id for row in found[:AMBIGUOUS_SHOWN])
+        more = " and more" if len(found) > AMBIGUOUS_SHOWN else ""
         raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
-
-    def _own_runs(self, page_rows: int) -> Iterator[ReceiptRow]:
-        """Rows, newest first, without those that check what another run made; read so many at a time."""
-        before = None
-        while page := self.list(page_rows, before=before):
-            for row in page:
-                if not (recovery.is_run_id(row.run_id) and is_check(self.folder(row.run_id))):
-                    yield row
-            before = page[-1].sequence
 
     def beginning(self, prefix: str) -> Rows:
         """The first rows whose run id begins so, one more than an error names.
@@ -278,12 +281,10 @@ class Store:
 
     def scan(self) -> Iterator[ReceiptRow]:
         """All rows in the order of the chain, a page at a time."""
-        first = -database.INTEGER_MAX - 1
-        while page := self._rows("WHERE sequence >= ? ORDER BY sequence LIMIT ?", (first, _PAGE_ROWS)):
+        last = -database.INTEGER_MAX
+        while page := self._rows("WHERE sequence > ? ORDER BY sequence LIMIT ?", (last, _PAGE_ROWS)):
             yield from page
-            if page[-1].sequence == database.INTEGER_MAX:
-                return
-            first = page[-1].sequence + 1
+            last = page[-1].sequence
 
     def checkpoint(self) -> ChainCheckpoint | None:
         """The chain's head now; None while the store is empty."""
@@ -402,9 +403,7 @@ class Store:
         recovery.sweep_abandoned(self.home)
         for folder in self.unknown_folders():
             try:
-                with recovery.claimed(folder) as lock:
-                    if lock is not None and not self.has(folder.name):
-                        rows += self._recover(recovery.read_orphan(folder), lock, clean)
+                rows += self._settle(folder.name, clean)
             except (StoreError, OSError) as error:
                 problems.append(f"{folder.name}: {error}")
         return Recovery(tuple(rows), tuple(problems))
@@ -418,27 +417,28 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`.
         """
-        with recovery.claimed(self.folder(run_id)) as lock:
-            if lock is not None and not self.has(run_id):
-                self._recover(recovery.read_orphan(self.folder(run_id)), lock, clean)
+        self._settle(run_id, clean)
         return self.load(run_id)
 
-    def _recover(self, orphan: Orphan, lock: int, clean: Callable[[Orphan], None] | None) -> Rows:
-        if clean is not None:
-            clean(orphan)
-        with recovery.last_written(orphan.folder) as finished_ns:
-            journal, cut_bytes = recovery.reopen(orphan, lock)
-            try:
+    def _settle(self, run_id: str, clean: Callable[[Orphan], None] | None = None, *, only_copies: bool = False) -> Rows:
+        folder = self.folder(run_id)
+        with recovery.claimed(folder) as lock:
+            if lock is None or self.has(run_id):
+                return []
+            orphan = recovery.read_orphan(folder)
+            if only_copies and not recovery.is_copy(orphan):
+                return []
+            if clean is not None:
+                clean(orphan)
+            with recovery.last_written(folder) as finished_ns, recovery.reopened(orphan, lock) as (journal, cut_bytes):
                 receipt = recovery.sealed_before(orphan, journal.trace)
                 if receipt is None and recovery.is_copy(orphan):
                     journal.discard()
                     return []
                 if receipt is None:
-                    recovery.put_patch_aside(orphan.folder)
+                    recovery.put_patch_aside(folder)
                     receipt = recovery.interrupted(orphan, journal, finished_ns=finished_ns, cut_bytes=cut_bytes)
-                return [self._append(receipt, journal)]
-            finally:
-                journal.close()
+                return [self.append(receipt, journal)]
 
     def unknown_folders(self) -> Iterator[Path]:
         """Folders of runs that have no receipt here: live ones, and those that were cut off."""
@@ -471,53 +471,18 @@ class Store:
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
 
-    def _append(self, receipt: Receipt, journal: Journal) -> ReceiptRow:
-        trace = receipt.trace
-        if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
-            raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
-        # Should the commit fail, the next start finds the receipt itself and keeps it as it was sealed.
-        journal.note_sealed(without_trace(receipt))
-        journal.sync()
-        return self._insert(receipt, trace)
-
     def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
         body, columns = without_trace(receipt), columns_of(receipt, trace)
-        with self._committed() as connection:
+        with self._locked() as connection, database.transaction(connection):
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
-            if sequence > database.INTEGER_MAX:
-                raise self._foreign(f"receipt {head[0]} is the last that can be counted")
             link = database.link_of(previous, sequence, columns)
             row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
                 connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
             except sqlite3.IntegrityError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
-                    raise self._foreign(str(error)) from error
-                raise _known(row.run_id) from None
-            kept = connection.execute("SELECT 1 FROM receipts WHERE sequence = ? AND link = ?", (sequence, link))
-            if kept.fetchone() is None:  # A trigger can undo what was said to be done.
-                raise self._foreign("it does not keep what is put into it")
+                raise _known(row.run_id) from error
         return row
-
-    @contextmanager
-    def _committed(self) -> Iterator[sqlite3.Connection]:
-        """A transaction whose outcome is found again by the store's name, or it fails.
-
-        A file that was removed or replaced while we have it open takes everything, and gives it to nobody.
-        """
-        with self._locked() as connection:
-            with database.transaction(connection):
-                yield connection
-            now = database.files(self.home)
-        if now[0] is None or now != self._files:
-            fact = f"{self.home / database.FILE} or its log was removed or replaced while it was in use"
-            hint = "the journal in runs/ is kept, and the next start stores this receipt from it; see who did that"
-            raise StoreError("receipt_store_failed", fact, hint=hint)
-
-    def _foreign(self, fact: str) -> StoreError:
-        fact = f"the table of {self.home / database.FILE} is not as this program made it: {fact}"
-        return StoreError("receipt_store_failed", fact, hint=database.FOREIGN_HINT)
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:

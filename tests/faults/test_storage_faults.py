@@ -251,30 +251,6 @@ def test_f51_a_host_that_fills_the_disk_loses_its_own_work_alone(ground: Ground,
         assert not ground.amiss(ground.run(hosts.GOOD), outcome="complete", accepted=2)
 
 
-@pytest.mark.parametrize("instead", ["pass", "os.mkfifo(place)", "shutil.copy(place + '.old', place)"])
-def test_a_receipt_in_a_store_that_a_host_took_away_is_kept_by_the_next_start(ground: Ground, instead: str) -> None:
-    body = f"""
-import shutil
-hello(); take(); event("1")
-place = {str(ground.home / "receipts.sqlite")!r}
-os.rename(place, place + ".old")
-{instead}
-final(); rest()
-"""
-    first = ground.run(hosts.GOOD)
-    ended = ground.run(body, env=OFF)
-    assert (ended.error, ended.code) == ("receipt_store_failed", 1), ended.stderr
-    assert b"removed or replaced while it was in use" in ended.stderr
-    if "mkfifo" in instead:
-        assert ground.run(hosts.GOOD).error == "receipt_store_failed"
-        (ground.home / "receipts.sqlite").unlink()
-    ground.run(hosts.GOOD)
-    assert ended.messages[-1]["ref_id"] in [row.run_id for row in ground.rows()]
-    with Store.open(ground.home) as store:
-        assert store.verify_all().findings == ()
-    assert first.code == 0
-
-
 @pytest.mark.parametrize("json_wanted", [False, True])
 def test_a_receipt_that_no_file_can_take_stands_where_the_error_says(ground: Ground, json_wanted: bool) -> None:
     body = """
