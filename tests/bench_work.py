@@ -31,7 +31,7 @@ from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.receipts import seal
+from backplane.receipts.pieces import seal
 from backplane.runtime import backends
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run

@@ -22,7 +22,8 @@ from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError, PolicyError
 from backplane.ir import TokenCounts
-from backplane.receipts import Journal, Store, head_fact
+from backplane.receipts.journal import Journal, head_fact
+from backplane.receipts.store import Store
 from backplane.routing.spend import sums
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
@@ -104,7 +105,7 @@ TAKES = """
 import sys
 from pathlib import Path
 from backplane.errors import PolicyError
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from tests.test_budgets import child, taken
 home, parent, seed = sys.argv[1:]
 total = 0

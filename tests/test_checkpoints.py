@@ -22,7 +22,8 @@ from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import Approval, CheckpointReported, TurnEnded
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CODES, WorkspaceError
-from backplane.receipts import Store, seal
+from backplane.receipts.pieces import seal
+from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
 from backplane.workspace import baseline

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from backplane.cli import COMMANDS, EXITS, help_text, streams
 from backplane.contract.receipt import verify_bytes
 from backplane.errors import CODES
-from backplane.receipts import Store, seal
+from backplane.receipts.pieces import seal
+from backplane.receipts.store import Store
 from backplane.schemas import build
 from backplane.upstream.presets import PROTOCOLS
 from tests.receipt_writer import delta, receipt_of

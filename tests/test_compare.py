@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.errors import ConfigError
-from backplane.receipts import Store
 from backplane.receipts.memory import find
+from backplane.receipts.store import Store
 from backplane.routing.compare import read_side, summed_up, tree_stamp
 from backplane.routing.intervals import Interval, Measure, Trial, judge, mean, share
 from tests.test_routing_cli import cli, configure, folder

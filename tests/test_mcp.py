@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from backplane.contract.receipt import Receipt
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.serve.mcp import DOCUMENT_BYTES_MAX
 from tests.vendors.found import referee
 

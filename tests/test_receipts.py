@@ -18,22 +18,12 @@ from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, ToolCall, Warned
 from backplane.contract.receipt import Receipt, Usage, read_receipt, receipt_hash, verify_bytes
 from backplane.errors import StoreError
-from backplane.receipts import (
-    ABSENT,
-    Difference,
-    Journal,
-    Trace,
-    canonical_chunks,
-    compare,
-    digest,
-    is_intact,
-    keep_manifest,
-    kept_manifest,
-    seal,
-)
+from backplane.receipts.comparison import ABSENT, Difference, compare
 from backplane.receipts.folded import Folded, fold
-from backplane.receipts.journal import read_facts
-from backplane.receipts.trace import CHUNK_BYTES, MARK_LINES, trace_chunks
+from backplane.receipts.journal import Journal, read_facts
+from backplane.receipts.manifests import keep_manifest, kept_manifest
+from backplane.receipts.pieces import canonical_chunks, digest, is_intact, seal
+from backplane.receipts.trace import CHUNK_BYTES, MARK_LINES, Trace, trace_chunks
 from tests import receipt_cases
 from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of
 

@@ -26,7 +26,9 @@ from backplane.contract.events import (
     Warned,
 )
 from backplane.contract.receipt import BackendIdentity, Receipt, Verification
-from backplane.receipts import Store, seal, write_receipt
+from backplane.receipts.bundle import write_receipt
+from backplane.receipts.pieces import seal
+from backplane.receipts.store import Store
 from tests.receipt_writer import TS, delta, receipt_of, stored_run
 
 WAIT_S = 30
@@ -234,7 +236,8 @@ def test_whatever_stands_where_our_members_do_is_shown_and_verified(cli: Cli, ho
 AT_THE_LAST_STEP = """
 import os, signal, sys
 from pathlib import Path
-from backplane.receipts import Store, export
+from backplane.receipts.bundle import export
+from backplane.receipts.store import Store
 from backplane.errors import BackplaneError
 os_replace = os.replace
 def replace(*names):

@@ -18,7 +18,9 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
-from backplane.receipts import Journal, Store, head_fact, seal
+from backplane.receipts.journal import Journal, head_fact
+from backplane.receipts.pieces import seal
+from backplane.receipts.store import Store
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
 from backplane.routing.spend import sums

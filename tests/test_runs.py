@@ -20,8 +20,11 @@ from backplane.contract import canonical
 from backplane.contract.events import Failed
 from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.receipts import Journal, ReceiptRow, Store, head_fact, seal
+from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.memory import find, remembered
+from backplane.receipts.pieces import seal
+from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.view.columns import width
 from tests.receipt_writer import TS, delta, line, open_journal, receipt_of

@@ -23,7 +23,7 @@ import pytest
 from backplane.cli import main
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.scale.content import ContentServer, ContentStore, open_contents
 from backplane.scale.engine import Event, Job, OrderResult, default_on_lost
 from backplane.scale.orders import keep, make_job

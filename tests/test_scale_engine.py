@@ -18,8 +18,8 @@ from backplane.config import Settings
 from backplane.contract.approval import Decision
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
-from backplane.receipts import Store
 from backplane.receipts.memory import find
+from backplane.receipts.store import Store
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents, open_contents
 from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, LabelLimits, OrderResult

@@ -30,7 +30,7 @@ import pytest
 
 pytest.importorskip("dbos")
 
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.scale.engine import ATTEMPTS_MAX, Job, OrderResult
 from backplane.scale.orders import keep
 from tests.test_scale import ROOT, Queue, a_queue, check_events, until

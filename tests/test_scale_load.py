@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 pytest.importorskip("dbos")
 
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.scale.engine import Job
 from backplane.scale.orders import keep
 from tests.test_scale import Queue, a_queue, until

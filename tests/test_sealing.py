@@ -15,7 +15,7 @@ import backplane
 from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.runtime.backends import MemoryBackend
 from backplane.workspace import apply_patch
 

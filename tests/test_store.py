@@ -11,12 +11,9 @@ import pytest
 
 from backplane.contract.receipt import receipt_hash, verify_bytes
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts import (
-    Store,
-    canonical_chunks,
-    seal,
-)
 from backplane.receipts import database as store_file
+from backplane.receipts.pieces import canonical_chunks, seal
+from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 
 WRITER_S_MAX = 60

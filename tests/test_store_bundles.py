@@ -17,14 +17,10 @@ import pytest
 from backplane.contract.canonical import decode_inexact, sha256_hex
 from backplane.contract.receipt import Receipt, Verification, verify_bytes
 from backplane.errors import ConfigError, ContractError, StoreError
-from backplane.receipts import (
-    Store,
-    bundle,
-    canonical_chunks,
-    export,
-    import_bundle,
-    seal,
-)
+from backplane.receipts import bundle
+from backplane.receipts.bundle import export, import_bundle
+from backplane.receipts.pieces import canonical_chunks, seal
+from backplane.receipts.store import Store
 from tests.receipt_writer import delta, receipt_of, stored_run, whole
 
 
@@ -57,7 +53,8 @@ def test_a_receipt_goes_out_and_comes_into_another_store_with_its_patch(store: S
 KILLED: Final = """
 import os, sys
 from pathlib import Path
-from backplane.receipts import Store, import_bundle
+from backplane.receipts.bundle import import_bundle
+from backplane.receipts.store import Store
 left = int(sys.argv[1])
 def killing(event, words):
     global left

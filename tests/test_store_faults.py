@@ -16,12 +16,9 @@ from pathlib import Path
 import pytest
 
 from backplane.errors import BackplaneError, StoreError
-from backplane.receipts import (
-    ChainCheckpoint,
-    Store,
-    is_intact,
-    seal,
-)
+from backplane.receipts.pieces import is_intact, seal
+from backplane.receipts.rows import ChainCheckpoint
+from backplane.receipts.store import Store
 from backplane.runtime.state import StateFolder, left_behind, settle
 from backplane.workspace import apply_patch
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
@@ -281,7 +278,7 @@ def test_a_process_that_ends_does_not_take_the_log_of_one_that_has_two_stores_op
     stored_run(store, ["hello"])
     with Store.open(store.home):
         pass
-    other = "import sys, pathlib, backplane.receipts as r; r.Store.open(pathlib.Path(sys.argv[1])).close()"
+    other = "import sys, pathlib, backplane.receipts.store as r; r.Store.open(pathlib.Path(sys.argv[1])).close()"
     subprocess.run([sys.executable, "-c", other, str(store.home)], cwd=ROOT, check=True, timeout=WRITER_S_MAX)
     run = stored_run(store, ["again"])
     with Store.open(store.home, readonly=True) as reader:

@@ -18,18 +18,11 @@ from backplane.contract import canonical
 from backplane.contract.events import Warned
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.errors import StoreError
-from backplane.receipts import (
-    Journal,
-    Orphan,
-    Store,
-    canonical_chunks,
-    is_live,
-    recovery,
-    seal,
-)
-from backplane.receipts.journal import applied_fact, failed_fact, held_fact
-from backplane.receipts.pieces import without_trace
-from backplane.receipts.recovery import ABANDONED_S, note_late
+from backplane.receipts import recovery
+from backplane.receipts.journal import Journal, applied_fact, failed_fact, held_fact
+from backplane.receipts.pieces import canonical_chunks, seal, without_trace
+from backplane.receipts.recovery import ABANDONED_S, Orphan, is_live, note_late
+from backplane.receipts.store import Store
 from backplane.runtime.state import StateFolder, left_behind
 from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
 

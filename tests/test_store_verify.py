@@ -15,15 +15,11 @@ from backplane.contract.canonical import encode as canonical_bytes
 from backplane.contract.canonical import sha256_hex
 from backplane.contract.receipt import BackendIdentity, Verification
 from backplane.errors import StoreError
-from backplane.receipts import (
-    ChainCheckpoint,
-    Store,
-    canonical_chunks,
-    export,
-    seal,
-)
+from backplane.receipts.bundle import export
 from backplane.receipts.database import link_of
-from backplane.receipts.rows import COVERED
+from backplane.receipts.pieces import canonical_chunks, seal
+from backplane.receipts.rows import COVERED, ChainCheckpoint
+from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, memory_of, puts, stored_run, whole
 
 

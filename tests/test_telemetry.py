@@ -35,8 +35,8 @@ from backplane.contract.events import (
     carry,
 )
 from backplane.contract.receipt import BackendIdentity, Receipt, Usage
-from backplane.receipts import Store
 from backplane.receipts.memory import find
+from backplane.receipts.store import Store
 from backplane.telemetry import export
 from backplane.telemetry.context import is_wanted, read_parent, span_id, trace_id, traceparent
 from backplane.telemetry.sender import LEAVE_S_MAX

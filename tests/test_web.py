@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from backplane.receipts import Store, seal
+from backplane.receipts.pieces import seal
+from backplane.receipts.store import Store
 from backplane.web.guard import STREAMS_MAX
 from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT

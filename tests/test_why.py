@@ -23,8 +23,9 @@ from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, CommandExecuted, Failed, ToolCall, ToolResult, carry
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host import Done
-from backplane.receipts import Journal, Store, head_fact
+from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.memory import find
+from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.shown import picture_of
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose

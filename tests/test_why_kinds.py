@@ -28,8 +28,8 @@ from backplane.contract.events import Approval
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host import Done
 from backplane.process.table import Process
-from backplane.receipts import Store
 from backplane.receipts.memory import find
+from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
 from backplane.shown import moment_of, picture_of, why
 from backplane.testing import Fault, Turn

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from backplane.errors import WorkspaceError
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.runtime.state import settle as settle_home
 from backplane.workspace import apply_patch, transaction
 from tests.receipt_writer import memory_of, puts

@@ -79,8 +79,8 @@ def _apply(options: Options) -> int:
     from pathlib import Path
 
     from backplane import config
-    from backplane.receipts import Store
     from backplane.receipts.audit import patch_hash, record_hash
+    from backplane.receipts.store import Store
     from backplane.runtime.results import refuse_unknown
     from backplane.runtime.state import StateFolder, settle
     from backplane.workspace import apply_bare, apply_patch

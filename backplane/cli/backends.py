@@ -74,7 +74,7 @@ def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendSta
     import msgspec
 
     from backplane import config
-    from backplane.receipts import kept_manifest
+    from backplane.receipts.manifests import kept_manifest
     from backplane.runtime import backends
 
     key = backends.ProcessBackend(id=status.id, argv=status.command).key

@@ -67,7 +67,7 @@ def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
     import os
 
     from backplane import config
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
     from backplane.workspace.checkpoints import found
 
     with Store.open(config.home_path(os.environ), readonly=True) as store:
@@ -81,7 +81,7 @@ def _list(options: Options) -> int:
     import msgspec
 
     from backplane import config
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
 
     with Store.open(config.home_path(os.environ), readonly=True) as store:
         made = kept(store.load(options.run))

@@ -31,7 +31,8 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError
 from backplane.process import Finished, run_tool
-from backplane.receipts import Store, canonical_chunks
+from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.store import Store
 from backplane.runtime.run import Run
 from backplane.workspace import apply_patch
 

@@ -23,7 +23,7 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 from backplane.errors import BackplaneError
 from backplane.process import GUARD_WORKS, run_tool, search_path
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.runtime import backends
 from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of

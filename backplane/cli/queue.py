@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from backplane.receipts import ReceiptRow
+    from backplane.receipts.rows import ReceiptRow
     from backplane.runtime.door import Request
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
@@ -349,7 +349,7 @@ async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Pat
         root: the folder that its patch is for, where it is known.
     """
     from backplane.cli.show import patch_lines
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
     from backplane.scale.mirror import bring
 
     row, result = await bring(engine, job, content, home, root=root)

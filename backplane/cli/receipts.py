@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
     from backplane.contract.receipt import Receipt
-    from backplane.receipts import ChainCheckpoint, ReceiptRow, Store
-    from backplane.receipts.rows import Listed
+    from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow
+    from backplane.receipts.store import Store
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -99,7 +99,7 @@ def _store(*, readonly: bool) -> Iterator[Store]:
     import os
 
     from backplane import config
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
 
     home = config.home_path(os.environ) if readonly else config.home(os.environ)
     with Store.open(home, readonly=readonly) as store:
@@ -144,8 +144,8 @@ def _backend(own: str, name: str | None) -> str:
 
 def _show(options: Options) -> int:
     from backplane.cli import show
-    from backplane.receipts import canonical_chunks
     from backplane.receipts.journal import backend_name
+    from backplane.receipts.pieces import canonical_chunks
 
     with _store(readonly=True) as store:
         row = store.find(options.id)
@@ -345,8 +345,7 @@ def _stored_faults(name: str, key: PublicKey | None) -> list[str]:
 
 
 def _receipt_file(name: str, called: str | None = None) -> Receipt:
-    from backplane.receipts import parse_receipt
-    from backplane.receipts.bundle import RECEIPT_BYTES_MAX
+    from backplane.receipts.bundle import RECEIPT_BYTES_MAX, parse_receipt
 
     return parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), called or streams.source(name))
 
@@ -392,7 +391,7 @@ def _diff(options: Options) -> int:
 
     import msgspec
 
-    from backplane.receipts import ABSENT, compare
+    from backplane.receipts.comparison import ABSENT, compare
 
     with _store(readonly=True) as store:
         left, right = (
@@ -411,7 +410,7 @@ def _export(options: Options) -> int:
     from pathlib import Path
 
     from backplane.errors import ConfigError
-    from backplane.receipts import export
+    from backplane.receipts.bundle import export
 
     if options.to == "":
         raise ConfigError("config_invalid", "--to is empty", hint="name a new folder, or leave it out for ./RUN-ID")
@@ -425,7 +424,7 @@ def _export(options: Options) -> int:
 def _import(options: Options) -> int:
     from pathlib import Path
 
-    from backplane.receipts import import_bundle
+    from backplane.receipts.bundle import import_bundle
 
     with _store(readonly=False) as store:
         row = import_bundle(store, Path(options.file))

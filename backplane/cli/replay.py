@@ -11,8 +11,9 @@ from backplane.cli.parser import Options, Parser, add_json
 if TYPE_CHECKING:
     from backplane.cli.show import Look
     from backplane.policy.backtest import Judged
-    from backplane.receipts import ReceiptRow, Store
     from backplane.receipts.backtest import Rejudged
+    from backplane.receipts.rows import ReceiptRow
+    from backplane.receipts.store import Store
 
 EXAMPLE = """
 backplane replay --policy strict last

@@ -13,8 +13,8 @@ from backplane.cli.parser import Options, Parser, add_json
 
 if TYPE_CHECKING:
     from backplane.cli.show import Look
-    from backplane.receipts import Store
     from backplane.receipts.memory import Remembered
+    from backplane.receipts.store import Store
     from backplane.view.picture import Picture
     from backplane.view.why import Diagnosis, Moment
 
@@ -112,7 +112,7 @@ def open_store() -> Store:
     import os
 
     from backplane import config
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
 
     return Store.open(config.home_path(os.environ), readonly=True)
 

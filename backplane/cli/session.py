@@ -57,7 +57,7 @@ def _session(options: Options, home: Path, backend: str | None) -> dict[str, Jso
 
 def _last(home: Path, backend: str | None) -> str:
     """Return the id of the conversation that a run on this backend has kept last."""
-    from backplane.receipts import Store
+    from backplane.receipts.store import Store
 
     if backend is not None and home.is_dir():
         with Store.open(home) as store:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from backplane.cli.foot import Foot
     from backplane.cli.show import Look
-    from backplane.receipts import Store
     from backplane.receipts.memory import Remembered
+    from backplane.receipts.store import Store
     from backplane.receipts.tail import Tail
     from backplane.view.columns import Line
     from backplane.view.picture import Picture, ShownQuestion

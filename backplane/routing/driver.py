@@ -24,9 +24,9 @@ from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
-from backplane.receipts import Store, kept_manifest
-from backplane.receipts.manifests import keep_manifest
+from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.memory import Remembered, remembered
+from backplane.receipts.store import Store
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
 from backplane.routing.failover import FailoverAttempt, first_effect, moves_on
 from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose

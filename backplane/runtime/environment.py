@@ -280,7 +280,7 @@ class RunEnvironment:
 
     def _note_held(self, journal: Journal) -> None:
         """Note it before the host starts: should we be killed, the receipt says it all the same."""
-        from backplane.receipts import held_fact
+        from backplane.receipts.journal import held_fact
 
         journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
 

@@ -14,9 +14,10 @@ from backplane.contract.events import Approval, ApprovalAnswered, carried, read_
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError, StoreError
-from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
-from backplane.receipts.bundle import RECEIPT
+from backplane.receipts.bundle import RECEIPT, import_bundle, parse_receipt
 from backplane.receipts.journal import PATCH, Journal
+from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.store import Store
 from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, find_ask
 from backplane.scale.content import Contents
 from backplane.scale.engine import (

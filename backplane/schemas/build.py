@@ -64,7 +64,7 @@ _PRINTED: Final = {
     "cli_cost": "backplane.routing.spend:Spend",
     "cli_doctor": "backplane.cli.doctor:DoctorCheck",
     "cli_receipts_audit": "backplane.receipts.claims:Audited",
-    "cli_receipts_checkpoint": "backplane.receipts:ChainCheckpoint",
+    "cli_receipts_checkpoint": "backplane.receipts.rows:ChainCheckpoint",
     "cli_receipts_list": "backplane.receipts.rows:Listed",
     "cli_route": "backplane.routing.router:Route",
     "cli_replay": "backplane.receipts.backtest:Rejudged",

@@ -34,8 +34,8 @@ from backplane.protocol.jsonrpc import (
     RpcError,
 )
 from backplane.protocol.mcp import greeting, text_result
-from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
+from backplane.receipts.store import Store
 from backplane.runtime.orders import read_policy
 from backplane.runtime.run import Run
 from backplane.schemas.validate import Findings, validate

@@ -23,9 +23,10 @@ from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, Wa
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
-from backplane.receipts import ReceiptRow, Store
 from backplane.receipts.build import End
 from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents

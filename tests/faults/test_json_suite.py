@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Verification
 from backplane.protocol import VALUES_MAX
 from backplane.protocol.control import ControlEnd
-from backplane.receipts import canonical_chunks, seal
+from backplane.receipts.pieces import canonical_chunks, seal
 from backplane.runtime.backends import MemoryBackend
 from backplane.runtime.inbound import now
 from backplane.runtime.plane import ControlPlane

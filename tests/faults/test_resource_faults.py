@@ -19,7 +19,7 @@ import pytest
 
 import backplane
 from backplane.config import Limits, Settings
-from backplane.receipts import Store
+from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from tests.faults import hosts, sizes

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backplane.receipts import ChainCheckpoint, Store, seal
-from backplane.receipts.pieces import without_trace
+from backplane.receipts.pieces import seal, without_trace
+from backplane.receipts.rows import ChainCheckpoint
+from backplane.receipts.store import Store
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
 from tests.faults.ground import GRACE_S, LADDER_S, OFF, PROGRAM, ROOT, UGLY, Ended, Ground, kill_9
