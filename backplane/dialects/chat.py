@@ -17,26 +17,24 @@ from backplane.dialects import codec
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,
+    REST,
     Block,
     Blocks,
     Calls,
     Counters,
+    Form,
+    Hole,
     Kin,
     LossLedger,
     Members,
+    OptionDraft,
     RequestOption,
-    arguments_text,
-    calls_of,
+    Tools,
     effort_writer,
     json_text,
     kind_of,
-    lose_part,
+    made_ids,
     parse_json,
-    plain_text,
-    put_ext,
-    read_arguments,
-    read_content,
-    unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.losses import address_citation
@@ -98,12 +96,11 @@ CITATION: Final = {
     "url_citation/end_index": "end",
 }  # fmt: skip
 """Path → field."""
-TOOL: Final = {"name": "name", "description": "description", "schema": "parameters", "strict": "strict"}
-"""Field of a tool → its member."""
+TOOL: Final = {"name": "{}/name", "description": "{}/description", "schema": "{}/parameters", "strict": "{}/strict"}
+KINDS: Final[dict[str | None, Any]] = {"function": "function", "custom": "custom"}
+"""Kinds of tools, at OpenAI."""
 ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
 """What OpenAI's dialects say of an error beside its message."""
-FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
-"""What OpenAI's dialects say of a schema that an answer has to fit."""
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
@@ -135,92 +132,36 @@ class Flavour(msgspec.Struct, frozen=True):
 # Options --------------------------------------------------------------------------------------------------------------
 
 
-def read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    """Take which tool the model has to call."""
-    choice = members.rest.get("tool_choice")
-    if type(choice) is str and choice in ("auto", "none", "required"):
-        options["tool_choice"] = {"mode": choice}
-    elif type(choice) is dict and (kind := kind_of(choice)) in ("function", "custom"):
-        inner = choice.get(kind) if kind in choice else {key: choice[key] for key in choice if key != "type"}
-        is_named = type(inner) is dict and list(inner) == ["name"] and type(inner["name"]) is str
-        if len(choice) != 2 or type(inner) is not dict or not is_named:
-            return
-        options["tool_choice"] = {"mode": "tool", "name": inner["name"], "kind": kind}
-    else:
-        return
-    del members.rest["tool_choice"]
-    places["tool_choice"] = "/tool_choice"
+NAME: Final = Hole("name")
+CUSTOM: Final = {"mode": "tool", "name": NAME, "kind": "custom"}
+FUNCTION: Final = {"mode": "tool", "name": NAME}
+CHOICES: Final = tuple(Form(word, {"mode": word}) for word in ("auto", "none", "required"))
+NESTED: Final = (Form({"type": "custom", "custom": {"name": NAME}}, CUSTOM),
+                 Form({"type": "function", "function": {"name": NAME}}, FUNCTION))  # fmt: skip
+FLAT: Final = Form({"type": "custom", "name": NAME}, CUSTOM), Form({"type": "function", "name": NAME}, FUNCTION)
+"""Which tool the model has to call: a word, or a tool's name in or beside its kind."""
+
+FORMATS: Final = Form({"type": "text"}, {"type": "text"}), Form({"type": "json_object"}, {"type": "json"})
+BODY: Final = Hole("body", (dict,), ("name", "schema", "strict", "description"))
+SCHEMA: Final = {"type": "schema", REST: BODY}
+NAMED: Final = {"name": "answer"}
+"""The form of an answer; a schema has a name at OpenAI."""
 
 
-def write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    """Write which tool has to be called, its name beside its kind."""
-    if value["mode"] != "tool":
-        out["tool_choice"] = value["mode"]
-        return
-    kinds = {tool.name: tool.kind for tool in conversation.tools}
-    kind = "custom" if kinds.get(value["name"], value.get("kind")) == "custom" else "function"
-    out["tool_choice"] = {"type": kind, "name": value["name"]}
-
-
-def _write_nested(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    write_choice(value, out, ledger, at, conversation)
-    if value["mode"] == "tool":
-        out["tool_choice"] = {"type": (kind := out["tool_choice"]["type"]), kind: {"name": value["name"]}}
-
-
-def write_metadata(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
+def write_metadata(value: Any, draft: OptionDraft) -> None:
     """Write the caller's labels, which are texts at OpenAI."""
-    if ledger.is_home or all(type(label) is str for label in value.values()):
-        out["metadata"] = value
+    if draft.is_home or all(type(label) is str for label in value.values()):
+        draft.put("metadata", value)
     else:
-        ledger.drop(at, "option_value", "labels are texts here", value)
+        draft.drop("labels are texts here", value)
 
 
-CHOICE: Final = RequestOption("tool_choice", "tool_choice", read=read_choice, write=write_choice)
 METADATA: Final = RequestOption("metadata", "metadata", (dict,), write=write_metadata)
 
 
-def form_of(found: Json, body: Json) -> dict[str, Any] | None:
-    """Read the form of an answer as OpenAI says it; `body` is what is said of a schema."""
-    if found == {"type": "text"}:
-        return {"type": "text"}
-    if found == {"type": "json_object"}:
-        return {"type": "json"}
-    if kind_of(found) != "json_schema" or type(body) is not dict:
-        return None
-    if any(key not in FORMAT_MEMBERS or value is None for key, value in body.items()):
-        return None
-    return {**body, "type": "schema"}
-
-
-def form_words(value: dict[str, Any], ledger: LossLedger) -> tuple[str, dict[str, Any]]:
-    """Return OpenAI's word for the form of an answer, and what is said of its schema."""
-    if value["type"] != "schema":
-        return ("json_object" if value["type"] == "json" else "text"), {}
-    body: dict[str, Any] = {key: value[key] for key in FORMAT_MEMBERS if key in value}
-    if not ledger.is_home:
-        body.setdefault("name", "answer")
-    return "json_schema", body
-
-
-def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    found = members.rest.get("response_format")
-    form = form_of(found, found.get("json_schema") if type(found) is dict and len(found) == 2 else None)
-    if form is not None:
-        del members.rest["response_format"]
-        options["response_format"] = form
-        places["response_format"] = "/response_format" + ("/json_schema" if form["type"] == "schema" else "")
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    word, body = form_words(value, ledger)
-    out["response_format"] = {"type": word, word: body} if word == "json_schema" else {"type": word}
-
-
-def _read_stop(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_stop(members: Members) -> tuple[Any, str] | None:
     found = members.take("stop", str, list)
-    if found is not None:
-        options["stop"], places["stop"] = [found] if type(found) is str else found, "/stop"
+    return None if found is None else ([found] if type(found) is str else found, "/stop")
 
 
 STOP: Final = RequestOption("stop", "stop", read=_read_stop)
@@ -245,8 +186,9 @@ OPTIONS: Final = (
     RequestOption("max_completion_tokens", "max_tokens", (int,), least=1),
     RequestOption("max_tokens", "max_tokens", (int,), least=1),
     STOP,
-    RequestOption("tool_choice", "tool_choice", read=read_choice, write=_write_nested),
-    RequestOption("response_format", "response_format", read=_read_format, write=_write_format),
+    RequestOption("tool_choice", "tool_choice", forms=(*CHOICES, *NESTED, *FLAT)),
+    RequestOption("response_format", "response_format", made=NAMED,
+                  forms=(*FORMATS, Form({"type": "json_schema", "json_schema": BODY}, SCHEMA, "/json_schema"))),
 )  # fmt: skip
 PLACES: Final = {
     "id": "id", "model": "model", "created": "created", "usage": "usage", "cache": "cache_control",
@@ -257,7 +199,7 @@ PLACES: Final = {
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-def _read_image(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_image(members: Members, fields: dict[str, Any]) -> bool:
     if "url" not in fields and "data" not in fields:  # some gateways send the address itself
         address = members.take("image_url")
         fields |= {} if address is None else codec.read_url(address)
@@ -272,7 +214,7 @@ def _write_url(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     return "url" in body and (ledger.is_home or part.kind == "image")
 
 
-def read_audio(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def read_audio(members: Members, fields: dict[str, Any]) -> bool:
     """Read the format of a sound, which is said by name."""
     form = fields.pop("media_type")
     fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
@@ -287,7 +229,7 @@ def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
     return form is not None
 
 
-def _read_file(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_file(members: Members, fields: dict[str, Any]) -> bool:
     if "url" in fields:  # base64 without the head of a data URL
         fields["data"] = fields.pop("url")
     return ("data" in fields) != ("file_id" in fields)
@@ -306,7 +248,7 @@ def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool
     return True
 
 
-def _read_thoughts(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_thoughts(members: Members, fields: dict[str, Any]) -> bool:
     """Read thoughts that some gateways give as a list of texts."""
     found = fields.pop("text")
     texts: list[Any] = [found] if type(found) is str else [one.get("text") for one in found if type(one) is dict]
@@ -334,6 +276,14 @@ def blocks_of(name: str) -> Blocks:
     ), cache="cache_control")  # fmt: skip
 
 
+def calls_of(name: str) -> Blocks:
+    """Return the family's table of calls."""
+    return Blocks(name, tuple(
+        Block(kind, ir.ToolUse, {"id": "id", f"{kind}/name!": "name", f"{kind}/{member}": "arguments"}, {"kind": kind})
+        for kind, member in (("function", "arguments"), ("custom", "input"))
+    ), untyped="function", noun="call of type ")  # fmt: skip
+
+
 class Chat:
     """The functions of one flavour."""
 
@@ -341,15 +291,15 @@ class Chat:
         self.flavour = flavour
         self.name = flavour.name
         self.blocks = blocks_of(flavour.name)
+        self.calls = calls_of(flavour.name)
         self.usage = CACHED_ON_TOP if flavour.cached_tokens_on_top else USAGE
         self.read_answer: Callable[[Json, Calls], ir.Answer]
         """That of the dialect, for a gateway that answers at once although a stream was asked for."""
         special = {row.name: row for row in flavour.special}
-        limit = RequestOption(flavour.max_tokens, "max_tokens", (int,), write=self._write_limit)
-        self.options = (limit, *special.values(), *(
-            msgspec.structs.replace(row, is_written=row.name not in flavour.unknown_options)
-            for row in OPTIONS if row.name not in special
-        ))  # fmt: skip
+        rows = [msgspec.structs.replace(row, is_written=row.name not in flavour.unknown_options)
+                for row in OPTIONS if row.name not in special]  # fmt: skip
+        rows.sort(key=lambda row: row.path != flavour.max_tokens)
+        self.options = (*special.values(), *rows)
 
     def dialect(
         self, *, reader: type[StreamReader] | None = None, writer: type[StreamWriter] | None = None, **own: Any
@@ -362,7 +312,7 @@ class Chat:
         members = {"limits": LIMITS, **own}
         made = Dialect(
             NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
-            write_messages=self.write_messages, read_tool=self.read_tool, write_tool=self.write_tool,
+            write_messages=self.write_messages, tools=Tools(self.blocks, TOOL, KINDS),
             required={"model": "unknown"}, read_candidates=self.read_candidates,
             write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
             answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
@@ -372,15 +322,6 @@ class Chat:
         )  # fmt: skip
         self.read_answer = made.read_answer
         return made
-
-    def _write_limit(
-        self, value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
-    ) -> None:
-        own = conversation.options_at.get("max_tokens") if ledger.is_home else None
-        if own in ("/max_tokens", "/max_completion_tokens"):
-            out[own[1:]] = value
-        else:
-            out[self.flavour.max_tokens] = codec.bounded(RequestOption("", "max_tokens", least=1), value, ledger, at)
 
     # Messages, read
 
@@ -397,7 +338,7 @@ class Chat:
         name = members.take("name")
         if role == "tool":
             return self._read_result(members, value, native_role, name, calls)
-        parts, flat = read_content(members, "content", self.blocks.read)
+        parts, flat = members.content("content", self.blocks.read)
         if role == "assistant":
             parts = self._read_assistant(members, parts, at, calls)
         return ir.Message(
@@ -429,34 +370,13 @@ class Chat:
         old = members.rest.get("function_call")
         if type(old) is dict and type(old.get("name")) is str:
             del members.rest["function_call"]
-            parts.append(self.read_call({"function": old}, f"{at}/function_call", calls))
+            parts.append(self.calls.read({"function": old}, f"{at}/function_call", calls))
         if members.rest.get("tool_calls"):
             found = members.take("tool_calls", list) or ()
-            parts += [self.read_call(call, f"{at}/tool_calls/{place}", calls) for place, call in enumerate(found)]
+            parts += [self.calls.read(call, f"{at}/tool_calls/{place}", calls) for place, call in enumerate(found)]
         if members.rest.get("annotations"):
             self._cite(parts, members)
         return tuple(parts)
-
-    def read_call(self, value: Json, at: str, calls: Calls) -> ir.Part:
-        """Read one call of the list."""
-        kind = kind_of(value) if type(value) is not dict or "type" in value else "function"
-        inner = value.get(kind) if kind in ("function", "custom") else None
-        if type(inner) is not dict or type(inner.get("name")) is not str:
-            return ir.Opaque(dialect=self.name, label=f"call of type {kind}", payload=value, at=at, raw=value)
-        members = Members(value, at)
-        members.rest.pop("type", None)
-        name, key = members.take(f"{kind}/name"), "arguments" if kind == "function" else "input"
-        found = members.take(f"{kind}/{key}", str, *((dict,) if kind == "function" else ()))
-        text = found if type(found) is str else None
-        if type(found) is dict:  # some gateways send the object itself
-            argued: Json = found
-        else:
-            argued = (text or "") if kind == "custom" else read_arguments(text or "")
-        call_id = members.take("id") if members.rest.get("id") else None
-        return ir.ToolUse(
-            id=call_id or calls.make(name), id_made=not call_id, name=name, input=argued, text=text,
-            kind="custom" if kind == "custom" else "function", at=at, ext=members.ext(self.name), raw=value,
-        )  # fmt: skip
 
     def _cite(self, parts: list[ir.Part], members: Members) -> None:
         """Hang annotations on the message's text; they stay members where there is no single text."""
@@ -477,7 +397,7 @@ class Chat:
         self, members: Members, value: Json, native_role: str | None, name: str | None, calls: Calls
     ) -> ir.Message:
         call_id = members.take("tool_call_id")
-        content, flat = read_content(members, "content", self.blocks.read)
+        content, flat = members.content("content", self.blocks.read)
         result = ir.ToolOutput(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
             content=content, flat=flat, at=members.at, ext=members.ext(self.name),
@@ -495,7 +415,7 @@ class Chat:
         made: list[Json] = []
         shown: list[Json] = []
         for message in conversation.messages:
-            if unchanged(message, ledger, lambda: self.read_message(message.raw, message.at, calls_of(message))):  # noqa: B023
+            if ledger.unchanged(message, lambda: self.read_message(message.raw, message.at, made_ids(*message.parts))):  # noqa: B023
                 made.append(message.raw)
                 continue
             results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
@@ -504,7 +424,7 @@ class Chat:
                 ledger.degrade(message.at, "order", "results come before the rest of their message")
             made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
             if results and not others:
-                put_ext(message, made[-1], ledger)
+                ledger.put_ext(message, made[-1])
                 continue
             if shown:
                 made.append({"role": "user", "content": shown})
@@ -539,8 +459,8 @@ class Chat:
         if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
             out["content"] = self.blocks.write_all(result.content, ledger, self.write_part)
         else:
-            out["content"] = plain_text(result.content, ledger)
-        put_ext(result, out, ledger)
+            out["content"] = ledger.plain_text(result.content)
+        ledger.put_ext(result, out)
         return out
 
     def _write_message(self, message: ir.Message, ledger: LossLedger) -> Json:
@@ -558,7 +478,7 @@ class Chat:
             content = self.blocks.write_content(message.parts, message.flat, ledger, self.write_part)
             nothing: Json = None if message.flat is not False else []
             out["content"] = content if content != [] else nothing if ledger.is_home else ""
-        put_ext(message, out, ledger)
+        ledger.put_ext(message, out)
         return out
 
     def write_part(self, part: ir.Part, ledger: LossLedger) -> Json:
@@ -566,7 +486,7 @@ class Chat:
         if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
             is_address = part.kind == "image" and part.data is None and not self.flavour.has_image_urls
             if is_address or (part.kind == "document" and not self.flavour.has_files):
-                lose_part(part, ledger)
+                ledger.lose_part(part)
                 return None
         return self.blocks.write(part, ledger)
 
@@ -581,13 +501,13 @@ class Chat:
                 self._write_thinking(part, out, ledger)
             elif isinstance(part, ir.Refusal) and (part.raw is None or not ledger.is_home):
                 out["refusal"] = out.get("refusal", "") + part.text
-                put_ext(part, {}, ledger)
+                ledger.put_ext(part, {})
             elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
                 pairs = (("id", part.file_id), ("data", part.data), ("transcript", part.transcript))
                 out["audio"] = {key: value for key, value in pairs if value is not None}
-                put_ext(part, out["audio"], ledger)
+                ledger.put_ext(part, out["audio"])
             elif isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-                lose_part(part, ledger, "an assistant says only text here")
+                ledger.lose_part(part, "an assistant says only text here")
             elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and ledger.is_home:
                 calls.append(part.payload)
             else:
@@ -612,12 +532,12 @@ class Chat:
                 for citation in part.citations:
                     if (body := address_citation(citation, part, ledger, sum(map(len, texts)))) is not None:
                         annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
-                        put_ext(citation, annotation, ledger)
+                        ledger.put_ext(citation, annotation)
                         out.setdefault("annotations", []).append(annotation)
                 texts.append(part.text)
-                put_ext(part, {}, ledger)
+                ledger.put_ext(part, {})
             else:
-                lose_part(part, ledger)
+                ledger.lose_part(part)
         if texts:
             out["content"] = "".join(texts)
 
@@ -626,46 +546,21 @@ class Chat:
         if ledger.is_home:
             field = part.field or field or self.flavour.thinking_answer
         if part.redacted is not None or field is None:
-            lose_part(part, ledger)
+            ledger.lose_part(part)
             return
         if not ledger.is_home:
             ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
         out[field] = out.get(field, "") + part.text
         if part.signature is not None and self.flavour.signature_field is not None and ledger.is_home:
             out[self.flavour.signature_field] = part.signature
-        put_ext(part, {}, ledger)
+        ledger.put_ext(part, {})
 
     def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: LossLedger) -> None:
-        if unchanged(part, ledger, lambda: self.read_call(part.raw, part.at, Calls([part.id]))):
-            call = part.raw
-        else:
-            body = {"name": part.name, "arguments" if part.kind == "function" else "input": arguments_text(part)}
-            call = {"type": part.kind, part.kind: body}
-            if not (part.id_made and ledger.is_home):
-                call["id"] = part.id
-            put_ext(part, call, ledger)
+        call: Any = self.calls.write(part, ledger)
         if ledger.is_home and part.at.endswith("/function_call"):
             out["function_call"] = call["function"]
         else:
             calls.append(call)
-
-    def read_tool(self, tool: Json, at: str) -> ir.ToolSpec:
-        """Read one tool definition; a type that only the vendor runs becomes kind `server`."""
-        kind = kind_of(tool)
-        inner = tool.get(kind) if kind in ("function", "custom") else None
-        if type(inner) is not dict or type(inner.get("name")) is not str:
-            return codec.server_tool(inner if type(inner) is dict and "name" in inner else tool, at, tool)
-        paths = {field: f"{kind}/{name}" for field, name in TOOL.items()}
-        return codec.read_tool(tool, at, self.name, paths, kind, cache=True)
-
-    def write_tool(self, tool: ir.ToolSpec, ledger: LossLedger) -> Json:
-        """Write one tool definition."""
-        if unchanged(tool, ledger, lambda: self.read_tool(tool.raw, tool.at)):
-            return tool.raw
-        out: dict[str, Any] = {"type": tool.kind, tool.kind: {}}
-        if tool.cache is not None and ledger.is_home:
-            out["cache_control"] = {"type": "ephemeral", **tool.cache}
-        return codec.write_tool(tool, out, ledger, {field: f"{tool.kind}/{name}" for field, name in TOOL.items()})
 
     # Answers
 
@@ -696,13 +591,13 @@ class Chat:
         source = candidate.message
         message: dict[str, Any] = {} if source.name is None else {"name": source.name}
         self.write_assistant(source, message, ledger)
-        put_ext(source, message, ledger)
+        ledger.put_ext(source, message)
         native = source.native_role if ledger.is_home else None
         message.setdefault("role", native if native is not None else "assistant")
         choice: dict[str, Any] = {"message": message, "index": place}
         if (word := ENDINGS.write(candidate, ledger)) is not None:
             choice["finish_reason"] = word
-        put_ext(candidate, choice, ledger)
+        ledger.put_ext(candidate, choice)
         if not ledger.is_home:
             _keep_valid(choice, candidate, ledger)
         return choice

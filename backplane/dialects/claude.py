@@ -16,21 +16,21 @@ from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifes
 from backplane.dialects import codec
 from backplane.dialects.codec import (
     ANY,
-    FREE_TEXT,
     NUMBER,
     Block,
     Blocks,
     Calls,
     Counters,
+    Form,
+    Hole,
     LossLedger,
     Members,
+    OptionDraft,
     RequestOption,
+    Tools,
     Turns,
     kind_of,
     parse_json,
-    put_ext,
-    read_content,
-    unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -98,7 +98,7 @@ SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("f
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_citations(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
     return codec.read_citations("citations", read_citation, members, fields)
 
 
@@ -123,7 +123,7 @@ def write_citation(citation: ir.Citation, ledger: LossLedger) -> Json:
     """Write where a text is from."""
     pairs = ((member, getattr(citation, field)) for member, field in CITATION.items())
     out = {member: value for member, value in pairs if value is not None and (member, value) != ("type", "")}
-    put_ext(citation, out, ledger)
+    ledger.put_ext(citation, out)
     return out
 
 
@@ -136,13 +136,13 @@ def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) 
     return True
 
 
-def _take_input(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _take_input(members: Members, fields: dict[str, Any]) -> bool:
     if "input" in members.rest:  # null, of a gateway
         fields["input"] = members.rest.pop("input")
     return "input" in fields
 
 
-def _read_source(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_source(members: Members, fields: dict[str, Any]) -> bool:
     form = members.take("source/type")
     if form == "content" and fields["kind"] == "document":
         return _read_texts(fields, members.take("source/content", list))
@@ -197,7 +197,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
     Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
     Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, is_written=False,
-          read=lambda members, fields, calls: _read_texts(fields, members.take("content", list))),
+          read=lambda members, fields: _read_texts(fields, members.take("content", list))),
 ), cache="cache_control", ttls=(None, "5m", "1h"), bound=frozenset({"container_upload"}),
     is_server_tool=lambda kind: kind.endswith(("tool_use", "tool_result")))  # fmt: skip
 
@@ -211,7 +211,7 @@ TURNS: Final = Turns(BLOCKS, {"user": "user", "assistant": "assistant", "system"
 def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     """Take the system text and the messages of a request."""
     messages = [TURNS.read(message, f"/messages/{place}") for place, message in enumerate(members.need("messages"))]
-    parts, flat = read_content(members, "system", BLOCKS.read)
+    parts, flat = members.content("system", BLOCKS.read)
     return [*([ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []), *messages]
 
 
@@ -235,96 +235,66 @@ def _write_message(message: ir.Message, ledger: LossLedger) -> Json:
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    """Take which tool must be called, where it says nothing that the portable choice cannot say."""
-    choice = members.rest.get("tool_choice")
-    if type(choice) is not dict or kind_of(choice) not in CHOICES:
-        return
-    apart = choice.get("disable_parallel_tool_use")
-    if choice.keys() - {"type", "name", "disable_parallel_tool_use"} or type(apart) not in (bool, type(None)):
-        return
-    if (choice["type"] == "tool") != ("name" in choice) or type(choice.get("name", "")) is not str:
-        return
-    del members.rest["tool_choice"]
-    options["tool_choice"] = {"mode": CHOICES[choice["type"]]}
-    if "name" in choice:
-        options["tool_choice"]["name"] = choice["name"]
-    places["tool_choice"] = "/tool_choice"
-    if apart is not None:
-        options["parallel_tool_calls"] = not apart
-        places["parallel_tool_calls"] = "/tool_choice/disable_parallel_tool_use"
+def _read_parallel(members: Members) -> tuple[Any, str] | None:
+    at = "tool_choice/disable_parallel_tool_use"
+    if kind_of(members.rest.get("tool_choice")) not in CHOICES or (apart := members.take(at, bool)) is None:
+        return None
+    return not apart, f"/{at}"
 
 
-def _write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    made = {"type": next(word for word, mode in CHOICES.items() if mode == value["mode"])}
-    if value["mode"] == "tool":
-        made["name"] = value["name"]
-    out["tool_choice"] = {**out.get("tool_choice", {}), **made}
-
-
-def _write_parallel(
-    value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
-) -> None:
-    chosen = conversation.options.get("tool_choice", {}).get("mode")
-    if value and not ledger.is_home and chosen is None:
-        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
-    elif chosen == "none" and not ledger.is_home:
-        ledger.degrade(at, "shape", "no calls are wanted at all")
+def _write_parallel(value: Any, draft: OptionDraft) -> None:
+    chosen = draft.conversation.options.get("tool_choice", {}).get("mode")
+    if value and not draft.is_home and chosen is None:
+        draft.degrade("several calls in one turn are the rule here", code="shape")
+    elif chosen == "none" and not draft.is_home:
+        draft.degrade("no calls are wanted at all", code="shape")
     else:
-        out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
+        head = {} if draft.is_home or "tool_choice" in draft.out else {"type": "auto"}
+        draft.put("tool_choice", {**head, "disable_parallel_tool_use": not value})
 
 
-def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    thinking: Any = members.rest.get("thinking")
-    kind = kind_of(thinking)
-    if kind == "enabled" and type(thinking.get("budget_tokens")) is int:
-        options["reasoning_budget"] = members.take("thinking/budget_tokens", int)
-    elif kind in ("disabled", "adaptive"):
-        options["reasoning_budget"] = 0 if kind == "disabled" else -1
-    else:
-        return
-    members.take("thinking/type")
-    places["reasoning_budget"] = "/thinking"
+def _read_thinking(members: Members) -> tuple[Any, str] | None:
+    budgets = {"disabled": 0, "adaptive": -1}
+    kind = members.look("thinking/type")
+    budget = members.take("thinking/budget_tokens", int) if kind == "enabled" else budgets.get(str(kind))
+    if budget is None:
+        return None
+    members.forget("thinking/type")
+    return budget, "/thinking"
 
 
-def _write_budget(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
+def _write_budget(value: Any, draft: OptionDraft) -> None:
     if value <= 0:
-        out["thinking"] = {"type": "adaptive" if value else "disabled"}
+        draft.put("thinking", {"type": "adaptive" if value else "disabled"})
         return
-    out["thinking"] = {"type": "enabled", "budget_tokens": value}
-    if not ledger.is_home and value < THINKING_TOKENS_MIN:
-        ledger.degrade(at, "option_value", f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
-        out["thinking"]["budget_tokens"] = THINKING_TOKENS_MIN
+    if not draft.is_home and value < THINKING_TOKENS_MIN:
+        draft.degrade(f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
+        value = THINKING_TOKENS_MIN
+    draft.put("thinking", {"type": "enabled", "budget_tokens": value})
 
 
-def _write_effort(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    if value == "none" and not ledger.is_home:
-        ledger.degrade(at, "option_value", "no effort became no thinking", value)
-        out["thinking"] = {"type": "disabled"}
+def _write_effort(value: Any, draft: OptionDraft) -> None:
+    if value == "none" and not draft.is_home:
+        draft.degrade("no effort became no thinking", value)
+        draft.put("thinking", {"type": "disabled"})
         return
-    if not ledger.is_home and value not in EFFORTS:
-        ledger.degrade(at, "option_value", "the nearest effort here is low", value)
+    if not draft.is_home and value not in EFFORTS:
+        draft.degrade("the nearest effort here is low", value)
         value = "low"
-    out.setdefault("output_config", {})["effort"] = value
+    draft.put("output_config/effort", value)
 
 
-def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    config = members.inner("output_config")
-    form: Any = None if config is None else config.rest.get("format")
-    if kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict:
-        options["response_format"] = {"type": "schema", "schema": members.take("output_config/format", dict)["schema"]}
-        places["response_format"] = "/output_config/format"
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
+def _write_format(value: Any, draft: OptionDraft) -> None:
     if value["type"] == "schema" and type(value.get("schema")) is dict:
-        out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
+        draft.put("output_config/format", {"type": "json_schema", "schema": value["schema"]})
     elif value["type"] == "text":
-        ledger.degrade(at, "shape", "text is what the target gives anyway")
+        draft.degrade("text is what the target gives anyway", code="shape")
     else:
-        ledger.drop(at, "option", "JSON without a schema cannot be asked for here", value)
+        draft.drop("JSON without a schema cannot be asked for here", value, "option")
 
 
+NAME_HOLE: Final = Hole("name")
+SCHEMA: Final = Hole("schema", (dict,))
 OPTIONS: Final = (
     RequestOption("max_tokens", "max_tokens", (int,), least=1),
     RequestOption("temperature", "temperature", NUMBER, least=0, most=1),
@@ -335,9 +305,12 @@ OPTIONS: Final = (
     RequestOption("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
     RequestOption("metadata/user_id", "user"),
     RequestOption("output_config/effort", "reasoning_effort", write=_write_effort),
-    RequestOption("output_config", "response_format", read=_read_format, write=_write_format),
-    RequestOption("tool_choice", "tool_choice", read=_read_choice, write=_write_choice),
-    RequestOption("", "parallel_tool_calls", write=_write_parallel),
+    RequestOption("output_config/format", "response_format", write=_write_format, forms=(
+        Form({"type": "json_schema", "schema": SCHEMA}, {"type": "schema", "schema": SCHEMA}),)),
+    RequestOption("", "parallel_tool_calls", read=_read_parallel, write=_write_parallel),
+    RequestOption("tool_choice", "tool_choice", forms=(
+        *(Form({"type": word}, {"mode": mode}) for word, mode in CHOICES.items() if mode != "tool"),
+        Form({"type": "tool", "name": NAME_HOLE}, {"mode": "tool", "name": NAME_HOLE}))),
     RequestOption("thinking", "reasoning_budget", read=_read_thinking, write=_write_budget),
 )  # fmt: skip
 
@@ -368,26 +341,15 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Lo
         out["top_p"] = TOP_P_MIN
 
 
-def read_tool(tool: Json, at: str) -> ir.ToolSpec:
-    """Read one tool definition."""
-    if type(tool) is dict and tool.get("type") in (None, "custom") and type(tool.get("name")) is str:
-        return codec.read_tool(tool, at, NAME, TOOL, cache=True)
-    return codec.server_tool(tool, at)
+def _with_schema(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
+    if tool.schema is None:
+        ledger.synthesise(tool.at, "required", "a tool has a schema here")
+    elif "type" not in tool.schema:
+        ledger.degrade(tool.at, "required", "a schema says that it is of an object here")
+    return msgspec.structs.replace(tool, schema={"type": "object", **(tool.schema or {"properties": {}})})
 
 
-def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
-    """Write one tool definition."""
-    if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
-        return tool.raw
-    schema = FREE_TEXT if tool.kind == "custom" else tool.schema
-    if not ledger.is_home:
-        if schema is None:
-            ledger.synthesise(tool.at, "required", "a tool has a schema here")
-        elif "type" not in schema:
-            ledger.degrade(tool.at, "required", "a schema says that it is of an object here")
-        schema = {"type": "object", **(schema or {"properties": {}})}
-    cache = {} if tool.cache is None else {"cache_control": {"type": "ephemeral", **tool.cache}}
-    return codec.write_tool(msgspec.structs.replace(tool, schema=schema), cache, ledger, TOOL)
+TOOLS: Final = Tools(BLOCKS, TOOL, {None: "function", "custom": "function"}, write_more=_with_schema)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -412,8 +374,8 @@ def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger)
             out["stop_reason"] = word
         if candidate.stop_sequence is not None or not ledger.is_home:
             out["stop_sequence"] = candidate.stop_sequence
-        put_ext(candidate.message, out, ledger)
-        put_ext(candidate, out, ledger)
+        ledger.put_ext(candidate.message, out)
+        ledger.put_ext(candidate, out)
 
 
 USAGE: Final = Counters({
@@ -628,7 +590,7 @@ class StreamWriter(BlockWriter):
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
+    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     required={"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, finish=_fit_thinking,
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="content",
     answer_head={"type": "message", "role": "assistant"}, error=StreamWriter.error, error_head=StreamWriter.error_head,

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -184,6 +185,24 @@ class Members:
             return value
         return None
 
+    def look(self, path: str) -> Json:
+        """Return what is left of a member, without taking it."""
+        head, _, tail = path.partition("/")
+        if tail:
+            inner = self.inner(head)
+            return None if inner is None else inner.look(tail)
+        return self.below[head].rest if self.below and head in self.below else self.rest.get(self.find(head))
+
+    def forget(self, path: str) -> None:
+        """Take a member, whatever it is, with what was left of it."""
+        head, _, tail = path.partition("/")
+        if tail and (inner := self.inner(head)) is not None:
+            inner.forget(tail)
+        elif self.below and head in self.below:
+            self.below[head].rest.clear()
+        else:
+            del self.rest[self.find(head)]
+
     def need(self, name: str) -> list[Any]:
         """Take a list that the document cannot be read without."""
         value: list[Any] | None = self.take(name, list)
@@ -221,6 +240,15 @@ class Members:
         left = self.left()
         return {dialect: left} if left else {}
 
+    def content(self, name: str, read: Callable[[Json, str], ir.Part]) -> tuple[tuple[ir.Part, ...], bool | None]:
+        """Take a content that is one text or a list of blocks; which of both it was is `Message.flat`."""
+        at = self.place(name)
+        if (text := self.take(name)) is not None:
+            return (ir.Text(text=text, at=at),), True
+        if (blocks := self.take(name, list)) is not None:
+            return tuple(read(block, f"{at}/{place}") for place, block in enumerate(blocks)), False
+        return (), None
+
 
 def _kind(value: Json) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
@@ -251,13 +279,9 @@ class Calls:
         return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
 
 
-def _made_id(part: ir.Part) -> Calls:
-    return Calls([part.id] if getattr(part, "id_made", False) else ())  # type: ignore[attr-defined]
-
-
-def calls_of(message: ir.Message) -> Calls:
-    """Return the made ids of a message, to read it again."""
-    return Calls(getattr(part, "id", "") for part in message.parts if getattr(part, "id_made", False))
+def made_ids(*parts: ir.Part) -> Calls:
+    """Return the made ids of blocks, to read these again."""
+    return Calls(getattr(part, "id", "") for part in parts if getattr(part, "id_made", False))
 
 
 def parse_data_url(url: str) -> tuple[str, str] | None:
@@ -277,18 +301,6 @@ def read_url(url: str) -> dict[str, Any]:
     """Return the fields of media that a URL says."""
     data = parse_data_url(url)
     return {"url": url} if data is None else {"media_type": data[0], "data": data[1]}
-
-
-def read_content(
-    members: Members, name: str, read: Callable[[Json, str], ir.Part]
-) -> tuple[tuple[ir.Part, ...], bool | None]:
-    """Take a content that is one text or a list of blocks; which of both it was is `Message.flat`."""
-    at = members.place(name)
-    if (text := members.take(name)) is not None:
-        return (ir.Text(text=text, at=at),), True
-    if (blocks := members.take(name, list)) is not None:
-        return tuple(read(block, f"{at}/{place}") for place, block in enumerate(blocks)), False
-    return (), None
 
 
 # Losses of one direction ----------------------------------------------------------------------------------------------
@@ -312,8 +324,6 @@ class LossLedger:
         self.kin = kin or {}
         self.is_answer = is_answer
         self.is_home: bool = source == target
-        self.keeps_raw = True
-        """Whether a node that nobody changed is written as it was read, by its own dialect."""
         self.losses: list[ir.Loss] = []
         self.refusals: list[tuple[str, ir.Loss]] = []
 
@@ -354,36 +364,63 @@ class LossLedger:
             )
         return tuple(self.losses)
 
-
-def put_ext(node: ir.Node, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write a node's own members back; those of another dialect become losses."""
-    for dialect, entries in node.ext.items():
-        kin = entries if dialect == ledger.target else ledger.kin.get(dialect, {})
-        for path, value in entries.items():
-            if path in kin and (kin is entries or type(value) is kin[path]):
-                if not path.startswith("../"):
+    def put_ext(self, node: ir.Node, out: dict[str, Any]) -> None:
+        """Write a node's own members back; those of another dialect become losses."""
+        for dialect, entries in node.ext.items():
+            kin = entries if dialect == self.target else self.kin.get(dialect, {})
+            for path, value in entries.items():
+                if path not in kin or not (kin is entries or type(value) is kin[path]):
+                    self._lose_ext(node, path, value)
+                elif not path.startswith("../"):
                     put(out, path, value, anew=False)
+
+    def _lose_ext(self, node: ir.Node, path: str, value: Json) -> None:
+        """Report a member that only the source knows; a path with `..` is of the item that holds the block."""
+        at = f"{node.at}/{path}" if path[:3] != "../" else f"{item_of(node.at)}/{path[3:]}"
+        if value is None or value == [] or value == {}:
+            self.drop(at, "shape", "nothing, said in words", value)
+        else:
+            self.drop(at, "extension", f"only {self.source} knows it", value)
+
+    def unchanged(self, node: ir.Node, read: Callable[[], ir.Node | None]) -> bool:
+        """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
+        return self.is_home and node.raw is not None and read() == node
+
+    def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
+        """Report a block that the target has no word for."""
+        code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
+        if isinstance(part, ir.ServerTool):
+            words = f"{part.name} was run by {self.source} itself"
+        elif isinstance(part, ir.Opaque):
+            words = f"{part.label} has no counterpart"
+        found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
+        self.drop(part.at, code, reason or words, found if found is not None else part.raw)
+        self.put_ext(part, {})
+
+    def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
+        """Write a result or the head of a request as one text for a dialect that takes only that."""
+        for part in parts:
+            if isinstance(part, ir.Media) and part.text is not None:
+                self.degrade(part.at, "media", "a document of plain text became a text")
+                self.put_ext(part, {})
+            elif isinstance(part, ir.Text):
+                self.put_ext(part, {})
             else:
-                lose_ext(node, path, value, ledger)
+                self.lose_part(part)
+        return "\n".join(part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None)
 
 
-def lose_ext(node: ir.Node, path: str, value: Json, ledger: LossLedger) -> None:
-    """Report a member that only the source knows; a path with `..` is of the item that holds the block."""
-    at = f"{node.at}/{path}" if path[:3] != "../" else f"{item_of(node.at)}/{path[3:]}"
-    if value is None or value == [] or value == {}:
-        ledger.drop(at, "shape", "nothing, said in words", value)
-    else:
-        ledger.drop(at, "extension", f"only {ledger.source} knows it", value)
+CODES: Final[dict[type[Any], tuple[str, str]]] = {
+    ir.Thinking: ("thinking", "the target takes no such thinking"),
+    ir.Media: ("media", "the target takes no media in this form"),
+    ir.ServerTool: ("tool", "a tool that the source runs itself"),
+}
+"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
 
 
 def item_of(at: str) -> str:
     """Return the pointer of the item that holds a block."""
     return at.rpartition("/content")[0] or at
-
-
-def unchanged(node: ir.Node, ledger: LossLedger, read: Callable[[], ir.Node | None]) -> bool:
-    """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
-    return ledger.is_home and ledger.keeps_raw and node.raw is not None and read() == node
 
 
 # Blocks by table ------------------------------------------------------------------------------------------------------
@@ -398,14 +435,15 @@ class Block(msgspec.Struct, frozen=True):
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions.
 
-    Three are more than a value: `address` is a URL or data in one, `input` is written as an object, `content` is a text
-    or a list of blocks (`types` may allow one of both alone).
+    Some are more than a value: `address` is a URL or data in one, `input` is written as an object, `arguments` is that
+    object as text, `content` is a text or a list of blocks (`types` may allow one of both alone). Where an `id` need
+    not be there, one is made, and never given back.
     """
     fixed: Mapping[str, Any] = {}
     """Portable fields that this kind always has."""
     types: Mapping[str, tuple[type[Any], ...]] = {}
     """Portable field → types of its native value, where it is no text."""
-    read: Callable[[Members, dict[str, Any], Calls], bool] | None = None
+    read: Callable[[Members, dict[str, Any]], bool] | None = None
     """Reads more members into the fields; False when the block is unreadable."""
     write: Callable[[Any, dict[str, Any], LossLedger], bool] | None = None
     """Writes more members; False when the target cannot take this part."""
@@ -423,6 +461,8 @@ class Blocks:
         ttls: times to live that the server takes of other vendors' breakpoints; empty where it takes none.
         signature: member that any kind of block may have, with the vendor's proof that it made it.
         tag: member in which blocks say their kind; empty where a member tells, in either of two spellings.
+        untyped: the kind of a block that says none.
+        noun: what stands before the kind of an unknown block.
         is_server_tool: tells by its kind whether an unknown block is of a tool that the vendor runs itself.
         bound: kinds of unknown blocks that point to what the vendor keeps.
     """
@@ -430,11 +470,12 @@ class Blocks:
     def __init__(
         self, dialect: str, rows: tuple[Block, ...], *, text: str = "text", cache: str = "",
         ttls: tuple[Any, ...] = (), signature: str = "", tag: str = "type",
+        untyped: str | None = None, noun: str = "",
         is_server_tool: Callable[[str], bool] = lambda kind: False, bound: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.dialect, self.text, self.cache, self.ttls = dialect, text, cache, ttls
         self.signature, self.tag, self.is_server_tool, self.bound = signature, tag, is_server_tool, bound
-        self.rows = rows
+        self.untyped, self.noun, self.rows = untyped, noun, rows
         self.by_kind: dict[Any, Block] = {row.kind: row for row in rows}
         self.words = next(iter(self.by_kind[text].members)).rstrip("!") if text in self.by_kind else "text"
         """The member that holds plain words."""
@@ -449,7 +490,7 @@ class Blocks:
             is_plain = value.keys() == self._plain_keys and (not self.tag or value[self.tag] == self.text)
             if is_plain and type(value[self.words]) is str:
                 return ir.Text(text=value[self.words], at=at, raw=value)
-            row = self.by_kind.get(kind_of(value, self.tag)) if self.tag else None
+            row = self.by_kind.get(self.kind_of(value)) if self.tag else None
             rows = (row,) if row is not None else () if self.tag else self.rows
             for row in rows:
                 if self.tag or row.kind in value or snake(row.kind) in value:
@@ -457,11 +498,16 @@ class Blocks:
                     if (made := self._made(row, members, at, value, calls or Calls())) is not None:
                         return made
         kind = next(iter(value), "empty part") if type(value) is dict else "part"
-        kind = str(kind_of(value, self.tag)) if self.tag else kind
+        kind = str(self.kind_of(value)) if self.tag else kind
         if self.is_server_tool(kind):
             name = str(value.get("name") or kind)
             return ir.ServerTool(dialect=self.dialect, name=name, payload=value, at=at, raw=value)
-        return ir.Opaque(dialect=self.dialect, label=kind, payload=value, at=at, raw=value, bound=kind in self.bound)
+        label = f"{self.noun}{kind}"
+        return ir.Opaque(dialect=self.dialect, label=label, payload=value, at=at, raw=value, bound=kind in self.bound)
+
+    def kind_of(self, value: Json) -> str | None:
+        """Return what kind a block says that it is."""
+        return self.untyped if type(value) is dict and self.tag not in value else kind_of(value, self.tag)
 
     def _made(self, row: Block, members: Members, at: str, value: Json, calls: Calls) -> ir.Part | None:
         if self.tag:
@@ -470,8 +516,17 @@ class Blocks:
         for path, field in row.members.items():
             found: Any
             if field == "content":
-                fields["content"], found = read_content(members, path.rstrip("!"), self.read)
+                fields["content"], found = members.content(path.rstrip("!"), self.read)
                 fields["flat"] = found
+            elif field == "id" and members.look(path) == "":
+                continue
+            elif field == "arguments":
+                is_text = fields.get("kind") == "custom"
+                found = members.take(path, str, *(() if is_text else (dict,)))  # some gateways send the object itself
+                said = found if type(found) is str else ""
+                fields["text"] = found if type(found) is str else None
+                fields["input"] = said if is_text else found if type(found) is dict else read_arguments(said)
+                continue
             else:
                 found = members.take(path.rstrip("!"), *row.types.get(field, ()))
             if found is None:
@@ -481,8 +536,11 @@ class Blocks:
                 fields |= read_url(found)
             elif field != "content":
                 fields[field] = found
-        if row.read is not None and not row.read(members, fields, calls):
+        if row.read is not None and not row.read(members, fields):
             return None
+        if row.node in (ir.ToolUse, ir.ToolOutput) and fields.get("id") is None:
+            name = fields.get("name") or ""
+            fields |= {"id": calls.make(name) if row.node is ir.ToolUse else calls.answer(name), "id_made": True}
         if self.cache and (cache := take_cache(members, self.cache)) is not None:
             fields["cache"] = cache
         if self.signature and (proof := members.take(self.signature)) is not None:
@@ -494,7 +552,7 @@ class Blocks:
         """Write a block: as it came where nobody changed it, else by its row; None where it has none, which is lost."""
         if is_own_raw(part, ledger):
             return part.payload  # type: ignore[attr-defined]
-        if unchanged(part, ledger, lambda: self.read(part.raw, part.at, _made_id(part))):
+        if ledger.unchanged(part, lambda: self.read(part.raw, part.at, made_ids(part))):
             return part.raw
         if type(part) is ir.Text and self._plain_keys and is_bare(part) and not part.ext:
             return self.plain(part.text)
@@ -516,9 +574,9 @@ class Blocks:
         is_document = isinstance(part, ir.Media) and part.text is not None and not ledger.is_home
         if is_document or isinstance(part, ir.Refusal):
             ledger.degrade(part.at, "media" if is_document else "part", "its words are said as a text here")
-            put_ext(part, {}, ledger)
+            ledger.put_ext(part, {})
             return self.plain(part.text)  # type: ignore[attr-defined]
-        lose_part(part, ledger)
+        ledger.lose_part(part)
         return None
 
     def write_all(
@@ -539,7 +597,7 @@ class Blocks:
 
     def _content(self, kinds: tuple[type[Any], ...], part: ir.ToolOutput, ledger: LossLedger) -> Json:
         if list not in kinds:
-            return plain_text(part.content, ledger)
+            return ledger.plain_text(part.content)
         flat = part.flat if str in kinds else False
         return self.write_content(part.content, flat, ledger) if part.content or flat is not None else None
 
@@ -550,6 +608,10 @@ class Blocks:
         for path, field in row.members.items():
             if field == "address":
                 value = media_url(part)  # type: ignore[arg-type]
+            elif field == "id" and part.id_made and ledger.is_home:  # type: ignore[attr-defined]
+                continue
+            elif field == "arguments":
+                value = arguments_text(part)  # type: ignore[arg-type]
             elif field == "input":
                 value = arguments_object(part, ledger)  # type: ignore[arg-type]
             elif field == "content":
@@ -562,13 +624,17 @@ class Blocks:
                 return None
         if row.write is not None and not row.write(part, out, ledger):
             return None
-        if self.cache and part.cache is not None and (ledger.is_home or self.ttls):
-            fits = ledger.is_home or part.cache.get("ttl") in self.ttls
-            out[self.cache] = {"type": "ephemeral", **(part.cache if fits else {})}
+        self.put_cache(part, out, ledger)
         if self.signature and part.signature is not None and ledger.is_home:
             out[self.signature] = part.signature
-        put_ext(part, out, ledger)
+        ledger.put_ext(part, out)
         return out
+
+    def put_cache(self, node: ir.Part | ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> None:
+        """Write a breakpoint of the prompt cache, where the server takes one."""
+        if self.cache and node.cache is not None and (ledger.is_home or self.ttls):
+            fits = ledger.is_home or node.cache.get("ttl") in self.ttls
+            out[self.cache] = {"type": "ephemeral", **(node.cache if fits else {})}
 
 
 class Turns(msgspec.Struct, frozen=True):
@@ -586,7 +652,7 @@ class Turns(msgspec.Struct, frozen=True):
         """Read one message."""
         members = Members(value, at)
         native_role = members.take(self.role)
-        parts, flat = read_content(members, self.content, self.blocks.read)
+        parts, flat = members.content(self.content, self.blocks.read)
         return ir.Message(
             role=self.roles.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
             ext=members.ext(self.blocks.dialect), raw=value,
@@ -594,7 +660,7 @@ class Turns(msgspec.Struct, frozen=True):
 
     def write(self, message: ir.Message, ledger: LossLedger) -> Json:
         """Write one message."""
-        if unchanged(message, ledger, lambda: self.read(message.raw, message.at)):
+        if ledger.unchanged(message, lambda: self.read(message.raw, message.at)):
             return message.raw
         native, words = message.native_role, {role: word for word, role in self.roles.items()}
         is_own = ledger.is_home and native is not None and self.roles.get(native, "user") == message.role
@@ -603,7 +669,7 @@ class Turns(msgspec.Struct, frozen=True):
             self.role: native if is_own else words.get(message.role, words["user"]),
             self.content: self.blocks.write_content(message.parts, flat, ledger),
         }
-        put_ext(message, out, ledger)
+        ledger.put_ext(message, out)
         return out
 
 
@@ -626,44 +692,95 @@ def is_bare(part: ir.Part) -> bool:
     return type(part) is ir.Text and part.signature is None and part.cache is None and not part.citations
 
 
-CODES: Final[dict[type[Any], tuple[str, str]]] = {
-    ir.Thinking: ("thinking", "the target takes no such thinking"),
-    ir.Media: ("media", "the target takes no media in this form"),
-    ir.ServerTool: ("tool", "a tool that the source runs itself"),
-}
-"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
-
-
-def lose_part(part: ir.Part, ledger: LossLedger, reason: str | None = None) -> None:
-    """Report a block that the target has no word for."""
-    code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
-    if isinstance(part, ir.ServerTool):
-        words = f"{part.name} was run by {ledger.source} itself"
-    elif isinstance(part, ir.Opaque):
-        words = f"{part.label} has no counterpart"
-    found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
-    ledger.drop(part.at, code, reason or words, found if found is not None else part.raw)
-    put_ext(part, {}, ledger)
-
-
-def plain_text(parts: tuple[ir.Part, ...], ledger: LossLedger) -> str:
-    """Return a result or the head of a request as one text for a dialect that takes only that."""
-    texts = [part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None]
-    for part in parts:
-        if isinstance(part, ir.Media) and part.text is not None:
-            ledger.degrade(part.at, "media", "a document of plain text became a text")
-            put_ext(part, {}, ledger)
-        elif isinstance(part, ir.Text):
-            put_ext(part, {}, ledger)
-        else:
-            lose_part(part, ledger)
-    return "\n".join(texts)
-
-
 # Options by table -----------------------------------------------------------------------------------------------------
 
-Writer = Callable[[Any, dict[str, Any], LossLedger, str, ir.Conversation], None]
-"""Writes one option: its value, the request, the losses, where it was read, the conversation."""
+
+class OptionDraft(msgspec.Struct, frozen=True):
+    """A request while one of its options is written; what cannot be said as it was is noted here."""
+
+    out: dict[str, Any]
+    conversation: ir.Conversation
+    ledger: LossLedger
+    at: str
+    """Where the option was read."""
+
+    @property
+    def is_home(self) -> bool:
+        return self.ledger.is_home
+
+    def put(self, path: str, value: Any) -> None:
+        """Write a value at a path; an object is put beside the members that stand there."""
+        before = self.out.get(path)
+        put(self.out, path, {**before, **value} if type(before) is dict and type(value) is dict else value)
+
+    def drop(self, reason: str, value: Any = _MISSING, code: str = "option_value") -> None:
+        self.ledger.drop(self.at, code, reason, value)
+
+    def degrade(self, reason: str, value: Any = _MISSING, code: str = "option_value") -> None:
+        self.ledger.degrade(self.at, code, reason, value)
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """A place of a form where any value of these types may stand."""
+
+    name: str
+    kinds: tuple[type[Any], ...] = (str,)
+    members: tuple[str, ...] = ()
+    """The members that an object may have, none of them null; empty where it may have any."""
+
+
+REST: Final = "**"
+"""Member of a form that stands for all other members of its object."""
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What the vendor says and what we say for it, with the same holes in both."""
+
+    native: Any
+    portable: dict[str, Any]
+    at: str = ""
+    """Where in the native form the losses of its members are."""
+
+
+def matched(form: Any, value: Any, found: dict[str, Any], *, whole: bool = True) -> bool:
+    """Return whether a value is of a form, and put what stands in the form's holes into `found`.
+
+    Args:
+        whole: it has no other members than the form, of which each may have its second spelling.
+    """
+    if type(form) is Hole:
+        if form.members and type(value) is dict and not whole:
+            value = {key: value[key] for key in form.members if key in value}
+        if type(value) not in form.kinds or (
+            form.members and any(key not in form.members or inner is None for key, inner in value.items())
+        ):
+            return False
+        found[form.name] = value
+        return True
+    if type(form) is list:
+        return type(value) is list and len(form) == len(value) and all(
+            matched(one, inner, found) for one, inner in zip(form, value, strict=True)
+        )  # fmt: skip
+    if type(form) is not dict or type(value) is not dict:
+        return type(form) is type(value) and bool(form == value)
+    left = value.copy()
+    for key, inner in form.items():
+        name = key if key in left else snake(key)
+        if key != REST and (name not in left or not matched(inner, left.pop(name), found, whole=whole)):
+            return False
+    return matched(form[REST], left, found, whole=whole) if REST in form else not (whole and left)
+
+
+def filled(form: Any, found: Mapping[str, Any]) -> Any:
+    """Return a form with its holes filled."""
+    if type(form) is Hole:
+        return found[form.name]
+    if type(form) is list:
+        return [filled(one, found) for one in form]
+    if type(form) is not dict:
+        return form
+    made = {key: filled(inner, found) for key, inner in form.items() if key != REST}
+    return {**made, **found[form[REST].name]} if REST in form else made
 
 
 class RequestOption(msgspec.Struct, frozen=True):
@@ -673,35 +790,83 @@ class RequestOption(msgspec.Struct, frozen=True):
     name: str
     """One of `ir.OPTIONS`."""
     kinds: tuple[type[Any], ...] = (str,)
-    words: Mapping[str, str] = {}
+    words: Mapping[Any, Any] = {}
     """Native word → portable word; a word that is not here stays native."""
+    forms: tuple[Form, ...] = ()
+    """What it may look like; the first that fits is read, or written."""
+    made: Mapping[str, Json] = {}
+    """Members that another vendor's value has here, where it does not say them."""
     known: frozenset[Any] | None = None
     """What the server takes; another vendor's value that is not here is dropped."""
     least: int | None = None
     most: int | None = None
     """Bounds of another vendor's number; `most` also of the length of a list."""
     is_written: bool = True
-    read: Callable[[Members, dict[str, Any], dict[str, str]], None] | None = None
-    """Takes the option, with where it was read, in place of the path."""
-    write: Writer | None = None
+    read: Callable[[Members], tuple[Any, str] | None] | None = None
+    """Takes the option in place of the path, and returns it with where it was read."""
+    write: Callable[[Any, OptionDraft], None] | None = None
     """Writes the option in place of the path."""
+
+    def take(self, members: Members) -> tuple[Any, str] | None:
+        """Take the option and where it was read; None where it is not said, or says what is not ours."""
+        if self.read is not None or not self.path:
+            return None if self.read is None else self.read(members)
+        place = members.place(self.path)
+        if self.forms:
+            value = members.look(self.path)
+            for form in self.forms:
+                found: dict[str, Any] = {}
+                if matched(form.native, value, found):
+                    members.forget(self.path)
+                    return filled(form.portable, found), place + form.at
+            return None
+        value = members.take(self.path, *self.kinds)
+        if value is None or not self.words or value in self.words:
+            return None if value is None else (self.words[value] if self.words else value, place)
+        put_back(members, self.path, value)
+        return None
+
+    def put(self, value: Any, draft: OptionDraft) -> None:
+        """Write the option."""
+        words = {portable: native for native, portable in self.words.items()}
+        if self.write is not None:
+            self.write(value, draft)
+        elif self.forms:
+            value = value if draft.is_home else {**self.made, **value}
+            for form in self.forms:
+                found: dict[str, Any] = {}
+                if matched(form.portable, value, found, whole=False):
+                    draft.put(self.path, filled(form.native, found))
+                    return
+            draft.drop(f"no such {self.name} here", value)
+        elif value in words if words else draft.is_home or self.known is None or value in self.known:
+            draft.put(self.path, words[value] if words else value if draft.is_home else self.bounded(value, draft))
+        else:
+            draft.drop(f"no such {self.name} here", value)
+
+    def bounded(self, value: Any, draft: OptionDraft) -> Any:
+        """Return a number or a list within the server's limits; one that had to be moved or cut is a loss."""
+        if type(value) is list:
+            if value[self.most :] and self.most is not None:
+                draft.drop(f"more than {self.most} are refused here", value[self.most :])
+            return value[: self.most]
+        for limit, is_out, word in (
+            (self.least, self.least is not None and value < self.least, "least"),
+            (self.most, self.most is not None and value > self.most, "most"),
+        ):
+            if is_out:
+                draft.degrade(f"the {word} here is {limit}", value)
+                return limit
+        return value
 
 
 def read_options(members: Members, table: Iterable[RequestOption]) -> tuple[dict[str, Any], dict[str, str]]:
     """Take the options of a table; return them and where each was read."""
-    options: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    found = {}
     for row in table:
-        if row.read is not None:
-            row.read(members, options, places)
-        elif row.name not in options and row.path:
-            place = members.place(row.path)
-            value = members.take(row.path, *row.kinds)
-            if value is not None and row.words and value not in row.words:
-                put_back(members, row.path, value)
-            elif value is not None:
-                options[row.name], places[row.name] = row.words[value] if row.words else value, place
-    return options, places
+        if row.name not in found and (taken := row.take(members)) is not None:
+            found[row.name] = taken
+    return {name: value for name, (value, _) in found.items()}, {name: place for name, (_, place) in found.items()}
 
 
 def put_back(members: Members, path: str, value: Json) -> None:
@@ -714,46 +879,21 @@ def put_back(members: Members, path: str, value: Json) -> None:
 
 
 def write_options(
-    conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger, table: Iterable[RequestOption]
+    conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger, table: tuple[RequestOption, ...]
 ) -> None:
-    """Write each option by its row; what has none is a loss."""
-    rows = {row.name: row for row in reversed(tuple(table)) if row.is_written}
+    """Write each option by the first row of its name, at home by that which read it; what has none is a loss."""
+    rows = {row.name: row for row in reversed(table) if row.is_written}
     for name, value in conversation.options.items():
-        at = conversation.options_at.get(name, f"/{name}")
-        row = rows.get(name)
-        if row is not None and row.write is not None:
-            row.write(value, out, ledger, at, conversation)
-        elif row is not None:
-            _write_option(row, value, out, ledger, at)
+        draft = OptionDraft(out, conversation, ledger, conversation.options_at.get(name, f"/{name}"))
+        at = conversation.options_at.get(name) if ledger.is_home else None
+        own = (row for row in table if row.name == name and f"/{row.path}" == at)
+        row = next(own, rows.get(name))
+        if row is not None:
+            row.put(value, draft)
         elif name == "n":
-            ledger.drop(at, "shape" if value == 1 else "candidates", "the target gives one answer", value)
+            draft.drop("the target gives one answer", value, "shape" if value == 1 else "candidates")
         else:
-            ledger.drop(at, "option", f"the target has no {name}", value)
-
-
-def _write_option(row: RequestOption, value: Any, out: dict[str, Any], ledger: LossLedger, at: str) -> None:
-    words = {portable: native for native, portable in row.words.items()}
-    is_known = value in words if words else ledger.is_home or row.known is None or value in row.known
-    if not is_known:
-        ledger.drop(at, "option_value", f"no such {row.name} here", value)
-        return
-    put(out, row.path, words[value] if words else value if ledger.is_home else bounded(row, value, ledger, at))
-
-
-def bounded(row: RequestOption, value: Any, ledger: LossLedger, at: str) -> Any:
-    """Return a number or a list within the server's limits; one that had to be moved or cut is a loss."""
-    if type(value) is list:
-        if value[row.most :] and row.most is not None:
-            ledger.drop(at, "option_value", f"more than {row.most} are refused here", value[row.most :])
-        return value[: row.most]
-    for limit, is_out, word in (
-        (row.least, row.least is not None and value < row.least, "least"),
-        (row.most, row.most is not None and value > row.most, "most"),
-    ):
-        if is_out:
-            ledger.degrade(at, "option_value", f"the {word} here is {limit}", value)
-            return limit
-    return value
+            draft.drop(f"the target has no {name}", value, "option")
 
 
 EFFORT_BUDGETS: Final[dict[str, int]] = {
@@ -768,17 +908,17 @@ FREE_TEXT: Final[dict[str, Json]] = {
 """The schema of a tool that takes free text, where tools take only objects."""
 
 
-def effort_writer(path: str) -> Writer:
+def effort_writer(path: str) -> Callable[[Any, OptionDraft], None]:
     """Return what writes a budget for thinking as a word at a path, for vendors who know only words."""
 
-    def write(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-        if "reasoning_effort" in conversation.options:
-            ledger.drop(at, "option", "the target has the effort in words only", value)
+    def write(value: Any, draft: OptionDraft) -> None:
+        if "reasoning_effort" in draft.conversation.options:
+            draft.drop("the target has the effort in words only", value, "option")
             return
         fit = (word for word, tokens in EFFORT_BUDGETS.items() if tokens >= value)
         word = next(fit, "max") if value >= 0 else "medium"
-        put(out, path, word)
-        ledger.degrade(at, "option_value", f"tokens for thinking became the word {word}", value)
+        draft.put(path, word)
+        draft.degrade(f"tokens for thinking became the word {word}", value)
 
     return write
 
@@ -838,43 +978,98 @@ class Counters(msgspec.Struct, frozen=True):
             value = 0 if value is None and field in self.needed and not ledger.is_home else value
             if value is not None:
                 put(out, path, value)
-        put_ext(usage, out, ledger)
+        ledger.put_ext(usage, out)
         if self.total and self.writes_total:
             out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
         return out
 
 
-def read_tool(
-    value: Json, at: str, dialect: str, paths: Mapping[str, str], kind: Any = "function", cache: bool = False
-) -> ir.ToolSpec:
-    """Read the definition of a function by a table of field → native path."""
-    members = Members(value, at)
-    members.rest.pop("type", None)
-    types = {"schema": dict, "strict": bool}
-    fields = {field: members.take(path, types.get(field, str)) for field, path in paths.items()}
-    if kind == "custom" and fields.get("schema") is not None:
-        put_back(members, paths["schema"], fields.pop("schema"))
-    found = take_cache(members) if cache else None
-    return ir.ToolSpec(**fields, kind=kind, cache=found, at=at, ext=members.ext(dialect), raw=value)
+class Tools(msgspec.Struct, frozen=True):
+    """A vendor's table of what tools have, read in both directions; what is no such tool is run by the vendor."""
 
+    blocks: Blocks
+    """Say the dialect, and what is taken of breakpoints of the prompt cache."""
+    members: Mapping[str, str]
+    """Field of `ir.ToolSpec` → native path; `{}` in it stands for the kind."""
+    kinds: Mapping[str | None, Literal["function", "custom", "server"]] = MappingProxyType({None: "function"})
+    """What a tool says in `type` → its kind; the first of a kind is written, None is not."""
+    listed: str = ""
+    """Member that holds several tools, of which all that are functions are written as one."""
+    spell: bool = False
+    read_more: Callable[[Members, dict[str, Any]], None] | None = None
+    write_more: Callable[[ir.ToolSpec, dict[str, Any], LossLedger], ir.ToolSpec] | None = None
+    """Returns what is written of another vendor's tool, where it must say more here."""
 
-def server_tool(tool: Json, at: str, payload: Json = None) -> ir.ToolSpec:
-    """Read a tool that its vendor runs itself, or that nobody can read.
+    def read_all(self, tool: Json, at: str) -> list[ir.ToolSpec]:
+        """Read an entry of the list of tools."""
+        if not self.listed:
+            return [self.read(tool, at)]
+        members = Members(tool, at, spell=self.spell) if type(tool) is dict else None
+        place = "" if members is None else members.place(self.listed)
+        found = None if members is None else members.take(self.listed, list)
+        tools = [self.read(one, f"{place}/{spot}") for spot, one in enumerate(found or ())]
+        if members is None or members.rest or not tools or any(one.kind == "server" for one in tools):
+            return [self._server(tool, at)]
+        return tools
 
-    Args:
-        payload: the whole definition, where `tool` is only the member of it that has a name.
-    """
-    said = tool.get("name") or tool.get("type") or next(iter(tool), "empty") if type(tool) is dict else "unreadable"
-    return ir.ToolSpec(name=str(said), kind="server", payload=tool if payload is None else payload, at=at)
+    def _server(self, tool: Json, at: str) -> ir.ToolSpec:
+        said = next(iter(tool), "empty") if type(tool) is dict else "unreadable"
+        if type(tool) is dict and not self.listed:
+            said = tool.get("name") or tool.get("type") or said
+        return ir.ToolSpec(name=str(said), kind="server", payload=tool, at=at)
 
+    def read(self, tool: Json, at: str) -> ir.ToolSpec:
+        """Read one tool definition."""
+        is_typed = self.kinds.keys() != {None}
+        word = tool.get("type") if type(tool) is dict and is_typed else None
+        kind = self.kinds.get(word) if word is None or type(word) is str else None
+        if kind is None or type(tool) is not dict:
+            return self._server(tool, at)
+        members = Members(tool, at, spell=self.spell)
+        if is_typed:
+            members.rest.pop("type", None)
+        types = {"schema": dict, "strict": bool}
+        fields: dict[str, Any] = {}
+        for field, path in self.members.items():
+            if kind == "function" or field != "schema":
+                fields[field] = members.take(path.format(kind), types.get(field, str))
+        if fields["name"] is None:
+            return self._server(tool, at)
+        if self.read_more is not None:
+            self.read_more(members, fields)
+        found = take_cache(members, self.blocks.cache) if self.blocks.cache else None
+        dialect = self.blocks.dialect
+        return ir.ToolSpec(**fields, kind=kind, cache=found, at=at, ext=members.ext(dialect), raw=tool)
 
-def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger, paths: Mapping[str, str]) -> dict[str, Any]:
-    """Write the definition of a function by the same table."""
-    for field, path in paths.items():
-        if (value := getattr(tool, field)) is not None:
-            put(out, path, value)
-    put_ext(tool, out, ledger)
-    return out
+    def write_all(self, tools: tuple[ir.ToolSpec, ...], ledger: LossLedger) -> list[Json]:
+        """Write a list of tools; what another vendor runs itself is a loss."""
+        out = [self.write(tool, ledger) for tool in tools if tool.kind != "server"]
+        if self.listed and out:
+            out = [{self.listed: out}]
+        for place, tool in enumerate(tools):
+            if tool.kind == "server" and ledger.is_home:
+                out.insert(len(out) if self.listed else place, tool.payload)
+            elif tool.kind == "server":
+                ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+        return out
+
+    def write(self, tool: ir.ToolSpec, ledger: LossLedger) -> Json:
+        """Write one tool definition; one for free text is a function of one text where there is no such kind."""
+        if ledger.unchanged(tool, lambda: self.read(tool.raw, tool.at)):
+            return tool.raw
+        words = {kind: word for word, kind in reversed([*self.kinds.items()])}
+        kind, word = tool.kind, words.get(tool.kind)
+        if kind not in words:
+            kind, word, tool = "function", words["function"], msgspec.structs.replace(tool, schema=FREE_TEXT)
+        out: dict[str, Any] = {} if word is None else {"type": word}
+        if self.write_more is not None and not ledger.is_home:
+            tool = self.write_more(tool, out, ledger)
+        for field, path in self.members.items():
+            if (value := getattr(tool, field)) is not None:
+                put(out, path.format(kind), value)
+        self.blocks.put_cache(tool, out, ledger)
+        ledger.put_ext(tool, out)
+        return out
 
 
 def read_citation(raw: dict[str, Any], at: str, dialect: str, table: Mapping[str, str]) -> ir.Citation:

@@ -16,27 +16,35 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import codec
-from backplane.dialects.chat import CHOICE, ERROR, METADATA, TOOL, form_of, form_words, read_audio
+from backplane.dialects.chat import (
+    BODY,
+    CHOICES,
+    ERROR,
+    FLAT,
+    FORMATS,
+    KINDS,
+    METADATA,
+    NAMED,
+    NESTED,
+    SCHEMA,
+    read_audio,
+)
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,
+    REST,
     Block,
     Blocks,
     Calls,
     Counters,
+    Form,
     LossLedger,
     Members,
     RequestOption,
-    arguments_text,
+    Tools,
     effort_writer,
     item_of,
     kind_of,
-    lose_part,
-    plain_text,
-    put_ext,
-    read_arguments,
-    read_content,
-    unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.losses import address_citation
@@ -89,7 +97,7 @@ LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-z
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-def _read_annotations(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_annotations(members: Members, fields: dict[str, Any]) -> bool:
     return codec.read_citations("annotations", read_citation, members, fields)
 
 
@@ -110,19 +118,19 @@ def write_citations(part: ir.Text, ledger: LossLedger) -> list[Json]:
         if (body := address_citation(citation, part, ledger)) is not None:
             kind = citation.kind if ledger.is_home and citation.kind != "url" else "url_citation"
             body = {"type": kind, **body} if kind else body
-            put_ext(citation, body, ledger)
+            ledger.put_ext(citation, body)
             out.append(body)
     return out
 
 
-def _is_one(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _is_one(members: Members, fields: dict[str, Any]) -> bool:
     return sum(fields.get(name) is not None for name in ("url", "data", "file_id")) == 1
 
 
-def _read_file(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_file(members: Members, fields: dict[str, Any]) -> bool:
     data = fields.pop("text", None)
     fields |= {} if data is None else read_data(data)
-    return _is_one(members, fields, calls)
+    return _is_one(members, fields)
 
 
 def read_data(data: str) -> dict[str, Any]:
@@ -177,40 +185,33 @@ def write_part(part: ir.Part, ledger: LossLedger) -> Json:
 def write_said(part: ir.Part, ledger: LossLedger) -> Json:
     """Write one member of a content list that the model says."""
     if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-        lose_part(part, ledger)
+        ledger.lose_part(part)
         return None
     return _write_text(part, ledger, "output_text")
 
 
 def _write_text(part: ir.Part, ledger: LossLedger, kind: str) -> Json:
-    if not isinstance(part, ir.Text) or unchanged(part, ledger, lambda: BLOCKS.read(part.raw, part.at)):
+    if not isinstance(part, ir.Text) or ledger.unchanged(part, lambda: BLOCKS.read(part.raw, part.at)):
         return BLOCKS.write(part, ledger)
     kind = (kind_of(part.raw) if ledger.is_home else None) or kind
     out: dict[str, Any] = {"type": kind, "text": part.text}
     if annotations := write_citations(part, ledger):
         out["annotations"] = annotations
-    put_ext(part, out, ledger)
+    ledger.put_ext(part, out)
     return out
 
 
 # Items ----------------------------------------------------------------------------------------------------------------
 
 
-def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    text = fields.get("text") or ""
-    fields["input"] = read_arguments(text) if fields["kind"] == "function" else text
-    return True
-
-
 def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["arguments" if part.kind == "function" else "input"] = arguments_text(part)
     if ledger.is_answer and not ledger.is_home:
         out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
     return True
 
 
-def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    fields["content"], fields["flat"] = read_content(members, "output", BLOCKS.read)
+def _read_result(members: Members, fields: dict[str, Any]) -> bool:
+    fields["content"], fields["flat"] = members.content("output", BLOCKS.read)
     return True
 
 
@@ -220,11 +221,11 @@ def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) 
     if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
         out["output"] = BLOCKS.write_all(part.content, ledger, write_part)
     else:
-        out["output"] = plain_text(part.content, ledger)
+        out["output"] = ledger.plain_text(part.content)
     return True
 
 
-def _read_reasoning(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_reasoning(members: Members, fields: dict[str, Any]) -> bool:
     """Read thinking: its summary where there is one, else its text; the proof is what is encrypted."""
     fields["text"] = ""
     for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
@@ -264,10 +265,9 @@ def _word(part: ir.Part) -> str:
 
 
 ITEMS: Final = Blocks(NAME, (
-    Block("function_call", ir.ToolUse, {"call_id!": "id", "name!": "name", "arguments": "text"}, {"kind": "function"},
-          read=_read_call, write=_write_call),
-    Block("custom_tool_call", ir.ToolUse, {"call_id!": "id", "name!": "name", "input": "text"}, {"kind": "custom"},
-          read=_read_call, write=_write_call),
+    *(Block(f"{head}_call", ir.ToolUse, {"call_id!": "id", "name!": "name", member: "arguments"}, {"kind": kind},
+            write=_write_call)
+      for head, member, kind in (("function", "arguments", "function"), ("custom_tool", "input", "custom"))),
     Block("function_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "function"}, read=_read_result,
           write=_write_result),
     Block("custom_tool_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "custom"}, read=_read_result,
@@ -327,7 +327,7 @@ def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     native_role = members.take("role") or ""
     members.skip("type", "message")
     role = ROLES.get(native_role, "user")
-    parts, flat = read_content(members, "content", BLOCKS.read)
+    parts, flat = members.content("content", BLOCKS.read)
     if role != "assistant":
         ext = members.ext(NAME)
         return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext, raw=[item])
@@ -343,7 +343,7 @@ def write_items(messages: tuple[ir.Message, ...], ledger: LossLedger) -> list[Js
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
-        if unchanged(message, ledger, lambda: _again(message)):  # noqa: B023
+        if ledger.unchanged(message, lambda: _again(message)):  # noqa: B023
             out += message.raw
         else:
             out += write_turn(message, ledger) if message.role == "assistant" else _write_message(message, ledger)
@@ -364,7 +364,7 @@ def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
         ledger.degrade(message.at, "order", "results come before the rest of their message")
     out = ITEMS.write_all(results, ledger)
     if results and not others:
-        put_ext(message, out[0], ledger)
+        ledger.put_ext(message, out[0])
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
     is_own = native is not None and (ROLES.get(native) == message.role or (ledger.is_home and native not in ROLES))
@@ -372,7 +372,7 @@ def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
     if content == [] and (message.flat is not False or not ledger.is_home):
         content = ""
     made: dict[str, Any] = {"type": "message", "role": native if is_own and not results else role, "content": content}
-    put_ext(message, made, ledger)
+    ledger.put_ext(message, made)
     return [*out, made]
 
 
@@ -391,7 +391,7 @@ def write_turn(message: ir.Message, ledger: LossLedger) -> list[Json]:
             said.append(part)  # type: ignore[arg-type]
         elif part is not None:
             out += ITEMS.write_all((part,), ledger)
-    put_ext(message, {}, ledger)
+    ledger.put_ext(message, {})
     return out
 
 
@@ -438,24 +438,10 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
         content = BLOCKS.write_content(first.parts, first.flat, ledger, write_part)
         if type(content) is str:
             out["instructions"] = content
-            put_ext(first, {}, ledger)
+            ledger.put_ext(first, {})
             messages = messages[1:]
     if messages or not ledger.is_home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
         out["input"] = write_items(messages, ledger)
-
-
-def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    text = members.inner("text")
-    found = None if text is None else text.rest.get("format")
-    body = {key: value for key, value in found.items() if key != "type"} if type(found) is dict else None
-    if text is not None and (form := form_of(found, body)) is not None:
-        del text.rest["format"]
-        options["response_format"], places["response_format"] = form, "/text/format"
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    word, body = form_words(value, ledger)
-    out.setdefault("text", {})["format"] = {"type": word, **body}
 
 
 OPTIONS: Final = (
@@ -471,31 +457,25 @@ OPTIONS: Final = (
     RequestOption("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
     RequestOption("", "reasoning_budget", write=effort_writer("reasoning/effort")),
     RequestOption("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    RequestOption("text", "response_format", read=_read_format, write=_write_format),
-    CHOICE,
+    RequestOption("text/format", "response_format", made=NAMED,
+                  forms=(*FORMATS, Form({"type": "json_schema", REST: BODY}, SCHEMA))),
+    RequestOption("tool_choice", "tool_choice", forms=(*CHOICES, *FLAT, *NESTED)),
 )  # fmt: skip
 
 
-def read_tool(tool: Json, at: str) -> ir.ToolSpec:
-    """Read one tool definition."""
-    kind = kind_of(tool)
-    if kind not in ("function", "custom") or type(tool.get("name")) is not str:
-        return codec.server_tool(tool, at)
-    return codec.read_tool(tool, at, NAME, TOOL, kind)
+def _with_strict(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
+    if tool.kind == "custom":
+        return tool
+    out["parameters"] = None
+    if tool.strict is not None:
+        return tool
+    # Without the word this vendor would take every schema for a strict one.
+    ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
+    return msgspec.structs.replace(tool, strict=False)
 
 
-def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
-    """Write one tool definition."""
-    if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
-        return tool.raw
-    out: dict[str, Any] = {"type": tool.kind}
-    if not ledger.is_home and tool.kind == "function":
-        out["parameters"] = None
-        if tool.strict is None:
-            # Without the word this vendor would take every schema for a strict one.
-            ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
-            out["strict"] = False
-    return codec.write_tool(tool, out, ledger, TOOL)
+TOOL: Final = {"name": "name", "description": "description", "schema": "parameters", "strict": "strict"}
+TOOLS: Final = Tools(BLOCKS, TOOL, KINDS, write_more=_with_strict)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -519,7 +499,7 @@ def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger)
     for candidate in answer.candidates[:1]:
         out["output"] = write_turn(candidate.message, ledger)
         out |= status_of(ENDINGS.write(candidate, ledger) or "")
-        put_ext(candidate, out, ledger)
+        ledger.put_ext(candidate, out)
 
 
 def status_of(word: str) -> dict[str, Any]:
@@ -953,7 +933,7 @@ def _content(part: ir.Part, text: str, ledger: LossLedger) -> dict[str, Any]:
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
+    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     required={"model": "unknown"}, read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE,
     reply="output", answer_head={"object": "response"}, error=ERROR,
     # The last three repeat the request, which an answer alone does not know.

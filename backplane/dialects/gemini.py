@@ -16,25 +16,24 @@ import msgspec
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects import codec
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
-    FREE_TEXT,
     MADE_ID,
     NUMBER,
     Block,
     Blocks,
     Calls,
     Counters,
+    Form,
+    Hole,
     LossLedger,
     Members,
+    OptionDraft,
     RequestOption,
-    calls_of,
+    Tools,
     json_text,
-    lose_part,
+    made_ids,
     put_back,
-    put_ext,
-    unchanged,
 )
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling
 from backplane.dialects.losses import calls_in
@@ -100,19 +99,14 @@ def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -
     return part.text != "" or ledger.is_home
 
 
-def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
-    if members.inner("functionCall") is None:
-        return False
-    name = fields.setdefault("name", "")
-    fields.setdefault("input", {})
-    if not fields.get("id"):
-        fields |= {"id": calls.make(name), "id_made": True}
-    return True
+def _read_call(members: Members, fields: dict[str, Any]) -> bool:
+    fields |= {"name": fields.get("name", ""), "input": fields.get("input", {})}
+    return members.inner("functionCall") is not None
 
 
 def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
     if not _own_id(part):
-        del out["functionCall"]["id"]
+        out["functionCall"].pop("id", None)
     return True
 
 
@@ -120,7 +114,7 @@ def _own_id(part: ir.ToolUse | ir.ToolOutput) -> dict[str, str]:
     return {} if part.id_made or part.id.startswith(MADE_ID) else {"id": part.id}
 
 
-def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_result(members: Members, fields: dict[str, Any]) -> bool:
     body = members.inner("functionResponse")
     if body is None:
         return False
@@ -134,13 +128,11 @@ def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool
         else:
             content, fields["value"] = (ir.Text(text=json_text(value), at=at),), value
     more = body.take("parts", list)  # pictures of a result
-    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}", calls) for place, one in enumerate(more or ()))
+    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}") for place, one in enumerate(more or ()))
     if all(isinstance(part, ir.Media) for part in found):
         content += found
     elif more is not None:
         put_back(body, "parts", more)
-    if not fields.get("id"):
-        fields |= {"id": calls.answer(fields.get("name") or ""), "id_made": True}
     fields["content"] = content
     return True
 
@@ -152,11 +144,11 @@ def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) 
     media: list[Json] = []
     for inner in part.content:
         if isinstance(inner, ir.Text):
-            put_ext(inner, {}, ledger)
+            ledger.put_ext(inner, {})
         elif isinstance(inner, ir.Media) and (made := PARTS.write(inner, ledger)) is not None:
             (texts if "text" in made else media).append(made.get("text", made))
         elif not isinstance(inner, ir.Media):
-            lose_part(inner, ledger)
+            ledger.lose_part(inner)
     if media:
         body["parts"] = media
     if is_value:
@@ -167,7 +159,7 @@ def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) 
     return True
 
 
-def _read_media(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+def _read_media(members: Members, fields: dict[str, Any]) -> bool:
     head = (fields.get("media_type") or "").partition("/")[0]
     fields["kind"] = head if head in ("image", "audio", "video") else "document"
     return True
@@ -193,7 +185,7 @@ PARTS: Final = Blocks(NAME, (
                                f"{member}/displayName": "name"}, read=_read_media, write=_write_media)
       for member, path, field in (("inlineData", "data", "data"), ("fileData", "fileUri", "url"))),
     Block("thought", ir.Thinking, {"text!": "text"}, write=_write_thought,
-          read=lambda members, fields, calls: members.take("thought", bool) is True),
+          read=lambda members, fields: members.take("thought", bool) is True),
     Block("text", ir.Text, {"text!": "text"}),
 ), tag="", signature="thoughtSignature", is_server_tool=lambda kind: kind in (
     "executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"))  # fmt: skip
@@ -229,17 +221,17 @@ def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None 
     """
 
     def again() -> ir.Message:
-        read = read_message(message.raw, message.at, calls_of(message))
+        read = read_message(message.raw, message.at, made_ids(*message.parts))
         return read if role is None else msgspec.structs.replace(read, role=role)
 
-    if unchanged(message, ledger, again):
+    if ledger.unchanged(message, again):
         return message.raw
     native = message.native_role
     out: dict[str, Any] = {"role": "model" if message.role == "assistant" else "user"}
     if ledger.is_home and native is not None and (native not in ROLES or _fits(ROLES[native], message.role)):
         out["role"] = native
     out["parts"] = PARTS.write_all(message.parts, ledger)
-    put_ext(message, out, ledger)
+    ledger.put_ext(message, out)
     return out
 
 
@@ -295,80 +287,50 @@ def _with_names(messages: tuple[ir.Message, ...], ledger: LossLedger) -> tuple[i
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_format(members: Members) -> tuple[Any, str] | None:
     """Take the form of the answer: a media type, and a schema under either of its two names."""
+    mime = members.look("generationConfig/responseMimeType")
     body = members.inner("generationConfig")
-    if body is None:
-        return
-    mime = body.rest.get(body.find("responseMimeType"))
-    if mime not in ("application/json", "text/plain"):
-        return
+    if body is None or mime not in ("application/json", "text/plain"):
+        return None
     form: dict[str, Any] = {"type": "text" if mime == "text/plain" else "json"}
     at = body.place("responseMimeType")
     for name, read in (("responseJsonSchema", dict), ("responseSchema", lower_types)):
-        if form["type"] == "json" and type(body.rest.get(body.find(name))) is dict:
+        if form["type"] == "json" and type(body.look(name)) is dict:
             at = body.place(name)
             form = {"type": "schema", "schema": read(body.take(name, dict))}
-    body.take("responseMimeType")
-    options["response_format"], places["response_format"] = form, at
+    body.forget("responseMimeType")
+    return form, at
 
 
-def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    found = members.rest.get(members.find("toolConfig"))
-    at = members.place("toolConfig")
-    outer = Members(found, at, spell=True) if type(found) is dict else None
-    inner = None if outer is None else outer.inner("functionCallingConfig")
-    if outer is None or inner is None or outer.rest:
-        return
-    mode, names = inner.take("mode"), inner.take("allowedFunctionNames", list)
-    is_forced = names is not None and mode == "ANY" and len(names) == 1 and type(names[0]) is str
-    if mode not in MODES or inner.rest or (names is not None and not is_forced):
-        return
-    members.take("toolConfig", dict)
-    options["tool_choice"] = {"mode": "tool", "name": names[0]} if names else {"mode": MODES[mode]}
-    places["tool_choice"] = inner.at
-
-
-def _write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    config: dict[str, Any] = {"mode": next((word for word, mode in MODES.items() if mode == value["mode"]), "ANY")}
-    if value["mode"] == "tool":
-        config["allowedFunctionNames"] = [value["name"]]
-    out["toolConfig"] = {"functionCallingConfig": config}
-
-
-def _write_effort(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    words = {word: level for level, word in LEVELS.items()}
-    if ledger.is_home and value in words:
-        codec.put(out, "generationConfig/thinkingConfig/thinkingLevel", words[value])
-    elif "reasoning_budget" in conversation.options:
-        ledger.drop(at, "option", "the budget says how long to think", value)
-    elif value in EFFORT_BUDGETS:
-        ledger.degrade(at, "option_value", f"the word became {EFFORT_BUDGETS[value]} tokens for thinking", value)
-        codec.put(out, "generationConfig/thinkingConfig/thinkingBudget", EFFORT_BUDGETS[value])
-    else:
-        ledger.drop(at, "option_value", "no such effort here", value)
-
-
-def _write_stream(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    ledger.degrade(at, "transport", "whether to stream is said by the URL here", value)
-
-
-def _write_parallel(
-    value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation
-) -> None:
-    if value:
-        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
-    else:
-        ledger.drop(at, "option", "several calls in one turn cannot be forbidden here", value)
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    config = out.setdefault("generationConfig", {})
-    config["responseMimeType"] = "text/plain" if value["type"] == "text" else "application/json"
+def _write_format(value: Any, draft: OptionDraft) -> None:
+    mime = "text/plain" if value["type"] == "text" else "application/json"
+    draft.put("generationConfig/responseMimeType", mime)
     if value["type"] == "schema" and "schema" in value:
-        config["responseJsonSchema"] = value["schema"]
+        draft.put("generationConfig/responseJsonSchema", value["schema"])
 
 
+def _write_effort(value: Any, draft: OptionDraft) -> None:
+    words = {word: level for level, word in LEVELS.items()}
+    if draft.is_home and value in words:
+        draft.put("generationConfig/thinkingConfig/thinkingLevel", words[value])
+    elif "reasoning_budget" in draft.conversation.options:
+        draft.drop("the budget says how long to think", value, "option")
+    elif value in EFFORT_BUDGETS:
+        draft.degrade(f"the word became {EFFORT_BUDGETS[value]} tokens for thinking", value)
+        draft.put("generationConfig/thinkingConfig/thinkingBudget", EFFORT_BUDGETS[value])
+    else:
+        draft.drop("no such effort here", value)
+
+
+def _write_parallel(value: Any, draft: OptionDraft) -> None:
+    if value:
+        draft.degrade("several calls in one turn are the rule here", code="shape")
+    else:
+        draft.drop("several calls in one turn cannot be forbidden here", value, "option")
+
+
+TOOL_HOLE: Final = Hole("name")
 OPTIONS: Final = (
     RequestOption("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
     RequestOption("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
@@ -386,40 +348,20 @@ OPTIONS: Final = (
     RequestOption(
         "generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS, write=_write_effort
     ),
-    RequestOption("generationConfig", "response_format", read=_read_format, write=_write_format),
-    RequestOption("toolConfig", "tool_choice", read=_read_choice, write=_write_choice),
-    RequestOption("", "stream", write=_write_stream),
+    RequestOption("", "response_format", read=_read_format, write=_write_format),
+    RequestOption("toolConfig/functionCallingConfig", "tool_choice", forms=(
+        Form({"mode": "ANY", "allowedFunctionNames": [TOOL_HOLE]}, {"mode": "tool", "name": TOOL_HOLE}),
+        *(Form({"mode": mode}, {"mode": word}) for mode, word in MODES.items()))),
+    RequestOption("", "stream", write=lambda value, draft: draft.degrade(
+        "whether to stream is said by the URL here", value, "transport")),
     RequestOption("", "parallel_tool_calls", write=_write_parallel),
-)
+)  # fmt: skip
 
 
-def unfold_tools(tool: Json, at: str) -> list[ir.ToolSpec]:
-    """Read a list of declarations; anything else is a tool that the vendor runs."""
-    members = Members(tool, at, spell=True) if type(tool) is dict else None
-    place = "" if members is None else members.place("functionDeclarations")
-    found = None if members is None else members.take("functionDeclarations", list)
-    if members is None or members.rest or not found or not all(map(_is_declaration, found)):
-        name = next(iter(tool), "empty") if type(tool) is dict else "unreadable"
-        return [ir.ToolSpec(name=name, kind="server", payload=tool, at=at)]
-    return [read_tool(declaration, f"{place}/{spot}") for spot, declaration in enumerate(found)]
-
-
-def _is_declaration(value: Json) -> bool:
-    return type(value) is dict and type(value.get("name")) is str
-
-
-def read_tool(tool: Json, at: str) -> ir.ToolSpec:
-    """Read one tool definition; its schema stands under one of two names, in one of two dialects."""
-    if not _is_declaration(tool):
-        return codec.server_tool(tool, at)
-    members = Members(tool, at, spell=True)
-    schema = members.take("parametersJsonSchema", dict)
-    if schema is None and (own := members.take("parameters", dict)) is not None:
-        schema = lower_types(own)
-    return ir.ToolSpec(
-        name=members.take("name"), description=members.take("description"), schema=schema, at=at,
-        ext=members.ext(NAME), raw=tool,
-    )  # fmt: skip
+def _read_schema(members: Members, fields: dict[str, Any]) -> None:
+    """Read a schema under the other of its two names, in the other of two dialects."""
+    if fields["schema"] is None and (own := members.take("parameters", dict)) is not None:
+        fields["schema"] = lower_types(own)
 
 
 def lower_types(schema: Json) -> Json:
@@ -437,15 +379,10 @@ def lower_types(schema: Json) -> Json:
     return out
 
 
-def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
-    """Write one tool definition."""
-    if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
-        return tool.raw
-    schema = FREE_TEXT if tool.kind == "custom" else tool.schema
-    pairs = (("name", tool.name), ("description", tool.description), ("parametersJsonSchema", schema))
-    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-    put_ext(tool, out, ledger)
-    return out
+TOOLS: Final = Tools(
+    PARTS, {"name": "name", "description": "description", "schema": "parametersJsonSchema"}, spell=True,
+    listed="functionDeclarations", read_more=_read_schema,
+)  # fmt: skip
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -488,7 +425,7 @@ def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger)
         one: dict[str, Any] = {"content": write_message(candidate.message, ledger, "assistant"), "index": place}
         if (word := ENDINGS.write(candidate, ledger)) is not None:
             one["finishReason"] = word
-        put_ext(candidate, one, ledger)
+        ledger.put_ext(candidate, one)
         out["candidates"].append(one)
 
 
@@ -897,8 +834,7 @@ class StreamWriter(BlockWriter):
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
-    unfold_tools=unfold_tools, fold_tools=lambda functions: {"functionDeclarations": functions},
+    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
     error=StreamWriter.error, read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
     listed="/contents", content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),

@@ -11,8 +11,7 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects.chat import MEMBERS, Chat, Flavour
-from backplane.dialects.codec import LossLedger, RequestOption
-from backplane.ir import Conversation
+from backplane.dialects.codec import OptionDraft, RequestOption
 
 NAME: Final = "kimi"
 
@@ -43,19 +42,19 @@ CONTEXT_WINDOWS: Final[dict[str, int]] = {
 """Model → tokens of its context: a property of the model's name here, not a setting."""
 
 
-def _write_budget(value: Json, out: dict[str, Json], ledger: LossLedger, at: str, conversation: Conversation) -> None:
+def _write_budget(value: Json, draft: OptionDraft) -> None:
     """Thinking is on or off here."""
     if value > 0:
-        ledger.degrade(at, "option_value", "thinking is on or off here", value)
-    out["thinking"] = {"type": "enabled" if value else "disabled"}
+        draft.degrade("thinking is on or off here", value)
+    draft.put("thinking", {"type": "enabled" if value else "disabled"})
 
 
-def _write_effort(value: Json, out: dict[str, Json], ledger: LossLedger, at: str, conversation: Conversation) -> None:
-    if ledger.is_home:
-        out["reasoning_effort"] = value
+def _write_effort(value: Json, draft: OptionDraft) -> None:
+    if draft.is_home:
+        draft.put("reasoning_effort", value)
         return
-    ledger.degrade(at, "option_value", "thinking is on or off here", value)
-    out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
+    draft.degrade("thinking is on or off here", value)
+    draft.out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
 
 
 CHAT: Final = Chat(Flavour(

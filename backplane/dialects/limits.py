@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from backplane.dialects.codec import LossLedger, put_ext
+from backplane.dialects.codec import LossLedger
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
 from backplane.ir import Answer, Conversation, Message, Node, Text, ToolOutput, ToolUse
@@ -170,7 +170,7 @@ def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[M
         ledger.drop(message.at, "shape", "a message without content is refused here")
         if message.name is not None:
             ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
-        put_ext(message, {}, ledger)
+        ledger.put_ext(message, {})
     if not out and messages:
         last = messages[-1]
         ledger.synthesise(last.at, "required", f"a request has words here; it says {WORDLESS}")

@@ -20,7 +20,6 @@ from backplane.dialects.codec import (
     LossLedger,
     json_text,
     kind_of,
-    lose_part,
     parse_json,
     read_arguments,
 )
@@ -492,7 +491,7 @@ class BlockWriter:
         if made is None and not (
             isinstance(part, ir.Text | ir.Refusal | ir.Thinking) and not part.text and not _redacted(part)
         ):
-            lose_part(part, self.ledger)
+            self.ledger.lose_part(part)
         return [*self.prefix(), *made] if made else []
 
     def _close(self, key: Key) -> list[Json]:

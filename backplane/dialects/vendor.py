@@ -20,7 +20,7 @@ from backplane.dialects.codec import (
     LossLedger,
     Members,
     RequestOption,
-    put_ext,
+    Tools,
     read_options,
     write_options,
 )
@@ -60,12 +60,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Takes the messages from a request."""
     write_messages: Callable[[Conversation, dict[str, Any], LossLedger], None]
     """Writes the messages into a request."""
-    read_tool: Callable[[Json, str], ToolSpec]
-    write_tool: Callable[[ToolSpec, LossLedger], Json]
-    unfold_tools: Callable[[Json, str], list[ToolSpec]] | None = None
-    """Reads an entry of the list of tools, where one holds several."""
-    fold_tools: Callable[[list[Json]], Json] | None = None
-    """Makes that entry of the functions' definitions."""
+    tools: Tools
     required: Mapping[str, Json] = {}
     """Members that a request must have, and what is written where the source did not say them."""
     finish: Callable[[dict[str, Any], Conversation, LossLedger], None] | None = None
@@ -127,10 +122,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         messages = self.read_messages(members, calls)
         options, places = read_options(members, self.options)
         name = self.tools_member
-        unfold = self.unfold_tools or (lambda tool, at: [self.read_tool(tool, at)])
         # An empty list stays, so that it is written again.
         found = members.take(name, list) or () if members.rest.get(name) else ()
-        tools = tuple(tool for place, one in enumerate(found) for tool in unfold(one, f"/{name}/{place}"))
+        tools = tuple(tool for place, one in enumerate(found) for tool in self.tools.read_all(one, f"/{name}/{place}"))
         return Conversation(
             dialect=self.NAME, messages=tuple(messages), model=members.take(self.model_member), tools=tools,
             options=options, options_at=places, ext=members.ext(self.NAME),
@@ -142,28 +136,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         if conversation.model is not None:
             out[self.model_member] = conversation.model
         self.write_messages(conversation, out, ledger)
-        functions = [self.write_tool(tool, ledger) for tool in conversation.tools if tool.kind != "server"]
-        if self.fold_tools is not None and functions:
-            functions = [self.fold_tools(functions)]
-        tools = self._with_server_tools(functions, conversation.tools, ledger)
-        if tools:
+        if tools := self.tools.write_all(conversation.tools, ledger):
             out[self.tools_member] = tools
         write_options(conversation, out, ledger, self.options)
-        put_ext(conversation, out, ledger)
+        ledger.put_ext(conversation, out)
         if not ledger.is_home:
             require(out, self.required)
             if self.finish is not None:
                 self.finish(out, conversation, ledger)
         return out
-
-    def _with_server_tools(self, functions: list[Json], tools: tuple[ToolSpec, ...], ledger: LossLedger) -> list[Json]:
-        """Put what the vendor runs itself back to its place among the functions; another vendor's is a loss."""
-        for place, tool in enumerate(tools):
-            if tool.kind == "server" and ledger.is_home:
-                functions.insert(place if self.fold_tools is None else len(functions), tool.payload)
-            elif tool.kind == "server":
-                ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return functions
 
     def read_answer(self, response: Json, calls: Calls) -> Answer:
         """Read a response; a body that only says an error becomes an answer without candidates."""
@@ -192,7 +173,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Write a response; an answer without candidates is an error in the target's words."""
         out: dict[str, Any] = {}
         if answer.error is not None and not answer.candidates:
-            put_ext(answer, out, ledger)
+            ledger.put_ext(answer, out)
             if not (ledger.is_home and out):
                 out = {**self.error_head, "error": {**self.error, "message": answer.error}, **out}
             return out
@@ -202,7 +183,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         self.write_candidates(answer, out, ledger)
         if answer.usage is not None:
             out[self.places["usage"]] = self.usage.write(answer.usage, ledger)
-        put_ext(answer, out, ledger)
+        ledger.put_ext(answer, out)
         for name, value in self.answer_head.items():
             out.setdefault(name, value)
         if not ledger.is_home:
@@ -213,14 +194,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def tool_to_ir(self, tool: Json) -> Translated[ToolSpec]:
         """Read one tool definition."""
-        return Translated(self.read_tool(tool, ""))
+        return Translated(self.tools.read(tool, ""))
 
     def tool_from_ir(self, tool: ToolSpec, source: str = "") -> Translated[Json]:
         """Write one tool definition; None with a loss where only `source` runs it."""
         ledger = LossLedger(source or self.NAME, self.NAME, self.kin)
         if tool.kind != "server":
-            return Translated(self.write_tool(tool, ledger), ledger.done())
-        written = self._with_server_tools([], (tool,), ledger)
+            return Translated(self.tools.write(tool, ledger), ledger.done())
+        written = self.tools.write_all((tool,), ledger)
         return Translated(written[0] if written else None, ledger.done())
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
@@ -340,7 +321,7 @@ def outside(
                 ledger.degrade(message.at, "order", "system text in the middle became part of the head")
             system.append(message)
         elif others and others[-1].role == "tool" and message.role in ("tool", "user") and not ledger.is_home:
-            put_ext(others[-1], {}, ledger)
+            ledger.put_ext(others[-1], {})
             parts = (*others[-1].parts, *message.parts)
             others[-1] = msgspec.structs.replace(message, parts=parts, flat=None)
         else:
@@ -348,7 +329,7 @@ def outside(
     if not system or (len(system) == 1 and ledger.is_home):
         return (system[0] if system else None), others
     for message in system:
-        put_ext(message, {}, ledger)
+        ledger.put_ext(message, {})
     parts = tuple(part for message in system for part in message.parts)
     flat = system[0].flat if len(system) == 1 else False
     return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}, raw=None), others

@@ -18,8 +18,7 @@ from backplane.dialects.codec import (
     LossLedger,
     Members,
     RequestOption,
-    put_ext,
-    unchanged,
+    Tools,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -38,7 +37,6 @@ from backplane.ir import (
     Text,
     Thinking,
     ToolOutput,
-    ToolSpec,
     ToolUse,
     UsageSeen,
 )
@@ -89,25 +87,15 @@ def read_messages(members: Members, calls: Calls) -> list[Message]:
 def write_messages(conversation: Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     out["turns"] = []
     for message in conversation.messages:
-        if unchanged(message, ledger, lambda: read_turn(message.raw, message.at)):  # noqa: B023
+        if ledger.unchanged(message, lambda: read_turn(message.raw, message.at)):  # noqa: B023
             out["turns"].append(message.raw)
             continue
         turn = {"who": WHO[message.role], "say": BLOCKS.write_all(message.parts, ledger)}
-        put_ext(message, turn, ledger)
+        ledger.put_ext(message, turn)
         out["turns"].append(turn)
 
 
-def read_tool(tool: Json, at: str) -> ToolSpec:
-    members = Members(tool, at)
-    return ToolSpec(name=members.take("tool") or "", description=members.take("about"),
-                    schema=members.take("takes", dict), at=at, ext=members.ext(NAME), raw=tool)  # fmt: skip
-
-
-def write_tool(tool: ToolSpec, ledger: LossLedger) -> Json:
-    pairs = (("tool", tool.name), ("about", tool.description), ("takes", tool.schema))
-    out = {key: value for key, value in pairs if value is not None}
-    put_ext(tool, out, ledger)
-    return out
+TOOLS: Final = Tools(BLOCKS, {"name": "tool", "description": "about", "schema": "takes"})
 
 
 def read_candidates(members: Members, calls: Calls) -> tuple[Candidate, ...]:
@@ -165,8 +153,8 @@ class Writer(BlockWriter):
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
-    options=OPTIONS, read_messages=read_messages, write_messages=write_messages, read_tool=read_tool,
-    write_tool=write_tool, listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
+    options=OPTIONS, read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
+    listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, read_stream=Reader,
     write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
     content=frozenset({"turns", "say"}), places={"id": "number", "model": "robot", "usage": "bill"},

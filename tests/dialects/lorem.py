@@ -13,21 +13,19 @@ import msgspec
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE, Manifest
-from backplane.dialects import codec
 from backplane.dialects.codec import (
-    FREE_TEXT,
     NUMBER,
     Block,
     Blocks,
     Calls,
     Counters,
+    Form,
+    Hole,
     LossLedger,
     Members,
     RequestOption,
+    Tools,
     Turns,
-    plain_text,
-    put_ext,
-    unchanged,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -80,52 +78,30 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
     """Write the turns and, outside of them, the instructions."""
     system, others = outside(conversation.messages, ledger, lambda message: False)
     if system is not None:
-        out["instructions"] = plain_text(system.parts, ledger)
+        out["instructions"] = ledger.plain_text(system.parts)
     out["dialogue"] = [TURNS.write(message, ledger) for message in others]
 
 
-def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    found = members.rest.get("use_gadget")
-    if type(found) is str and found in CHOICES:
-        options["tool_choice"] = {"mode": CHOICES[found]}
-    elif type(found) is dict and found.keys() == {"tool"} and type(found["tool"]) is str:
-        options["tool_choice"] = {"mode": "tool", "name": found["tool"]}
-    else:
-        return
-    del members.rest["use_gadget"]
-    places["tool_choice"] = "/use_gadget"
-
-
-def _write_choice(value: Any, out: dict[str, Any], ledger: LossLedger, at: str, conversation: ir.Conversation) -> None:
-    words = {mode: word for word, mode in CHOICES.items()}
-    out["use_gadget"] = {"tool": value["name"]} if value["mode"] == "tool" else words[value["mode"]]
-
-
+GADGET: Final = Hole("name")
 OPTIONS: Final = (
     RequestOption("limits/words_out", "max_tokens", (int,), least=1),
     RequestOption("limits/heat", "temperature", NUMBER, least=0, most=1),
     RequestOption("limits/top", "top_p", NUMBER),
     RequestOption("limits/halts", "stop", (list,), most=3),
-    RequestOption("use_gadget", "tool_choice", read=_read_choice, write=_write_choice),
-)
+    RequestOption("use_gadget", "tool_choice", forms=(
+        Form({"tool": GADGET}, {"mode": "tool", "name": GADGET}),
+        *(Form(word, {"mode": mode}) for word, mode in CHOICES.items()))),
+)  # fmt: skip
 
 
-def read_tool(tool: Json, at: str) -> ir.ToolSpec:
-    """Read one gadget."""
-    if type(tool) is dict and type(tool.get("tool")) is str:
-        return codec.read_tool(tool, at, NAME, TOOL)
-    return codec.server_tool(tool, at)
+def _with_schema(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
+    if tool.schema is not None:
+        return tool
+    ledger.synthesise(tool.at, "required", "a tool has a schema here")
+    return msgspec.structs.replace(tool, schema={"type": "object", "properties": {}})
 
 
-def write_tool(tool: ir.ToolSpec, ledger: LossLedger) -> Json:
-    """Write one gadget; each has a schema."""
-    if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
-        return tool.raw
-    schema = FREE_TEXT if tool.kind == "custom" else tool.schema
-    if schema is None and not ledger.is_home:
-        ledger.synthesise(tool.at, "required", "a tool has a schema here")
-        schema = {"type": "object", "properties": {}}
-    return codec.write_tool(msgspec.structs.replace(tool, schema=schema), {}, ledger, TOOL)
+TOOLS: Final = Tools(BLOCKS, TOOL, write_more=_with_schema)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -145,7 +121,7 @@ def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger)
         out["turn"] = SAID.write(candidate.message, ledger)
         if (word := ENDINGS.write(candidate, ledger)) is not None:
             out["halted"] = word
-        put_ext(candidate, out, ledger)
+        ledger.put_ext(candidate, out)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -242,7 +218,7 @@ class StreamWriter(BlockWriter):
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE, "tool_use": NATIVE}),
     DEFAULTS={"model": "lorem-1", "max_tokens": 4096}, options=OPTIONS, read_messages=read_messages,
-    write_messages=write_messages, read_tool=read_tool, write_tool=write_tool, model_member="engine",
+    write_messages=write_messages, tools=TOOLS, model_member="engine",
     tools_member="gadgets", required={"engine": "unknown", "limits": {}, "use_gadget": "free"}, listed="/dialogue",
     reply="turn", answered="/turn/say", read_candidates=read_candidates, write_candidates=write_candidates,
     usage=USAGE, content=frozenset({"dialogue", "instructions", "turn"}), read_stream=StreamReader,

@@ -259,15 +259,16 @@ lorem = "your_package.lorem:DIALECT"
    word stands (`tag`), which kind is plain words (`text`), and where a proof (`signature`) or a breakpoint of the cache
    stands that any block may have.
 4. **Messages.** `Turns(BLOCKS, ROLES, "who", "say")` reads and writes those of two members; `outside` parts the system
-   text from them, `plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from a request's
-   `Members`, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept for the vendor
-   as `ext`. Whoever makes a node without a table gives it `at`, `raw` and `ext=members.ext(NAME)`; whoever writes one
-   calls `put_ext`, and gives back `raw` while it is `unchanged`. `ledger.is_home` is true on the way back to where it
-   came from.
+   text from them, `ledger.plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from the
+   `Members` of a request, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept
+   for the vendor as `ext`. Whoever makes a node without a table gives it `at`, `raw` and `ext=members.ext(NAME)`;
+   whoever writes one calls `ledger.put_ext`, and gives back `raw` while it is `ledger.unchanged`. `ledger.is_home` is
+   true on the way back to where it came from.
 5. **Options.** A row each: `RequestOption("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a
    name of `ir.OPTIONS`, the types it may have and what the server takes (of a list, `most` is its length). `words` are
-   vendor → ours. What no row says, `read` and `write` of the row do.
-6. **Tools.** `codec.read_tool` and `write_tool` by a table of field → path, `server_tool` for what the vendor runs.
+   vendor → ours, `forms` what an object looks like on both sides, with a `Hole` where any value stands. What no row
+   says, `read` and `write` of the row do.
+6. **Tools.** `Tools(BLOCKS, {{"name": "tool"}})`: field of `ir.ToolSpec` → path; anything else is run by the vendor.
 7. **Answers.** `read_candidates` and `write_candidates`: what was said as one message, and why it ended.
 8. **Streams.** A reader has `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or
    its own `read`. They say `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
