@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.process import Child, StartCommand, open_child
 from backplane.protocol import Lines, Overlong, strict
 
@@ -43,6 +44,10 @@ class HostLine(msgspec.Struct, frozen=True):
         """Which message it is; None for noise."""
         t = self.value.get("t") if isinstance(self.value, dict) else None
         return t if isinstance(t, str) else None
+
+    @property
+    def is_end(self) -> bool:
+        return self.t in ("final", "fatal")
 
     def get(self, name: str) -> Json:
         return self.value.get(name) if isinstance(self.value, dict) else None
@@ -165,6 +170,14 @@ class Program(msgspec.Struct, frozen=True):
     cwd: str | None = None
     bounds: Bounds = Bounds()
 
+    def started_in(self, folder: str) -> Program:
+        """Return this program for another folder: the files that its command names are absolute."""
+        first, *rest = self.command
+        named = [os.path.join(self.cwd or os.getcwd(), word) for word in self.command]
+        program = named[0] if os.sep in first else first  # A bare name is looked up in PATH.
+        words = (path if os.path.isfile(path) else word for word, path in zip(rest, named[1:], strict=True))
+        return msgspec.structs.replace(self, command=(program, *words), cwd=folder)
+
 
 @asynccontextmanager
 async def linked(program: Program) -> AsyncIterator[Wire]:
@@ -190,16 +203,6 @@ def vendor_of(greeting: Json) -> dict[str, Json]:
 
 def order(root: str, task: str, vendor: dict[str, Json], **more: Any) -> dict[str, Json]:
     """A work order, whole, as hosts get them."""
-    none: list[str] = []
-    policy = ("allowed_tools", "disallowed_tools", "deny_read", "deny_write", "allow_network", "deny_network")
-    return {
-        "id": "0f8a4c52-7d6b-4f0e-9a3c-5b1d2e3f4a5b",
-        "task": task,
-        "lane": "patch_first",
-        "workspace": {"root": root, "mode": "staged", "include": none, "exclude": none},
-        "context": {"files": none, "snippets": none},
-        "policy": {**dict.fromkeys(policy, none), "require_approval_for": none},
-        "requirements": {"required": none},
-        "config": {"model": None, "vendor": vendor, "env": {}, "max_budget_usd": None, "max_turns": None},
-        **more,
-    }
+    id = "0f8a4c52-7d6b-4f0e-9a3c-5b1d2e3f4a5b"
+    made = WorkOrder(task, id, workspace=WorkspaceSpec(root), config=RuntimeConfig(vendor=vendor))
+    return {**msgspec.to_builtins(made), **more}

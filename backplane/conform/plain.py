@@ -27,8 +27,6 @@ from backplane.schemas import build
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 
-ENDS: Final = ("final", "fatal")
-
 PREVIEW_BYTES_MAX: Final = 8192
 
 
@@ -70,7 +68,7 @@ class Plain(msgspec.Struct, frozen=True):
 
     @property
     def ends(self) -> tuple[HostLine, ...]:
-        return tuple(line for line in self.answer if line.t in ENDS)
+        return tuple(line for line in self.answer if line.is_end)
 
     @property
     def receipt(self) -> Json:
@@ -95,7 +93,7 @@ async def record(program: Program, root: str, task: str) -> Plain:
             early = link.lines[len(hello) :]
             await link.send({"t": "run", "id": RUN_ID, "work_order": asked})
             link.child.close_stdin()
-            await link.until(lambda line: line.t in ENDS, bounds.run_s)
+            await link.until(lambda line: line.is_end, bounds.run_s)
             end_s = time.monotonic()
             await link.rest(bounds.exit_s + bounds.slack_s)
         else:
@@ -434,7 +432,7 @@ def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:
 
 DID: Final = "said nothing until the hello, sent a run, closed stdin"
 
-PLAIN_CHECKS: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
+PLAIN_RULES: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
     ("says hello first and in time", "speaks", "S8", _hello_in_time),
     ("has a hello of the right shape", "speaks", "S9", _hello_shape),
     ("speaks a compatible version", "speaks", "S10", _hello_version),

@@ -17,15 +17,10 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, BenchCheck, BenchRow
-from backplane.conform.complete import COMPLETE, COMPLETE_CHECKS
-from backplane.conform.extended import EXTENDED_CHECKS
-from backplane.conform.hostile import HOSTILE_CHECKS
 from backplane.conform.link import Bounds, Program, vendor_of
-from backplane.conform.odd import ODD_CHECKS
-from backplane.conform.plain import DID, PLAIN_CHECKS, Plain, look, record
-from backplane.conform.rough import ROUGH_CHECKS
-from backplane.conform.travel import TRAVEL_CHECKS
+from backplane.conform.plain import DID, PLAIN_RULES, Plain, look, record
+from backplane.conform.rules import NEEDED, RULES
+from backplane.conform.steps import Bench, Case
 from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit, shown
 from backplane.errors import BackendError
 
@@ -37,18 +32,9 @@ TASK: Final = "Reply with the single word ready. Change no file."
 AT_ONCE: Final = 3
 """Checks made at the same time: most of one is waiting, and a host that only manages alone is told by its own check."""
 
-_ALIVE: Final[tuple[BenchRow, ...]] = (
-    *ODD_CHECKS,
-    *EXTENDED_CHECKS,
-    *TRAVEL_CHECKS,
-    *HOSTILE_CHECKS,
-    *ROUGH_CHECKS,
-    *COMPLETE_CHECKS,
-)
-
 CHECKS: Final[tuple[tuple[str, RuleLevel, str], ...]] = (
-    *((name, level, rule) for name, level, rule, _ in PLAIN_CHECKS),
-    *((name, level, rule) for name, level, rule, _, _ in _ALIVE),
+    *((name, level, number) for name, level, number, _ in PLAIN_RULES),
+    *((rule.name, rule.level, rule.number) for rule in RULES),
 )
 """Name, level and rule of every check, in the order in which they are made."""
 
@@ -93,12 +79,12 @@ async def conform(
         extensions = _extensions(plain)
         bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
         speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
-        rows = [row for row in _ALIVE if rules is None or row[2] in rules]
+        wanted = [rule for rule in RULES if rules is None or rule.number in rules]
         if speaks:
-            await _alive_results(rows, bench, note)
+            await _alive_results(wanted, bench, note)
         else:
-            for name, level, rule, did, _ in rows:
-                note(Result(name, level, rule, did, "skip", _MUTE))
+            for rule in wanted:
+                note(rule.result("skip", _MUTE))
     return Report(tuple(command), _level(results, extensions), _backend(plain), extensions, tuple(results))
 
 
@@ -107,7 +93,7 @@ _MUTE: Final = "not tried: it does not speak the protocol"
 
 def _plain_results(plain: Plain) -> Iterator[Result]:
     mute = False
-    for name, level, rule, check in PLAIN_CHECKS:
+    for name, level, rule, check in PLAIN_RULES:
         if mute:
             yield Result(name, level, rule, DID, "skip", _MUTE)
             continue
@@ -119,35 +105,35 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
 
 
-async def _alive_results(rows: Sequence[BenchRow], bench: Bench, note: Callable[[Result], None]) -> None:
-    """Make some checks at a time, and tell of them in their order."""
+async def _alive_results(rules: Sequence[Case], bench: Bench, note: Callable[[Result], None]) -> None:
+    """Try some rules at a time, and tell of them in their order."""
     places, made = anyio.Semaphore(AT_ONCE), dict[int, Result]()
-    told = iter(range(len(rows)))
+    told = iter(range(len(rules)))
     following = next(told, None)
 
-    async def make(number: int, row: BenchRow) -> None:
+    async def make(number: int, rule: Case) -> None:
         nonlocal following
         async with places:
             folder = str(bench.place(str(number)))
-            made[number] = await _alive_result(*row, msgspec.structs.replace(bench, root=folder))
+            made[number] = await _alive_result(rule, msgspec.structs.replace(bench, root=folder))
         while following in made:
             note(made[following])
             following = next(told, None)
 
     async with anyio.create_task_group() as tasks:
-        for number, row in enumerate(rows):
-            tasks.start_soon(make, number, row)
+        for number, rule in enumerate(rules):
+            tasks.start_soon(make, number, rule)
 
 
-async def _alive_result(name: str, level: RuleLevel, rule: str, did: str, check: BenchCheck, bench: Bench) -> Result:
+async def _alive_result(rule: Case, bench: Bench) -> Result:
     try:
-        return Result(name, level, rule, did, "pass", await check(bench))
+        return rule.result("pass", await rule.play(bench))
     except Unasked as unasked:
-        return Result(name, level, rule, did, "skip", str(unasked))
+        return rule.result("skip", str(unasked))
     except Unfit as unfit:
-        return Result(name, level, rule, did, "fail", unfit.seen, shown(unfit.lines))
+        return rule.result("fail", unfit.seen, shown(unfit.lines))
     except BackendError as error:
-        return Result(name, level, rule, did, "fail", f"it could not be started again: {error}")
+        return rule.result("fail", f"it could not be started again: {error}")
 
 
 def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:
@@ -155,7 +141,7 @@ def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["n
     for level in LEVELS:
         if any(result.verdict == "fail" for result in results if result.level == level):
             break
-        if level == "complete" and not set(COMPLETE) <= set(extensions):
+        if level == "complete" and not set(NEEDED) <= set(extensions):
             break
         reached = level
     return reached

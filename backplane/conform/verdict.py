@@ -10,6 +10,7 @@ import msgspec
 from backplane.conform.link import HostLine
 
 RuleLevel = Literal["speaks", "behaves", "robust", "complete"]
+Verdict = Literal["pass", "fail", "skip"]
 LEVELS: Final[tuple[RuleLevel, ...]] = ("speaks", "behaves", "robust", "complete")
 
 LINES_SHOWN: Final = 5
@@ -25,7 +26,7 @@ class Result(msgspec.Struct, frozen=True):
     """Number of the rule in `contracts/sidecar.md`."""
     did: str
     """What was done."""
-    verdict: Literal["pass", "fail", "skip"]
+    verdict: Verdict
     seen: str
     """What was seen; for a skip, why."""
     lines: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class Report(msgspec.Struct, frozen=True):
 
     command: tuple[str, ...]
     level: Literal["none", "speaks", "behaves", "robust", "complete"]
-    """The highest level of which, and below which, no check failed; `complete` also needs `COMPLETE` announced."""
+    """The highest level of which, and below which, no check failed; `complete` also needs `NEEDED` announced."""
     backend: str | None
     extensions: tuple[str, ...]
     results: tuple[Result, ...]
