@@ -261,8 +261,8 @@ def test_packed_and_chunked_requests_are_read_and_other_codings_refused() -> Non
     ("sent", "status"),
     [
         (b"nonsense\r\n\r\n", b" 400 "),
-        (b"GET / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b" 400 "),
-        (b"GET / HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n", b" 413 "),
+        (b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", b" 400 "),
+        (b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n", b" 413 "),
         (b"GET / HTTP/1.1\r\n" + b"a" * 70_000, b" 431 "),
     ],
 )
@@ -296,7 +296,7 @@ def test_it_serves_any_event_loop(loop: str) -> None:
             path, body = question("anthropic")
             data = json.dumps(body).encode()
             async with await anyio.connect_tcp("127.0.0.1", server.port) as stream:
-                head = f"POST {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+                head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
                 await stream.send(head.encode() + data)
                 return b"".join([piece async for piece in stream])
 

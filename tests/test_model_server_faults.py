@@ -114,7 +114,7 @@ def test_a_stream_without_alt_sse_is_one_array() -> None:
 def test_a_body_may_end_with_its_connection() -> None:
     with ModelServer(Turn(text="abcd", fault=Fault(close_delimited=True))) as server:
         head, _, body = raw(server).partition(b"\r\n\r\n")
-    assert b"connection: close" in head
+    assert b"connection: close" in head.lower()
     assert b"chunked" not in head
     assert b"content-length" not in head
     assert body.endswith(b"data: [DONE]\n\n")

@@ -136,7 +136,7 @@ def beside(plot: Plot, place: RequestTarget, head: Head, refusal: tuple[int, str
     """Plan the answer to a request that no turn answers."""
     vendor = VENDORS[place.protocol or "openai_compatible"]
     if place.asks == "nothing" and head.method == "HEAD":
-        return 200, plain(200, b"", is_head=True)
+        return 200, plain(200, b"")
     if refusal is not None:
         value: Json = vendor.error(*refusal)
     elif place.asks == "models":
@@ -149,11 +149,11 @@ def beside(plot: Plot, place: RequestTarget, head: Head, refusal: tuple[int, str
         refusal = (400, "the script has no turn left for this request")
         value = vendor.error(*refusal)
     status = refusal[0] if refusal else 200
-    return status, plain(status, json_text(value).encode(), is_head=head.method == "HEAD")
+    return status, plain(status, json_text(value).encode())
 
 
-def plain(status: int, body: bytes, is_head: bool = False) -> Delivery:
-    return Delivery(status, {"content-type": "application/json"}, [body], len(body), is_head=is_head)
+def plain(status: int, body: bytes) -> Delivery:
+    return Delivery(status, {"content-type": "application/json"}, [body], len(body))
 
 
 def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> Delivery | None:

@@ -229,8 +229,7 @@ class ModelServer:
             self._ends[request.number] = ended
             self._note({"t": "end", "number": request.number, "status": request.status, "ended": ended})
             self._changed.notify_all()
-        wants_close = head.headers.get("connection", "").lower() == "close"
-        return ended == "whole" and not wants_close and delivery is not None and not delivery.close_delimited
+        return connection.goes_on
 
     def _take(self, head: Head, connection: int) -> tuple[RecordedRequest, Delivery | None]:
         """Record a request and plan its answer; None for a reset."""

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection, byte by byte: requests are read, answers are written as scripted.
+"""One HTTP/1.1 connection: h11 reads requests and frames answers, which are written, cut or held as scripted.
 
-Made for faults: a library would mend what has to be broken here. No TLS, no HTTP/2, loopback only.
+No TLS, no HTTP/2, loopback only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
+
+import h11
 
 READ_BYTES: Final = 65_536
 HEAD_BYTES_MAX: Final = 65_536
@@ -67,7 +69,6 @@ class Delivery(NamedTuple):
     then: Literal["end", "cut", "reset", "stall"] = "end"
     stall_comment: bytes = b""
     stall_comment_ms: int | None = None
-    is_head: bool = False
 
 
 class Connection:
@@ -75,8 +76,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._held = bytearray()
-        self._started = False
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._wants_body = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(IDLE_S_MAX)
 
@@ -87,22 +88,34 @@ class Connection:
             BadRequest: what came cannot be read; the connection is of no further use.
         """
         try:
-            block = self._until(b"\r\n\r\n")
-            if block is None:
+            if self._http.our_state is h11.DONE:
+                self._http.start_next_cycle()
+            request = self._event()
+            if not isinstance(request, h11.Request):
                 return None
-            lines = block.decode("latin-1").split("\r\n")
-            method, target, _ = lines[0].split(" ", 2)
-            rows = [line.partition(":") for line in lines[1:] if line]
-            headers = {name.strip().lower(): value.strip() for name, _, value in rows}
-            if headers.get("expect", "").lower() == "100-continue":
-                self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            body = self._body(headers)
-        except (OSError, Left):
+            headers = {name.decode(): value.decode("latin-1") for name, value in request.headers}
+            too_long = BadRequest(413, f"a body of more than {BODY_BYTES_MAX} bytes")
+            if int(headers.get("content-length", "0")) > BODY_BYTES_MAX:
+                raise too_long
+            if self._http.they_are_waiting_for_100_continue:
+                self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            body = bytearray()
+            while isinstance(event := self._event(), h11.Data):
+                body += event.data
+                if len(body) > BODY_BYTES_MAX:
+                    raise too_long
+        except OSError:
             return None
-        except ValueError as error:
-            raise BadRequest(400, f"not a request: {error}") from error
-        parts = urlsplit(target)
-        return Head(method.upper(), parts.path, dict(parse_qsl(parts.query)), headers, body)
+        except h11.RemoteProtocolError as error:
+            raise BadRequest(error.error_status_hint, f"not a request: {error}") from error
+        method, parts = request.method.decode().upper(), urlsplit(request.target.decode("latin-1"))
+        self._wants_body = method != "HEAD"
+        return Head(method, parts.path, dict(parse_qsl(parts.query)), headers, bytes(body))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether both ends are done with a request and another one may follow."""
+        return self._http.our_state is h11.DONE
 
     def write(self, delivery: Delivery) -> AnswerEnd:
         """Write one answer as it was planned and say how that ended."""
@@ -136,79 +149,48 @@ class Connection:
     def _write(self, delivery: Delivery) -> AnswerEnd:
         if delivery.first_byte_ms:
             self.wait(delivery.first_byte_ms)
-        chunked = delivery.length is None and not delivery.close_delimited
-        self.sock.sendall(head_bytes(delivery, chunked))
-        if delivery.is_head:
-            return "whole"
-        for place, piece in enumerate(delivery.pieces):
+        headers = {name.lower(): value for name, value in delivery.headers.items()}
+        if delivery.length is not None:
+            headers["content-length"] = str(delivery.length)
+        if delivery.close_delimited:
+            # h11 ends a body with its connection only for those who know no chunks.
+            self._http.their_http_version = b"1.0"
+        if delivery.then != "end":
+            headers["connection"] = "close"
+        reason = _PHRASES.get(delivery.status, "Scripted")
+        self._send(h11.Response(status_code=delivery.status, headers=list(headers.items()), reason=reason))
+        for place, piece in enumerate(delivery.pieces if self._wants_body else ()):
             if place and delivery.pause_ms:
                 self.wait(delivery.pause_ms)
-            self.sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            self._send(h11.Data(data=piece))
         if delivery.then == "stall":
-            self._stall(delivery, chunked)
+            self._stall(delivery)
         if delivery.then == "reset":
             self.reset()
         if delivery.then != "end":
             return "cut"
-        if chunked:
-            self.sock.sendall(b"0\r\n\r\n")
+        self._send(h11.EndOfMessage())
         return "whole"
 
-    def _stall(self, delivery: Delivery, chunked: bool) -> None:
+    def _stall(self, delivery: Delivery) -> None:
         """Keep the connection open without an end, until the client leaves."""
         deadline = time.monotonic() + IDLE_S_MAX
-        comment = delivery.stall_comment
-        line = b"%x\r\n%b\r\n" % (len(comment), comment) if chunked else comment
         while time.monotonic() < deadline:
             self.wait(delivery.stall_comment_ms or IDLE_S_MAX * 1000)
             if delivery.stall_comment_ms:
-                self.sock.sendall(line)
+                self._send(h11.Data(data=delivery.stall_comment))
 
-    def _body(self, headers: Mapping[str, str]) -> bytes:
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            return self._chunks()
-        return self._exactly(int(headers.get("content-length", "0")))
+    def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(self.sock.recv(READ_BYTES))
+        return event
 
-    def _chunks(self) -> bytes:
-        body = bytearray()
-        while chunk := self._chunk():
-            body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                raise BadRequest(413, f"a body of more than {BODY_BYTES_MAX} bytes")
-        return bytes(body)
+    def _send(self, event: h11.Event) -> None:
+        if data := self._http.send(event):
+            self.sock.sendall(data)
 
-    def _chunk(self) -> bytes:
-        line = self._until(b"\r\n") or b""
-        data = self._exactly(int(line.partition(b";")[0], 16))
-        self._until(b"\r\n")
-        return data
 
-    def _until(self, end: bytes) -> bytes | None:
-        while (found := self._held.find(end)) < 0:
-            if len(self._held) > HEAD_BYTES_MAX:
-                raise BadRequest(431, f"a head of more than {HEAD_BYTES_MAX} bytes")
-            if not self._more():
-                return None
-        block = bytes(self._held[:found])
-        del self._held[: found + len(end)]
-        return block
-
-    def _exactly(self, size: int) -> bytes:
-        if size < 0:
-            raise BadRequest(400, f"a length of {size}")
-        if size > BODY_BYTES_MAX:
-            raise BadRequest(413, f"a body of more than {BODY_BYTES_MAX} bytes")
-        while len(self._held) < size:
-            if not self._more():
-                raise Left
-        data = bytes(self._held[:size])
-        del self._held[:size]
-        return data
-
-    def _more(self) -> bool:
-        data = self.sock.recv(READ_BYTES)
-        self._held += data
-        return bool(data)
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 def decoded(head: Head) -> bytes | None:
@@ -220,17 +202,3 @@ def decoded(head: Head) -> bytes | None:
         return gzip.decompress(head.body) if coding == "gzip" else None
     except (OSError, EOFError, zlib.error):
         return None
-
-
-def head_bytes(delivery: Delivery, chunked: bool) -> bytes:
-    """Write status line and headers."""
-    known = {status.value: status.phrase for status in HTTPStatus}
-    rows = {name.lower(): value for name, value in delivery.headers.items()}
-    if delivery.length is not None:
-        rows["content-length"] = str(delivery.length)
-    if chunked:
-        rows["transfer-encoding"] = "chunked"
-    if delivery.close_delimited or delivery.then != "end":
-        rows["connection"] = "close"
-    lines = [f"HTTP/1.1 {delivery.status} {known.get(delivery.status, 'Scripted')}"]
-    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in rows.items()), "", ""]).encode("latin-1")
