@@ -19,7 +19,7 @@ import msgspec
 from backplane.agents import hook
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol import LINE_BYTES_MAX, bounded, strict
+from backplane.protocol import LINE_BYTES_MAX, strict
 
 COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
 """What an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
@@ -74,7 +74,6 @@ async def _read(line: anyio.abc.SocketStream) -> dict[str, Any] | None:
 
 def _value(line: bytes) -> dict[str, Any] | None:
     try:
-        bounded(line)
         value = strict(line)
     except (ValueError, RecursionError):
         return None

@@ -36,12 +36,6 @@ def changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     return whole.replace(b"\1\1", b"\\\\").replace(b"\2\2", b'\\"') if hidden is not data else whole
 
 
-def gaps(data: bytes) -> Iterator[bytes]:
-    """What stands outside of texts, in pieces that cut no number, with a quotation mark for a text's ends."""
-    for pieces, inside in _pieces(_bare(data)):
-        yield b'"'.join(pieces[inside::2])
-
-
 def values(data: bytes) -> int:
     """How many values there are, or a little fewer: as many as commas, or as half of those, texts and opening brackets,
     whichever is more."""

@@ -15,7 +15,6 @@ from backplane.protocol.lines import (
     VALUES_MAX,
     Lines,
     Overlong,
-    bounded,
     strict,
 )
 from backplane.protocol.messages import (
@@ -52,7 +51,6 @@ __all__ = [
     "Raised",
     "Received",
     "Unknown",
-    "bounded",
     "strict",
     "too_much_in_hello",
     "version_compatible",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, Literal
 
@@ -30,7 +31,7 @@ from backplane.contract.events import (
     read_event,
 )
 from backplane.errors import ProtocolError
-from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, bounded, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, strict
 from backplane.protocol.messages import (
     MESSAGES,
     NEEDS_EXTENSION,
@@ -75,9 +76,6 @@ _LOOK_BYTES: Final = 256
 _MESSAGE: Final = {"t", "ref_id", "event"}
 """The members of a message with an event."""
 
-_KIND_BYTES: Final = 10
-"""Of a line's beginning; in the usual order of members they tell an event from another message."""
-
 _REF_ID, _EVENT, _TS, _EXT = map(attrgetter, ("ref_id", "event", "ts", "ext"))
 # Events with a float are read again, exactly; here only some floats are slow, of which `float` is the quickest reader.
 _decode_lines: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode_lines
@@ -86,9 +84,12 @@ _decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, floa
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-_PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}')
+_PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}\n')
 """A compact pong, whole: nothing in it is left to be checked, and whoever waits for it measures us."""
-_PONG_BYTES_MAX: Final = len('{"t":"pong","seq":}') + 15
+
+
+ReadEvent = tuple[str, AgentEvent, bytes]
+"""Its run's id, the event, its canonical bytes."""
 
 
 class ControlEnd:
@@ -166,75 +167,55 @@ class ControlEnd:
         block = self._lines.block(data)
         if block is None:
             return self._receive_each(self._lines.feed(data))
-        try:
-            return self._receive_block(block)
-        except Exception as error:  # What the quick way cannot read is read line by line, up to what cannot be read.
-            return [*self._receive_each(block.split(b"\n")[:-1]), Raised(error)]
-
-    def _receive_block(self, block: bytes) -> list[Received]:
-        pong = _PONG.fullmatch(block, 0, len(block) - 1) if len(block) <= _PONG_BYTES_MAX + 1 else None
+        pong = _PONG.fullmatch(block)
         if pong is not None and self.hello is not None:
             self.lines_read += 1
             return [wire.Pong(seq=int(pong[1]))]
-        spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
-        if spoken is not None:
-            return [spoken]
-        # The end of a stream is such a read with one other message behind it.
-        cut = block.rfind(b"\n", 0, -1) + 1
-        spoken = self._all_spoken(block[:cut]) if cut and _ends_otherwise(block, cut) else None
-        rest = block[cut:] if spoken is not None else block
-        return [*([spoken] if spoken is not None else []), *self._receive_each(rest.split(b"\n")[:-1])]
+        try:
+            spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
+        except Exception as error:  # What the quick way cannot read is read line by line, up to what cannot be read.
+            return [*self._receive_each(block.split(b"\n")[:-1]), Raised(error)]
+        return [spoken] if spoken is not None else self._receive_each(block.split(b"\n")[:-1])
 
     def _receive_each(self, lines: list[bytes]) -> list[Received]:
-        if not lines:  # A line that is not over yet is looked at when it is.
-            return []
-        out: list[Received] = []
-        events: list[AgentEvent] = []
-        records: list[bytes] = []
-        batches: list[tuple[int, str, list[AgentEvent], list[bytes]]] = []
-        of: str | None = None
-        opened = self._open
+        read: list[ReadEvent | Received] = []
         try:
             for line in lines:
                 self.lines_read += 1
-                if type(line) is Overlong:
-                    out.append(self._overlong(line))
-                    of = None
-                    continue
-                try:
-                    if len(line) > VALUES_MAX:
-                        raise ValueError("a long line is read once, in full")
-                    envelope = _decode_event(line)
-                    event = envelope.event
-                    record = _encode(event)
-                    if (
-                        opened[envelope.ref_id] + len(record) != len(line)
-                        or type(event) not in _PLAIN
-                        or event.ext is not UNSET
-                        or (event.ts not in self._times and not self._time_is_canonical(event.ts))
-                    ):
-                        event, record = self._read_event(strict(line))
-                    ref_id = envelope.ref_id
-                except (ValueError, KeyError, RecursionError):
-                    received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
-                    if received is None:
-                        continue
-                    if type(received) is not Events:
-                        out.append(received)
-                        of = None
-                        continue
-                    ref_id, event, record = received.ref_id, received.events[0], received.lines[:-1]
-                if ref_id != of:
-                    events, records, of = [], [], ref_id
-                    batches.append((len(out), ref_id, events, records))
-                    out.append(Events(ref_id, events, b""))
-                events.append(event)
-                records.append(record)
+                if (one := self._line(line)) is not None:
+                    read.append(one)
         except Exception as error:  # What was read before it counts; the run ends by it.
-            out.append(Raised(error))
-        for place, ref_id, events, records in batches:
-            out[place] = Events(ref_id, *self._clean(events, records))
+            read.append(Raised(error))
+        out: list[Received] = []
+        # One look for secrets at all events of a run that came together is most often enough.
+        for ref_id, together in groupby(read, lambda one: one[0] if isinstance(one, tuple) else None):
+            if ref_id is None:
+                out += together  # type: ignore[arg-type]
+            else:
+                _, events, records = zip(*together, strict=True)
+                out.append(Events(ref_id, *self._clean(list(events), records)))
         return out
+
+    def _line(self, line: bytes) -> ReadEvent | Received | None:
+        """Read one line; an event comes with its run and its canonical bytes, a blank line is None."""
+        if type(line) is Overlong:
+            return self._overlong(line)
+        if len(line) > VALUES_MAX:
+            return self._long(line)
+        try:
+            envelope = _decode_event(line)
+            event = envelope.event
+            record = _encode(event)
+            if (
+                self._open[envelope.ref_id] + len(record) != len(line)
+                or type(event) not in _PLAIN
+                or event.ext is not UNSET
+                or (event.ts not in self._times and not self._time_is_canonical(event.ts))
+            ):
+                event, record = self._read_event(strict(line))
+            return envelope.ref_id, event, record
+        except (ValueError, KeyError, RecursionError):
+            return self._other(line)
 
     def _all_spoken(self, block: bytes) -> Events | None:
         """The usual read: nothing but compact text events of one run, without a secret; None for any other."""
@@ -269,7 +250,6 @@ class ControlEnd:
         if not rest.strip():
             return []
         try:
-            bounded(rest)
             strict(rest)
         except (ValueError, RecursionError):
             return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
@@ -289,7 +269,7 @@ class ControlEnd:
         event = carried(event)
         return event, canonical.encode(event)
 
-    def _clean(self, events: list[AgentEvent], records: list[bytes]) -> tuple[list[AgentEvent], bytes]:
+    def _clean(self, events: list[AgentEvent], records: Sequence[bytes]) -> tuple[list[AgentEvent], bytes]:
         """Events and their canonical lines, without secrets; one look at all of them is most often enough."""
         lines = b"\n".join([*records, b""])
         if self._redactor is None or not self._redactor.found(lines):
@@ -346,7 +326,7 @@ class ControlEnd:
         fact = f"line {self.lines_read} is over line_bytes_max ({limit} bytes)"
         return Broken("protocol_invalid_envelope", fact, self._evidence(head))
 
-    def _long(self, line: bytes) -> Received | None:
+    def _long(self, line: bytes) -> ReadEvent | Received | None:
         """The same for a long line: looking for cycles among its values takes longer than reading them."""
         collects = gc.isenabled()
         gc.disable()
@@ -356,22 +336,15 @@ class ControlEnd:
             if collects:
                 gc.enable()
 
-    def _other(self, line: bytes) -> Received | None:
+    def _other(self, line: bytes) -> ReadEvent | Received | None:
         """Everything that is not a well-formed event of an open run; None for a blank line."""
-        pong = _PONG.fullmatch(line)
-        if pong is not None and self.hello is not None:
-            return wire.Pong(seq=int(pong[1]))
         if not line.lstrip().startswith(b"{"):
             return Noise(self._clean_line(line)) if line.strip() else None
         try:
-            bounded(line)
             value = strict(line)
         except (ValueError, RecursionError) as error:
-            return Broken(
-                "protocol_invalid_envelope",
-                f"line {self.lines_read} is not strict JSON: {error}",
-                self._evidence(line),
-            )
+            fact = f"line {self.lines_read} is not strict JSON: {error}"
+            return Broken("protocol_invalid_envelope", fact, self._evidence(line))
         t = value.get("t")
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
@@ -382,12 +355,9 @@ class ControlEnd:
             return Unknown(self._clean_text(t), text_or_none(value.get("ref_id")), value)
         if t == "hello":
             return self._hello(value, size, line)
-        return self._before_hello(t, line) or self._known(t, value, line)
-
-    def _before_hello(self, t: str, line: bytes) -> Broken | None:
-        if self.hello is not None:
-            return None
-        return Broken("protocol_handshake_failed", f"{t} came before the hello", self._evidence(line))
+        if self.hello is None:
+            return Broken("protocol_handshake_failed", f"{t} came before the hello", self._evidence(line))
+        return self._known(t, value, line)
 
     def _hello(self, value: dict[str, Any], size: int, evidence: bytes) -> Received:
         if self.hello is not None:
@@ -399,7 +369,7 @@ class ControlEnd:
             self.hello = message
         return message
 
-    def _known(self, t: str, value: dict[str, Any], line: bytes) -> Received:
+    def _known(self, t: str, value: dict[str, Any], line: bytes) -> ReadEvent | Received:
         if MESSAGES[t][1] == "control":
             return Broken(
                 "protocol_unexpected_message",
@@ -420,8 +390,7 @@ class ControlEnd:
         owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
         if len(self._open) != 1 and not isinstance(ref_id, str):
             return Dropped("foreign_ref_id", "an event without ref_id")
-        event, record = self._read_event(value)
-        return Events(owner, [event], record + b"\n")
+        return owner, *self._read_event(value)
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
@@ -446,8 +415,3 @@ def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(heeds, list) or not all(isinstance(name, str) for name in heeds):
         known.pop("heeds", None)
     return known
-
-
-def _ends_otherwise(block: bytes, cut: int) -> bool:
-    """Whether the last line, which starts at `cut`, begins differently from a first line that says something."""
-    return _SPOKEN_MARK in block[:_LOOK_BYTES] and not block.startswith(block[cut : cut + _KIND_BYTES])

@@ -9,7 +9,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.errors import ProtocolError
-from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bounded, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, strict
 from backplane.protocol.messages import (
     MESSAGES,
     Broken,
@@ -95,7 +95,6 @@ class HostEnd:
         if not line.strip():
             return None
         try:
-            bounded(line)
             value = strict(line)
             doubled = canonical.duplicate_key(line, value)
         except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bounded, strict
+from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, strict
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -184,7 +184,6 @@ def _object(line: bytes) -> dict[str, Any] | Malformed:
     if isinstance(line, Overlong):
         return Malformed("a line over the limit", bytes(line), INVALID_REQUEST)
     try:
-        bounded(line)
         value = strict(line)
     except (ValueError, RecursionError) as error:
         return Malformed(f"not JSON: {error}", line[:EVIDENCE_BYTES])

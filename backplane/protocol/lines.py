@@ -108,20 +108,6 @@ class Lines:
             self._pieces = [b"".join([*self._pieces, piece[: self._head_bytes]])[: self._head_bytes]]
 
 
-def strict(line: bytes) -> Json:
-    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, bounded depth and numbers.
-
-    Raises:
-        ValueError: with the reason in words.
-    """
-    if not line.isascii():
-        line.decode()
-    if len(line) > _DEPTH_BYTES and structure.deeper(line, DEPTH_MAX):
-        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
-    canonical.refuse_endless(line)  # An integer of over 308 digits has no value that a peer could read.
-    return canonical.decode(line)
-
-
 class _Tag(msgspec.Struct):
     t: str = ""
 
@@ -129,14 +115,26 @@ class _Tag(msgspec.Struct):
 _decode_tag: Final = msgspec.json.Decoder(_Tag).decode
 
 
-def bounded(line: bytes) -> None:
-    """Refuse a line of too many values, before anything of it becomes an object.
+def strict(line: bytes) -> Json:
+    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN; values, depth and numbers are bounded.
 
     Raises:
-        ValueError: with the limit, or since it is no JSON.
+        ValueError: with the reason in words.
     """
-    if len(line) <= VALUES_MAX:
-        return
+    if len(line) > VALUES_MAX:
+        _refuse_too_many(line)
+    if not line.isascii():
+        line.decode()
+    if len(line) > _DEPTH_BYTES and structure.deeper(line, DEPTH_MAX):
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
+    value = canonical.decode(line)
+    if canonical.may_be_endless(line):
+        canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
+    return value
+
+
+def _refuse_too_many(line: bytes) -> None:
+    """Look for too many values before anything of a line becomes an object. Raises ValueError."""
     # Those inside of texts counted as well there are seldom too many.
     commas = line.count(b",")
     if commas <= VALUES_MAX and commas + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:

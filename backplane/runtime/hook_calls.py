@@ -21,7 +21,7 @@ from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
 from backplane.process import Child, StartCommand, open_child
 from backplane.process.programs import feed, piece
-from backplane.protocol import bounded, strict
+from backplane.protocol import strict
 from backplane.redact.secrets import Redactor
 
 TIMEOUT_MS_MAX: Final = 240_000
@@ -173,7 +173,6 @@ def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:
     if not said.strip():
         return Decision(decision="allow")
     try:
-        bounded(said)
         value = strict(said)
         if (twice := duplicate_key(said, value)) is not None:
             raise ValueError(f"the key {redactor.text(twice)[0][:40]!r} stands twice in one object")

@@ -40,7 +40,7 @@ from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
-from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
+from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, strict
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import RunState
 from backplane.redact.cuts import Splits
@@ -498,7 +498,6 @@ class Inbound:
         """
         try:
             data = canonical.encode(approvals.answer(ask, approvals.checked(given)))
-            bounded(data)
             decision = approvals.answered(msgspec.convert(strict(data), wire.AnswerMessage))
         except (ValueError, TypeError, RecursionError) as error:
             fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
