@@ -124,7 +124,7 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
     told = new_reader()
     asked, events = told.asked({"toolCallId": "write_file__call_1", "kind": "execute", "title": "make all"})
     assert kinds(events) == ["ToolCall"]
-    assert (told.name(asked), asked.command) == ("write_file", "make all")
+    assert (told.name_of(asked), asked.command) == ("write_file", "make all")
     (result,) = told.deny(asked, "no")
     assert isinstance(result, ToolResult)
     assert result.is_error
@@ -144,7 +144,7 @@ def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
     read(told, call("pending", title="write", kind="edit", rawInput={}))
     told.asked({"toolCallId": "c1", "title": "/o", "kind": "other", "rawInput": {"parentDir": "/o"}})
     asked, _ = told.asked({"toolCallId": "c1", "kind": "edit", "rawInput": {"filepath": "/o/x"}})
-    assert (told.name(asked), asked.kind) == ("write_file", "edit")
+    assert (told.name_of(asked), asked.kind) == ("write_file", "edit")
     assert asked.input == {"parentDir": "/o", "filepath": "/o/x"}
 
 

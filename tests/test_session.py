@@ -9,20 +9,20 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.agents.events import EventFactory
 from backplane.agents.order import RunSpec
+from backplane.agents.reader import EventReader
+from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, silent
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, Failed, Warned
-from backplane.contract.receipt import Usage
 from backplane.host import EXTENSIONS, Done, Host, HostRun
 from backplane.ir import TokenCounts
-from backplane.protocol.jsonrpc import Notification, Request
+from backplane.protocol.jsonrpc import Notification
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
 from backplane.tools.structured import AnswerSchema
-from backplane.upstream.cost import Price, Spent
+from backplane.upstream.cost import Price
 from tests.runs import ended, memory, order, plane, texts
 
 pytestmark = pytest.mark.anyio
@@ -33,32 +33,20 @@ WAITS = "an answer that waits until it is stopped"
 NOTHING = ""
 
 
-class Reader:
+class Reader(EventReader):
     """Tells words as messages, and counts two tokens for each of them."""
-
-    goes_on = at_work = False
-
-    def __init__(self, run: HostRun) -> None:
-        self.make, self.spent = EventFactory(run.now, "/"), Spent()
 
     def read(self, message: Notification) -> list[AgentEvent]:
         self.spent = self.spent.plus(TokenCounts(input=1, output=1), PRICE)
-        return [self.make.message(message.params["text"])]
-
-    def close(self) -> list[AgentEvent]:
-        return []
-
-    def used(self) -> Usage:
-        return self.spent.usage()
+        return [self._make.message(message.params["text"])]
 
 
-class Agent:
+class Agent(BaseAgent):
     """Has an answer for each turn; it keeps what was said to it."""
 
-    keeps_calls = is_ours = False
-
     def __init__(self, session: AgentRun, answers: tuple[str, ...]) -> None:
-        self.session, self.reader, self.answers = session, Reader(session.run), list(answers)
+        super().__init__(session, Reader(session.run.now, "/"))
+        self.answers = list(answers)
         self.said: list[Json] = []
         self.stopped = anyio.Event()
 
@@ -79,15 +67,9 @@ class Agent:
             return failed("backend_unavailable", "it was stopped", stopped=True)
         return Ending(text=answer)
 
-    async def add(self, text: str) -> bool:
-        return False
-
     async def stop(self) -> bool:
         self.stopped.set()
         return True
-
-    async def answer(self, request: Request) -> Json:
-        return {}
 
     def raw(self) -> dict[str, Json]:
         return {"said": list(self.said)}

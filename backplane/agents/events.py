@@ -30,7 +30,6 @@ CALLS_MAX: Final = 10_000
 """Calls that a reader remembers: an agent that makes more is in a loop, and its calls are still told."""
 CUT_SHORT: Final = "the run ended before the tool did"
 """Result of a call that is open at the end."""
-SERVERS_GONE: Final = "the MCP server {name!r} is not there: {why}"
 
 
 class EventFactory:
@@ -83,22 +82,16 @@ class EventFactory:
     def warning(self, words: str) -> AgentEvent:
         return Warned(ts=self._now(), message=words)
 
+    def gone(self, name: Json, why: Json) -> AgentEvent:
+        """Warn of an MCP server whose tools the agent has to do without."""
+        return self.warning(f"the MCP server {name!r} is not there: {why}"[:500])
+
     def kept(self, kind: Json, body: Json) -> AgentEvent:
         """Keep what the contract has no word for as it came."""
         return self.carried("raw_message", body, f"a message of the kind {str(kind)[:80]}")
 
     def carried(self, name: str, body: Json, words: str) -> AgentEvent:
         return carry(name, body, ts=self._now(), message=words)
-
-
-class TurnFailure(msgspec.Struct, frozen=True):
-    """Why a turn failed, by the agent's own account."""
-
-    words: str
-    label: str = ""
-    """The agent's own word for it."""
-    status: int | None = None
-    """Of its model's service."""
 
 
 class Pieces:

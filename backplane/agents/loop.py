@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import anyio.abc
 import msgspec
 
 from backplane.agents.order import (
@@ -26,6 +25,8 @@ from backplane.agents.order import (
     user_message,
 )
 from backplane.agents.program import first_of
+from backplane.agents.reader import EventReader
+from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
 from backplane.contract import receipt
@@ -35,7 +36,6 @@ from backplane.contract.events import AgentEvent, AssistantMessage
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
-from backplane.protocol.jsonrpc import Notification, Request
 from backplane.tools import SPECS, CallResult, Toolbox
 from backplane.tools.keys import without
 from backplane.tools.mcp import Servers, open_servers
@@ -176,16 +176,28 @@ def _shown(toolbox: Toolbox, path: str) -> str:
 # The loop -------------------------------------------------------------------------------------------------------------
 
 
-class Agent:
-    """The agent of one run; what it tells it emits itself, so it is its own reader."""
+class Account(EventReader):
+    """What the calls of the model used; there is nothing else to read, as the agent tells what it does itself."""
 
-    keeps_calls = goes_on = at_work = False
+    has_called = False
+    """Whether a call of the model was begun: one that failed may have cost something."""
+
+    def used(self) -> receipt.Usage:
+        if not self.has_called:
+            return receipt.Usage(input_tokens=0, output_tokens=0, request_units=0, estimated_cost_usd=0.0)
+        return super().used()
+
+
+class Agent(BaseAgent):
+    """The agent of one run."""
+
+    keeps_calls = False
     is_ours = True
+    reader: Account
 
     def __init__(self, session: AgentRun, task: Task, model: ModelClient, toolbox: Toolbox, servers: Servers) -> None:
-        self.session, self.reader = session, self
+        super().__init__(session, Account(session.run.now, toolbox.tree.root))
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
-        self.spent = Spent()
         self._most: dict[str, int | None] = {"usd_micros": 0 if task.spec.price is not None else None, "tokens": 0}
         """What the calls so far have cost at most: one that nobody knows the cost of counts as what it could."""
         self._run = session.run
@@ -199,23 +211,18 @@ class Agent:
         self._reported: dict[str, Any] = {}
         self._is_child = isinstance(session.run.order.abp("parent"), str)
         """Whether each call is reserved from a budget that other runs share."""
-        self._has_called = False
-        """Whether a call of the model was begun: one that failed may have cost something."""
         self._named: str | None = None
         """The model as the service calls it."""
 
     async def run(self) -> None:
         """Say nothing unasked."""
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Wait for the first turn: the service keeps no conversation."""
-
     async def say(self, words: Json) -> Ending:
         """Ask the model, and run what it calls, until it has answered or a limit is reached."""
         images, self._images = self._images, ()
         self._add(user_message(str(words), images))
         turns_max = self.session.spec.turns_max or 0
-        while self.spent.requests < turns_max:
+        while self.reader.spent.requests < turns_max:
             conversation = _marked(self._conversation)
             call: dict[str, int | None] = {}
             if self.task.reserved:
@@ -226,13 +233,13 @@ class Agent:
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
                 call = self._call_most(sent, room)
-            self._has_called = True
+            self.reader.has_called = True
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
             await self._count(turn, call)
             self._add(turn.message)
             if turn.text or turn.proof is not None:
                 await self._run.emit(_said(turn, self._run.now()))
-            self.goes_on = bool(turn.calls)
+            self.reader.goes_on = bool(turn.calls)
             limit = self.session.limit()
             if limit is not None:
                 await self._answers(turn.calls, f"not run: {limit.words}")
@@ -292,21 +299,6 @@ class Agent:
             room = min(room, free * MICROS // a_million if a_million else room if free >= 0 else 0)
         return max(room, 0)
 
-    async def add(self, text: str) -> bool:
-        return False
-
-    async def stop(self) -> bool:
-        return False
-
-    async def answer(self, request: Request) -> Json:
-        raise NotImplementedError
-
-    def read(self, message: Notification) -> list[AgentEvent]:
-        return []
-
-    def close(self) -> list[AgentEvent]:
-        return []
-
     def _add(self, message: Message) -> None:
         messages = (*self._conversation.messages, message)
         self._conversation = msgspec.structs.replace(self._conversation, messages=messages)
@@ -325,7 +317,7 @@ class Agent:
         """Pass on what a turn says; counters become those of the whole run."""
         body = event.ext.get("usage") if isinstance(event.ext, dict) else None
         if isinstance(body, dict):
-            await self._report(self.spent.plus(_usage(body), self.task.spec.price))
+            await self._report(self.reader.spent.plus(_usage(body), self.task.spec.price))
         else:
             await self._run.emit(event)
 
@@ -335,10 +327,10 @@ class Agent:
         for name, known in (("usd_micros", one.micros), ("tokens", tokens)):
             so_far, more = self._most[name], at_most.get(name) if known is None else known
             self._most[name] = None if so_far is None or more is None else so_far + more
-        self.spent = self.spent.plus(turn.usage, self.task.spec.price)
+        self.reader.spent = self.reader.spent.plus(turn.usage, self.task.spec.price)
         await self._settle()
         self._named = turn.model or self._named
-        await self._report(self.spent)
+        await self._report(self.reader.spent)
 
     async def _report(self, spent: Spent) -> None:
         counters = msgspec.to_builtins(spent.usage())
@@ -347,16 +339,11 @@ class Agent:
             self._reported = known
             await self._run.carry("usage", known, f"{spent.input or 0} tokens in, {spent.output or 0} out so far")
 
-    def used(self) -> receipt.Usage:
-        if not self._has_called:
-            return receipt.Usage(input_tokens=0, output_tokens=0, request_units=0, estimated_cost_usd=0.0)
-        return self.spent.usage()
-
     def raw(self) -> dict[str, Json]:
-        price, turns = self.task.spec.price, self.spent.requests
+        price, turns = self.task.spec.price, self.reader.spent.requests
         raw = {"model": self._named or self.task.model, "protocol": self.model.protocol, "turns": turns}
         if price is not None:
-            cost = {"usd_micros": self.spent.micros, "source": price.source, "read_on": price.read_on or None}
+            cost = {"usd_micros": self.reader.spent.micros, "source": price.source, "read_on": price.read_on or None}
             raw["cost"] = cost
         if self.task.reserved:
             raw["budget_rule"] = RESERVED

@@ -2,7 +2,7 @@
 
 It owns cancel, more input, interrupt, silence, budget and turns, the repairs of an answer of a wanted shape, the
 questions that are open, what is kept of messages, and the end. A vendor gives an `Agent`: `open`, `say`, `stop`,
-`read(message) → events` (its `EventReader`), `answer(request)`, and its row of facts in its host's file.
+`reply(request)`, its `reader.EventReader`, `read(message) → events`, and its row of facts in its host's file.
 
 To add an agent, write one file with these five and a reader: `AgentRun.pipe` is its way to a program that speaks
 JSON-RPC, another framing or envelope of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
@@ -14,29 +14,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import anyio
 import anyio.abc
 import msgspec
 
+from backplane.agents.failures import code_of
 from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
+from backplane.agents.reader import EventReader, OpenCall
 from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
-from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
 from backplane.policy.rules import Ruling
 from backplane.process.aio import SECOND_LOOK_S
 from backplane.process.jsonrpc import Hear, Pipe
-from backplane.protocol.jsonrpc import Malformed, Notification, Peer, Received, Request, Response, RpcError
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Malformed, Notification, Peer, Received, Request, RpcError
 from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
     from backplane.process import Child
-    from backplane.upstream.cost import Spent
 
 TOOL_S_MAX: Final = 3600.0
 """For one tool: a test suite may take an hour, and a sub-agent works longer than any command."""
@@ -50,6 +50,8 @@ MALFORMED_MAX: Final = 20
 """Lines of an agent that are no messages and are told: one that writes more of them keeps a log there."""
 WORDLESS: Final = "the agent ended without a word"
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
+
+OWN_INPUT: Final = "the input was changed, and this agent takes no other input than its own"
 
 T = TypeVar("T")
 
@@ -85,59 +87,93 @@ def silent(code: str | None) -> Ending:
     return failed(code, WORDLESS) if code is not None else Ending(outcome="partial", note=WORDLESS)
 
 
-class EventReader(Protocol):
-    """Reads an agent's messages as events of the contract; a call is told once, and its result once."""
+class Agent:
+    """One vendor's agent in one run; a vendor gives `open`, `say`, `stop`, `reply` and what else differs with it."""
 
-    @property
-    def spent(self) -> Spent | None:
-        """What the run used, as far as it is told while it works; None where the agent holds its limits itself."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether another request to the model follows the last one."""
-
-    @property
-    def at_work(self) -> bool:
-        """Whether a tool runs."""
-
-    def read(self, message: Notification) -> list[AgentEvent]: ...
-
-    def close(self) -> list[AgentEvent]:
-        """Return what is still to be told at the end of the run: results of open calls."""
-
-    def used(self) -> Usage: ...
-
-
-class Agent(Protocol):
-    """One vendor's agent in one run."""
-
-    keeps_calls: bool
+    keeps_calls = True
     """Whether passthrough keeps its calls and answers, too."""
-    is_ours: bool
+    is_ours = False
     """Whether there is no vendor's program: then an answer of the wrong shape is an error of the run itself."""
+    withdrawn: Json | RpcError = RpcError(0, "the question was withdrawn")
+    """What a question is answered with whose turn was stopped."""
+    answer_s = 60.0
+    """For an answer to a call: half a second is usual, a cold disk under load needs more."""
+    login_code: int | None = None
+    """Of a refusal by an agent that wants a login first; None where its protocol has no code for that."""
+    pipe: Pipe
 
-    @property
-    def reader(self) -> EventReader: ...
+    def __init__(self, session: AgentRun, reader: EventReader) -> None:
+        self.session, self.reader = session, reader
+        reader.price = session.spec.price
 
     async def run(self) -> None:
         """Hear the agent until it says nothing more."""
+        await self.pipe.run()
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
 
     async def say(self, words: Json) -> Ending:
         """Have one turn, from these words to its end. Raises BackendError: `backend_crashed`."""
+        raise NotImplementedError
 
     async def add(self, text: str) -> bool:
         """Give the turn that goes on more words of the user; False where they have to wait for its end."""
+        return False
 
     async def stop(self) -> bool:
         """Stop the turn that goes on; False where none can be stopped."""
+        return False
 
-    async def answer(self, request: Request) -> Json | RpcError: ...
+    async def answer(self, request: Request) -> Json | RpcError:
+        """Answer a question of the agent."""
+        return await self.session.attend(self.reply(request), self.withdrawn)
+
+    async def reply(self, request: Request) -> Json | RpcError:
+        return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
 
     def raw(self) -> dict[str, Json]:
         """Return what the receipt keeps in the agent's own words."""
+        return {}
+
+    async def must(self, method: str, params: Json) -> dict[str, Any]:
+        """Ask for something that has to be had. Raises BackendError."""
+        reply = await self.pipe.call(method, params, timeout_s=self.answer_s)
+        if reply.fault is not None and reply.fault.gone:
+            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
+        if reply.fault is not None and reply.fault.code == self.login_code:
+            fact = f"the agent refused {method}: {reply.fault.message}"
+            raise BackendError("backend_auth_failed", fact, hint="log in with the agent's own program, or give its key")
+        if reply.fault is not None:
+            # Some refusals list every method there is.
+            words = reply.fault.message[:WORDS_CHARS_MAX]
+            raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
+        if not isinstance(reply.result, dict):
+            raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
+        return reply.result
+
+    async def until(self, is_over: Callable[[], object]) -> None:
+        """Wait for the end of a turn. Raises BackendError: `backend_crashed`."""
+        while not is_over():
+            if self.session.ended:
+                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+            await self.session.change()
+
+    def judge(self) -> Ending:
+        """Judge a turn that came to its end, by what was told in it."""
+        reader, failure = self.reader, self.reader.failure
+        if failure is not None:
+            return failed(code_of(failure.words, failure.label, status=failure.status), failure.words)
+        if not reader.spoke:
+            return silent(None if reader.acted else "backend_unavailable")
+        return Ending(text=reader.text)
+
+
+def id_of(said: Json, method: str, what: str) -> str:
+    """Return the id in an agent's answer. Raises BackendError: `contract_schema_violation`, it is none."""
+    if not isinstance(said, str):
+        raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no {what}")
+    return said
 
 
 class AgentRun:
@@ -247,6 +283,30 @@ class AgentRun:
             await self.record_denied(name, input)
             return approval.Decision("deny", denied.reason)
         return await self.run.may(name, input, command=command_of(input), cwd=self.root)
+
+    async def decide(self, tool: str, name: str, input: Json, *, takes_input: bool = False) -> tuple[str | None, Json]:
+        """Decide whether a call may run: why it may not, None when it may; and its input as it is to run.
+
+        Args:
+            tool: the agent's name for its tool; `name` is the contract's.
+            takes_input: whether the agent can be given another input than its own.
+        """
+        verdict = await self.may(name, input, self.denied(tool, name, input))
+        if verdict.decision == "deny":
+            return verdict.reason or "denied", input
+        if verdict.decision != "modify":
+            return None, input
+        if not takes_input:
+            return OWN_INPUT, input
+        denied = self.denied(tool, name, verdict.input)
+        return (None, verdict.input) if denied is None else (denied.reason, input)
+
+    async def decide_open(self, call: OpenCall, *, takes_input: bool = False) -> str | None:
+        """Decide about an open call, once: why it may not run, None when it may."""
+        if not call.is_decided:
+            refused, call.input = await self.decide(call.tool, call.name, call.input, takes_input=takes_input)
+            call.is_decided, call.denied = True, refused
+        return call.denied
 
     async def announce(self, id: str, **more: Json) -> None:
         """Tell which conversation of the agent's it is."""
@@ -365,7 +425,7 @@ class AgentRun:
     def limit(self) -> Ending | None:
         """Return the end that a limit of the order makes of the run now, None where none is reached."""
         spent, budget, turns_max = self.agent.reader.spent, self.spec.budget_micros, self.spec.turns_max
-        if spent is None or not spent.requests:
+        if not spent.requests:
             return None
         if budget is not None and spent.micros is None:
             return limited("budget", UNCOUNTED)
@@ -382,8 +442,7 @@ class AgentRun:
             return failed("backend_timeout", self.silence.words)
         if self._cut is not None or ending is None:
             return self._cut or Ending(outcome="partial")
-        spent = self.agent.reader.spent
-        is_counted = self.spec.budget_micros is None or (spent is not None and spent.requests)
+        is_counted = self.spec.budget_micros is None or self.agent.reader.spent.requests
         return ending if is_counted or ending.outcome != "complete" else limited("budget", UNCOUNTED)
 
     async def _end(self, ending: Ending) -> Done:
@@ -457,19 +516,6 @@ class Silence:
             wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
             due_s = time.monotonic() + wait_s
             await anyio.sleep(wait_s)
-
-
-def result_of(reply: Response, method: str) -> dict[str, Any]:
-    """Return the result of a call that has to be had. Raises BackendError."""
-    if reply.fault is not None and reply.fault.gone:
-        raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
-    if reply.fault is not None:
-        # Some refusals list every method there is.
-        words = reply.fault.message[:WORDS_CHARS_MAX]
-        raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
-    if not isinstance(reply.result, dict):
-        raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
-    return reply.result
 
 
 def command_of(input: Json) -> str | None:

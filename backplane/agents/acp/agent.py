@@ -20,7 +20,8 @@ from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import Profile
 from backplane.agents.order import AgentFolders, Continuation, keep_name, server_rows, snippets
-from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, result_of, silent
+from backplane.agents.session import OWN_INPUT, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
+from backplane.agents.session import Agent as BaseAgent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
@@ -37,12 +38,8 @@ OFFER: Final = {
     "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
 }
-START_S: Final = 60.0
-"""For an agent to answer its first questions: five seconds are usual on a loaded machine, a cold disk needs more."""
 SETTLE_S: Final = 0.1
 """After the answer to a prompt: updates that were sent before it may still come."""
-AUTH_REQUIRED: Final = -32000
-"""The protocol's code for an agent that wants a login first."""
 HISTORY_S: Final = 0.5
 """Without a word of an older conversation, after which it is over; it is told in one go."""
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
@@ -62,21 +59,20 @@ class AcpSession(msgspec.Struct, frozen=True):
     """The one it has now."""
 
 
-class Agent:
+class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls, is_ours = True, False
+    login_code = -32000
+    reader: EventReader
 
     def __init__(self, session: AgentRun, profile: Profile, place: AgentFolders, child: Child) -> None:
-        self.session, self.profile, self.place = session, profile, place
-        run, spec = session.run, session.spec
+        self.profile, self.place = profile, place
+        run, tools = session.run, spoken(session.run, profile.tools)
         self.record = Record(home_of(place.config)) if profile.usage == "record" else None
-        tools = spoken(run, profile.tools)
         servers = [*server_rows(run, profile.mcp_servers)]
-        self.reader = EventReader(
-            run.now, session.root, tools, spec.price, profile.notices, record=self.record, servers=servers
-        )
-        self.reader.is_history = spec.conversation.wanted is not None
+        reader = EventReader(run.now, session.root, tools, profile.notices, record=self.record, servers=servers)
+        super().__init__(session, reader)
+        self.reader.is_history = session.spec.conversation.wanted is not None
         self.pipe = session.pipe(child, self)
         self._said: dict[str, Any] = {}
         """Its answer to `initialize`."""
@@ -85,14 +81,11 @@ class Agent:
         """Of the last prompt."""
         self._is_stopping = False
 
-    async def run(self) -> None:
-        await self.pipe.run()
-
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, open the session, and set what the order asks for."""
-        self._said = await self._must("initialize", OFFER)
+        self._said = await self.must("initialize", OFFER)
         version = self._said.get("protocolVersion")
         if version != PROTOCOL_VERSION:
             raise BackendError("protocol_version_mismatch", f"the agent speaks protocol version {version}, not 1")
@@ -124,9 +117,8 @@ class Agent:
             raise BackendError("capability_unsupported", "this agent reaches no MCP server by its address")
         params: dict[str, Json] = {"cwd": self.session.root, "mcpServers": servers}
         if asked.wanted is None:
-            said = await self._must("session/new", params)
-            if not isinstance(said.get("sessionId"), str):
-                raise BackendError("contract_schema_violation", "the agent's answer to session/new names no session")
+            said = await self.must("session/new", params)
+            id_of(said.get("sessionId"), "session/new", "session")
             return read_session(said)
         return await self._resume(asked, asked.wanted, params)
 
@@ -139,7 +131,7 @@ class Agent:
         if self.record is not None and self.place.config is not None:
             id = self.record.copy(id) if asked.fork is not None else id
             self.record.claim(id, self.session.root)
-        reply = await self.pipe.call(method, {"sessionId": id, **params}, timeout_s=START_S)
+        reply = await self.pipe.call(method, {"sessionId": id, **params}, timeout_s=self.answer_s)
         said = mapping(reply.result) | ({} if method == "session/fork" else {"sessionId": id})
         if reply.fault is not None or not isinstance(said.get("sessionId"), str):
             why = words_of(reply.fault) if reply.fault is not None else "it names no session"
@@ -187,15 +179,7 @@ class Agent:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
 
     async def _change(self, session: AcpSession, method: str, **params: Json) -> RpcError | None:
-        return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=START_S)).fault
-
-    async def _must(self, method: str, params: Json) -> dict[str, Any]:
-        """Ask for something that has to be had. Raises BackendError."""
-        reply = await self.pipe.call(method, params, timeout_s=START_S)
-        if reply.fault is not None and reply.fault.code == AUTH_REQUIRED:
-            fact = f"the agent refused {method}: {reply.fault.message}"
-            raise BackendError("backend_auth_failed", fact, hint="log in with the agent's own program, or give its key")
-        return result_of(reply, method)
+        return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=self.answer_s)).fault
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -207,9 +191,6 @@ class Agent:
         await anyio.sleep(SETTLE_S)
         self._is_stopping = False
         return await self._refused(reply.fault) if reply.fault is not None else await self._ended(reply)
-
-    async def add(self, text: str) -> bool:
-        return False
 
     async def stop(self) -> bool:
         self._is_stopping = True
@@ -226,7 +207,7 @@ class Agent:
         self._result = mapping(reply.result)
         reason, reader = str(self._result.get("stopReason")), self.reader
         counted = isinstance(self._result.get("usage"), dict)
-        failure = reader.failure(counted=counted) if reason == "end_turn" else None
+        failure = reader.take_failure(counted=counted) if reason == "end_turn" else None
         for event in reader.end(reason):
             await self.session.run.emit(event)
         self._count(self._used())
@@ -275,7 +256,7 @@ class Agent:
 
     async def _refusal(self, call: OpenCall) -> str | None:
         """Why a call may not run; None when it may."""
-        name, root, policy = self.reader.name(call), self.session.root, self.session.run.policy
+        name, root, policy = self.reader.name_of(call), self.session.root, self.session.run.policy
         own = call.name or name
         # By every name that the tool has; the control plane is told one of them.
         neutral = self.profile.tools.get(own) or (own if own in TOOLS else NEUTRAL.get(call.kind, own))
@@ -286,7 +267,7 @@ class Agent:
             name = neutral  # What is told above has to be decided there as it is here.
         verdict = await self.session.may(name, call.input, decision if is_denied else None)
         if verdict.decision == "modify":
-            return "the input was changed, and this agent takes no other input than its own"
+            return OWN_INPUT
         return verdict.reason or "denied" if verdict.decision == "deny" else None
 
     def raw(self) -> dict[str, Json]:

@@ -14,15 +14,15 @@ import msgspec
 
 from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
 from backplane.agents.command import plain_command
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, EventFactory, exit_code, is_count, mapping, mappings
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, exit_code, is_count, mapping, mappings
 from backplane.agents.gemini.record import Record
 from backplane.agents.options import Notice
+from backplane.agents.reader import EventReader as BaseReader
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
-from backplane.upstream.cost import Price, Spent
 
 UPDATE: Final = "session/update"
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
@@ -76,14 +76,13 @@ class OpenCall:
             self.input = {**self.input, "changed_paths": missing}
 
 
-class EventReader:
+class EventReader(BaseReader):
     """Reads the updates of a session.
 
     Args:
         now: gives the time of an event.
         root: of the workspace; paths below it are told relative to it.
         tools: the agent's names of tools → neutral ones.
-        price: of its model, where it is known.
         notices: what the agent says itself among the words of its model.
         servers: names of MCP servers, by which their tools are known.
         record: the agent's own, where that says more of its requests and tools than the protocol does.
@@ -94,23 +93,22 @@ class EventReader:
         now: Callable[[], str],
         root: str,
         tools: Mapping[str, str],
-        price: Price | None = None,
         notices: Sequence[Notice] = (),
         record: Record | None = None,
         servers: Collection[str] = (),
     ) -> None:
-        self._make, self._tools, self._servers = EventFactory(now, root), tools, servers
+        super().__init__(now, root, tools)
+        self._servers = servers
         self._calls: dict[str, OpenCall] = {}
         self._text: list[str] = []
         self._text_chars = 0
         self._results_since_output = self._calls_since_words = False
-        self.answered = self.acted = self.denied = self.goes_on = False
-        """Whether there was an answer in words; a tool call; a denied one."""
+        self.answered = self.denied = False
+        """Whether there was an answer in words; a denied call."""
         self.is_history = False
         """Whether updates are of an older conversation, which is no part of this run."""
         self.ever_acted = False
         """Whether there was a tool call in any turn."""
-        self.price, self.spent = price, Spent()
         self.last_words = ""
         self.notices = Notices(notices)
         self._record = record
@@ -123,7 +121,8 @@ class EventReader:
 
     def begin(self) -> None:
         """Begin another turn of the same session."""
-        self.answered = self.acted = self.denied = self._results_since_output = self._calls_since_words = False
+        super().begin()
+        self.answered = self.denied = self._results_since_output = self._calls_since_words = False
         self.last_words = ""
 
     @property
@@ -200,7 +199,7 @@ class EventReader:
     def _noted(self, text: str) -> AgentEvent:
         return self._make.warning(f"the agent says: {text[:NOTICE_CHARS_MAX]}")
 
-    def failure(self, *, counted: bool) -> tuple[str, str] | None:
+    def take_failure(self, *, counted: bool) -> tuple[str, str] | None:
         """Return the code and the words of the failure that the turn ended with; asked before `end`.
 
         Args:
@@ -214,14 +213,7 @@ class EventReader:
 
     def _note_usage(self, update: dict[str, Any]) -> list[AgentEvent]:
         usage = read_usage(mapping(update.get("_meta")).get("usage"))
-        if usage is None:
-            return []
-        self.count(usage)
-        return [self._make.used(self.used())]
-
-    def count(self, usage: TokenCounts | None) -> None:
-        """Add what a call or a turn of the model used; what it does not say is unknown from then on."""
-        self.spent = self.spent.plus(usage, self.price)
+        return [] if usage is None else self.count(usage)
 
     def used(self) -> Usage:
         # What is told is a call's tokens here and a turn's there, so nobody knows how many requests there were.
@@ -259,8 +251,7 @@ class EventReader:
         events: list[AgentEvent] = []
         for usage in record.requests:
             self.goes_on = False
-            self.count(usage)
-            events.append(self._make.used(self.used()))
+            events += self.count(usage)
         record.requests.clear()
         waiting, self._unread = self._unread, []
         return [*events, *(event for call, failed in waiting for event in self._ended(call, failed))]
@@ -332,14 +323,14 @@ class EventReader:
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
         call.name_places()
-        return [*self.message(), self._make.called(call.id, self.name(call), call.input)]
+        return [*self.message(), self._make.called(call.id, self.name_of(call), call.input)]
 
     def deny(self, call: OpenCall, reason: str) -> list[AgentEvent]:
         """The result of a call that was not allowed."""
         call.denied = self.denied = True
         return self._close(call, f"policy_denied: {reason}", failed=True)
 
-    def name(self, call: OpenCall) -> str:
+    def name_of(self, call: OpenCall) -> str:
         """The tool's neutral name, else the agent's own; of a server's tool `mcp__SERVER__TOOL`, whatever it says."""
         own = call.name or ""
         for server in self._servers:
@@ -401,14 +392,14 @@ class EventReader:
             events.append(self._make.ran(command, None if failed and code == 0 else code, text))
         elif call.kind in _WRITING and not failed:
             paths = dict.fromkeys(call.paths or call.places or _paths(call.input))
-            events += [self._make.changed(path, f"{self.name(call)} by the agent") for path in paths]
+            events += [self._make.changed(path, f"{self.name_of(call)} by the agent") for path in paths]
         return events + self._close(call, text or call.output, failed=failed)
 
     def _close(self, call: OpenCall, output: Json, *, failed: bool) -> list[AgentEvent]:
         if call.ended:
             return []
         call.ended = self._results_since_output = True
-        return [self._make.result(call.id, self.name(call), output, failed=failed)]
+        return [self._make.result(call.id, self.name_of(call), output, failed=failed)]
 
 
 def _named_by(id: str) -> str | None:

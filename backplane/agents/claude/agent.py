@@ -20,22 +20,20 @@ from backplane.agents.claude.reader import EventReader, TurnResult
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.order import shows_results
+from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, limited, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.policy.rules import Ruling
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
+from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.process import Child
 
-ANSWER_S: Final = 60.0
-"""For an answer to a control request: a third of a second is usual, a cold disk under load needs more."""
 SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""
 HOOK_S: Final = 3600
 """For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
-UNANSWERED: Final = RpcError(0, "the question was withdrawn", gone=True)
 LIMITS: Final = {"max_turns": "max_turns", "budget_exhausted": "budget"}
 """The agent's word for why it ended → the contract's limit."""
 LOGIN: Final = (
@@ -60,23 +58,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Tools that the policy took from it."""
 
 
-class Agent:
+class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls = is_ours = False  # What it answers at its start names the user's account.
+    keeps_calls = False  # What it answers at its start names the user's account.
+    withdrawn = RpcError(0, "", gone=True)  # No answer at all: its hooks take an error for a yes.
+    reader: EventReader
 
     def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
-        self.session, self.options = session, options
-        self.reader = EventReader(session.run.now, session.root, options.tools)
+        self.options = options
+        super().__init__(session, EventReader(session.run.now, session.root, options.tools))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
         self._recorded: set[str] = set()
         """Calls that the policy denies and that are on record above, by id."""
         self._allowed: set[str] = set()
         self._withheld: str | None = None
         """Why the model may get nothing more."""
-
-    async def run(self) -> None:
-        await self.pipe.run()
 
     async def hear(self, message: Notification) -> None:
         if message.method == WITHDRAWAL:
@@ -91,9 +88,9 @@ class Agent:
         for id, call in list(self.reader.calls.items()):
             if id in self._recorded:
                 continue
-            if call.name in self.options.withheld or self._denied(call.name, call.input) is not None:
+            if call.tool in self.options.withheld or self._denied(call.tool, call.input) is not None:
                 self._recorded.add(id)
-                await self.session.record_denied(self.reader.name(call.name), call.input)
+                await self.session.record_denied(call.name, call.input)
 
     def _denied(self, tool: str, input: Json) -> Ruling | None:
         root, policy = self.session.root, self.session.run.policy
@@ -110,7 +107,7 @@ class Agent:
 
     async def _greet(self, written: anyio.Event) -> None:
         hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
-        reply = await self.pipe.call("initialize", {"hooks": hooks}, timeout_s=ANSWER_S, written=written)
+        reply = await self.pipe.call("initialize", {"hooks": hooks}, timeout_s=self.answer_s, written=written)
         if reply.fault is not None and reply.fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
         if reply.fault is not None:
@@ -132,7 +129,7 @@ class Agent:
         return True
 
     async def stop(self) -> bool:
-        await self.pipe.call("interrupt", {}, timeout_s=ANSWER_S)
+        await self.pipe.call("interrupt", {}, timeout_s=self.answer_s)
         return True
 
     async def _result(self, number: int) -> TurnResult | None:
@@ -172,17 +169,14 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | RpcError:
-        return await self.session.attend(self._answer(request), UNANSWERED)
-
-    async def _answer(self, request: Request) -> Json | RpcError:
+    async def reply(self, request: Request) -> Json | RpcError:
         question = answers.read_question(request.params)
         if question is None:
-            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return await super().reply(request)
         call = self.reader.calls.get(question.id)
-        if call is not None and call.name != question.tool:
+        if call is not None and call.tool != question.tool:
             # A tool may be asked about by a newer name than the one that its model called it by.
-            question = msgspec.structs.replace(question, tool=call.name)
+            question = msgspec.structs.replace(question, tool=call.tool)
         if question.when in (answers.AFTER, answers.FAILED):
             return await self._show(question)
         if question.tool == "StructuredOutput" or (question.when == "permission" and question.id in self._allowed):

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from backplane.agents.events import (
-    CALLS_MAX,
-    CUT_SHORT,
-    SERVERS_GONE,
-    EventFactory,
-    Pieces,
-    exit_code,
-    is_count,
-    mapping,
-    mappings,
-)
+from backplane.agents.events import exit_code, is_count, mapping, mappings
+from backplane.agents.reader import EventReader as BaseReader
+from backplane.agents.reader import OpenCall
 from backplane.contract.canonical import Json
 from backplane.contract.deltas import BROKEN
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import price_of
 
 SILENT: Final = frozenset(
@@ -68,13 +59,6 @@ _TOTALS: Final = {
 """The contract's counters → the agent's whose sum they are: here all that was sent counts as input."""
 
 
-class OpenCall(msgspec.Struct):
-    """A tool call that has no result yet."""
-
-    name: str
-    input: Json
-
-
 class TurnResult(msgspec.Struct, frozen=True):
     """How the agent says that its work ended."""
 
@@ -89,27 +73,15 @@ class TurnResult(msgspec.Struct, frozen=True):
     raw: dict[str, Any]
 
 
-class EventReader:
-    """Reads the messages of one conversation.
-
-    Args:
-        now: gives the time of an event.
-        root: of the workspace; paths below it are told relative to it.
-        tools: the agent's names of tools → the contract's.
-    """
-
-    spent = None  # The program holds budget and turns itself.
-    goes_on = False
+class EventReader(BaseReader):
+    """Reads the messages of one conversation; the program holds budget and turns itself, so nothing is counted here."""
 
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
-        self._make, self._tools = EventFactory(now, root), tools
-        self.calls: dict[str, OpenCall] = {}
-        """Calls without a result, by id."""
+        super().__init__(now, root, tools)
         self._is_named = False
         """Whether the conversation was told; it is named at the begin of each turn."""
         self.tasks = 0
         """Sub-agents that are still at work."""
-        self.acted = False
         self.idle = False
         self.error: str | None = None
         """The agent's own word for a failure of its model."""
@@ -125,24 +97,11 @@ class EventReader:
         """The message that the model streams."""
         self._begun = -1
         """The latest block of it."""
-        self._pieces = Pieces()
         self._live: dict[str, dict[str, int]] = {}
-
-    @property
-    def at_work(self) -> bool:
-        return bool(self.calls)
-
-    def read(self, message: Notification) -> list[AgentEvent]:
-        """Read one message."""
-        read = _READ.get(message.method)
-        return [self._make.kept(message.method, message.params)] if read is None else read(self, message.params)
 
     def _result_of_turn(self, message: dict[str, Any]) -> list[AgentEvent]:
         self.results.append(read_result(message))
         self._open = None  # What a stopped turn left open is not asked anew.
-        return []
-
-    def _silent(self, message: dict[str, Any]) -> list[AgentEvent]:
         return []
 
     # The system ------------------------------------------------------------------------------------------------------
@@ -159,7 +118,7 @@ class EventReader:
         if kind == "init":
             return self._session(message)
         if kind == "api_retry":
-            return self._retried(message)
+            return self._retry(message)
         body = {name: value for name, value in message.items() if name not in ("type", "uuid", "session_id")}
         if kind in TASKS:
             return [self._make.carried("task", body, f"a task of its own: {str(kind)[5:]}")]
@@ -167,7 +126,7 @@ class EventReader:
             return [self._make.warning(f"{message.get('tool_name')} was not allowed by the agent itself")]
         return [self._make.kept("system", message)]
 
-    def _retried(self, message: dict[str, Any]) -> list[AgentEvent]:
+    def _retry(self, message: dict[str, Any]) -> list[AgentEvent]:
         self._look_at_refusal(message)
         names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
         body = {name: message[name] for name in names if name in message}
@@ -192,7 +151,7 @@ class EventReader:
         gone = [row for row in mappings(body["mcp_servers"]) if row.get("status") not in THERE]
         return [
             self._make.carried("session", body, f"session {body['id']}"),
-            *(self._make.warning(SERVERS_GONE.format(name=row.get("name"), why=row.get("status"))) for row in gone),
+            *(self._make.gone(row.get("name"), row.get("status")) for row in gone),
         ]
 
     # The model --------------------------------------------------------------------------------------------------------
@@ -232,7 +191,7 @@ class EventReader:
         id = str(start.get("id"))
         broken = self._broken(id)
         self._open, self._begun = id, -1
-        self._count(id, start.get("usage"))
+        self._count_message(id, start.get("usage"))
         return broken
 
     def _broken(self, id: str) -> list[AgentEvent]:
@@ -259,7 +218,7 @@ class EventReader:
 
     def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
         if self._open is not None:
-            self._count(self._open, event.get("usage"))
+            self._count_message(self._open, event.get("usage"))
         reason, used = mapping(event.get("delta")).get("stop_reason"), self._used_so_far()
         events = [self._make.used(used)] if used is not None else []
         return [*events, self._make.turn(reason)] if reason is not None else events
@@ -296,18 +255,11 @@ class EventReader:
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
-    def name(self, tool: str) -> str:
-        """A tool as the contract calls it."""
-        return self._tools.get(tool, tool)
-
     def _called(self, block: dict[str, Any], parent: str | None) -> list[AgentEvent]:
         id, tool, input = str(block.get("id")), str(block.get("name")), block.get("input")
         if tool == STRUCTURED:
             return []
-        self.acted = True
-        if len(self.calls) < CALLS_MAX:
-            self.calls[id] = OpenCall(tool, input)
-        return [self._make.called(id, self.name(tool), input, parent)]
+        return self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input), parent)
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
         blocks = mappings(mapping(message.get("message")).get("content"))
@@ -327,22 +279,16 @@ class EventReader:
         hidden = self.hidden.pop(id, None)
         output = output if hidden is None else hidden
         input, events = mapping(call.input), list[AgentEvent]()
-        if call.name == COMMAND and input and (code is not None or isinstance(details, dict)):
+        if call.tool == COMMAND and input and (code is not None or isinstance(details, dict)):
             events.append(self._make.ran(str(input.get("command")), code, _EXIT.sub("", output, count=1)))
-        path = input.get(WRITING.get(call.name, ""))
+        path = input.get(WRITING.get(call.tool, ""))
         if isinstance(path, str) and not failed:
-            events.append(self._make.changed(path, str(mapping(details).get("type") or call.name.lower())))
-        name, is_error = self.name(call.name), failed or hidden is not None
-        return [*events, self._make.result(id, name, output, failed=is_error)]
-
-    def close(self) -> list[AgentEvent]:
-        """Return what is still to be told: results of open calls."""
-        left, self.calls = self.calls, {}
-        return [self._make.result(id, self.name(call.name), CUT_SHORT, failed=True) for id, call in left.items()]
+            events.append(self._make.changed(path, str(mapping(details).get("type") or call.tool.lower())))
+        return [*events, self._make.result(id, call.name, output, failed=failed or hidden is not None)]
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 
-    def _count(self, id: str, usage: Json) -> None:
+    def _count_message(self, id: str, usage: Json) -> None:
         """Counters of one message of the model: the latest word counts, and they only grow."""
         known = self._live.setdefault(id, {})
         known |= {name: value for name, value in mapping(usage).items() if is_count(value)}
@@ -365,16 +311,15 @@ class EventReader:
             return used
         return msgspec.structs.replace(used, estimated_cost_usd=round(sum(known), 9))
 
-
-_READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]]] = {
-    "stream_event": EventReader._delta,
-    "assistant": EventReader._assistant,
-    "user": EventReader._results,
-    "system": EventReader._system,
-    "result": EventReader._result_of_turn,
-    "keep_alive": EventReader._silent,
-    "tool_progress": EventReader._silent,
-}
+    READS: ClassVar = {
+        "stream_event": _delta,
+        "assistant": _assistant,
+        "user": _results,
+        "system": _system,
+        "result": _result_of_turn,
+        "keep_alive": BaseReader._silent,
+        "tool_progress": BaseReader._silent,
+    }
 
 
 def read_result(message: dict[str, Any]) -> TurnResult:

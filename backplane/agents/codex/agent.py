@@ -6,7 +6,7 @@ questions, too. What its program is told beside that is its host's affair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio.abc
 import msgspec
@@ -19,19 +19,16 @@ from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
 from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
-from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
+from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.session import AgentRun, Ending, failed, id_of
 from backplane.contract.canonical import Json
-from backplane.errors import BackendError, ConfigError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
+from backplane.errors import ConfigError
+from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.cost import price_of
 
 if TYPE_CHECKING:
     from backplane.agents.begin import BegunProgram
     from backplane.process import Child
-
-ANSWER_S: Final = 60.0
-"""For an answer to a call: half a second is usual, a cold disk under load needs more."""
-WITHDRAWN: Final = RpcError(0, "the question was withdrawn")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,21 +48,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Whether results are to be seen before the model sees them."""
 
 
-class Agent:
+class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls, is_ours = True, False
+    reader: EventReader
 
     def __init__(self, session: AgentRun, options: Options, child: Child, begun: BegunProgram) -> None:
-        self.session, self.options = session, options
-        self.reader = EventReader(session.run.now, session.root, shows=options.shows)
+        self.options = options
+        super().__init__(session, EventReader(session.run.now, session.root, shows=options.shows))
         self.verdicts = Verdicts(session, self.reader, shows=options.shows)
         self.pipe = session.pipe(child, self, hear=self.hear, said=begun.said)
         self.hooked = Hooked(options.hooks, self._hook) if options.hooks is not None else None
         self._model = ""
-
-    async def run(self) -> None:
-        await self.pipe.run()
 
     async def hear(self, message: Notification) -> None:
         # Trying again in vain is no sign of life.
@@ -78,19 +72,17 @@ class Agent:
         """Agree on the protocol, experimental parts included, and open the thread."""
         if self.hooked is not None:
             await tasks.start(self.hooked.run)
-        agent = await self._must("initialize", OFFER)
+        agent = await self.must("initialize", OFFER)
         await self.pipe.notify("initialized", {})
         if self.hooked is not None:
-            await trust(self._must, self.session.root)
+            await trust(self.must, self.session.root)
         method, params = self.options.open
-        said = await self._must(method, params)
+        said = await self.must(method, params)
         thread = mapping(said.get("thread"))
-        if not isinstance(thread.get("id"), str):
-            raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no thread")
-        self.reader.thread, self._model = thread["id"], str(said.get("model"))
+        self.reader.thread, self._model = id_of(thread.get("id"), method, "thread"), str(said.get("model"))
         self._set_price()
         more = {"version": thread.get("cliVersion"), "kept": self.options.is_kept, "agent": agent.get("userAgent")}
-        await self.session.announce(thread["id"], model=self._model, **more)
+        await self.session.announce(self.reader.thread, model=self._model, **more)
 
     def _set_price(self) -> None:
         spec = self.session.spec
@@ -99,35 +91,26 @@ class Agent:
             fact = f"max_budget_usd cannot be held: what {self._model!r} costs is not known"
             raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
 
-    async def _must(self, method: str, params: Json) -> dict[str, Any]:
-        """Ask for something that has to be had. Raises BackendError."""
-        return result_of(await self.pipe.call(method, params, timeout_s=ANSWER_S), method)
-
     # A turn -----------------------------------------------------------------------------------------------------------
 
     async def say(self, words: Json) -> Ending:
         ends, number = self.reader.ends, len(self.reader.ends)
         params = {"threadId": self.reader.thread, "input": _text(words), **self.options.turn}
-        turn = mapping((await self._must("turn/start", params)).get("turn"))
-        if not isinstance(turn.get("id"), str):
-            raise BackendError("contract_schema_violation", "the agent's answer to turn/start names no turn")
-        while len(ends) == number:
-            if self.session.ended:
-                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
-            await self.session.change()
+        id_of(mapping((await self.must("turn/start", params)).get("turn")).get("id"), "turn/start", "turn")
+        await self.until(lambda: len(ends) > number)
         return self._ended(ends[-1])
 
     async def add(self, text: str) -> bool:
         turn = self._turn()
         params: Json = {"threadId": self.reader.thread, "expectedTurnId": turn, "input": _text(text)}
-        return turn is not None and (await self.pipe.call("turn/steer", params, timeout_s=ANSWER_S)).fault is None
+        return turn is not None and (await self.pipe.call("turn/steer", params, timeout_s=self.answer_s)).fault is None
 
     async def stop(self) -> bool:
         """End the turn and every command that goes on."""
         turn, thread = self.reader.current, self.reader.thread
         if turn:
-            await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=ANSWER_S)
-            await self.pipe.call("thread/backgroundTerminals/clean", {"threadId": thread}, timeout_s=ANSWER_S)
+            await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=self.answer_s)
+            await self.pipe.call("thread/backgroundTerminals/clean", {"threadId": thread}, timeout_s=self.answer_s)
         return bool(turn)
 
     def _turn(self) -> str | None:
@@ -136,30 +119,24 @@ class Agent:
         return None if not current or any(end.turn == current for end in self.reader.ends) else current
 
     def _ended(self, end: TurnEnd) -> Ending:
-        reader = self.reader
         if end.status == "failed":
             return failure_of(end)
         if end.status != "completed":
             words = f"the turn ended as {end.status}: {end.message}"
             return Ending(outcome="partial", words=words, stopped=end.status == "interrupted")
-        if not reader.spoke:
-            return silent(None if reader.acted else "backend_unavailable")
-        return Ending(text=reader.text)
+        return self.judge()
 
     # Its questions ----------------------------------------------------------------------------------------------------
-
-    async def answer(self, request: Request) -> Json | RpcError:
-        return await self.session.attend(self._answer(request), WITHDRAWN)
 
     async def _hook(self, said: dict[str, Any]) -> Json:
         return await self.session.attend(self.verdicts.hook(said), None)
 
-    async def _answer(self, request: Request) -> Json | RpcError:
+    async def reply(self, request: Request) -> Json | RpcError:
         if request.method == answers.PEOPLE:
             return await self._people(request.params)
         question = answers.read_question(request.method, request.params, self.reader.calls, self.session.root)
         if question is None:
-            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return await super().reply(request)
         refused = await self.verdicts.refusal(question)
         if refused is None:
             return answers.answer(question, "allow")

@@ -7,19 +7,18 @@ once. Whatever has no word in the contract is kept as it came.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from backplane.agents.codex.hold import unheld
 from backplane.agents.codex.items import OpenCall, called, changed_files, result_of
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, EventFactory, Pieces, is_count, mapping
+from backplane.agents.events import CUT_SHORT, mapping
+from backplane.agents.reader import EventReader as BaseReader
+from backplane.agents.reader import counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.contract.receipt import Usage
-from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
-from backplane.upstream.cost import Price, Spent
 
 UNSEEN: Final = "policy_denied: those who were to see this first have not seen it"
 UNSEEN_MAX: Final = 100
@@ -36,20 +35,15 @@ SILENT: Final = frozenset(
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
 
-QUIET_WARNINGS: Final = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))
-"""Words that stand together in warnings that its own sandbox lacks something here: it is off, whatever is there."""
-
 EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
 """Notifications that may come of a thread before the answer that names it."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
 _COUNTERS: Final = {
-    "input": "inputTokens",
-    "output": "outputTokens",
-    "cache_read": "cachedInputTokens",
-    "cache_write": "cacheWriteInputTokens",
-}
+    "input": ("inputTokens",), "output": ("outputTokens",), "cache_read": ("cachedInputTokens",),
+    "cache_write": ("cacheWriteInputTokens",),
+}  # fmt: skip
 
 
 class _Whole(msgspec.Struct, frozen=True):
@@ -76,56 +70,34 @@ class TurnEnd(msgspec.Struct, frozen=True):
     """What kind of failure it was: a word, or an object with one member."""
 
 
-class EventReader:
-    """Reads the notifications of one thread.
+class EventReader(BaseReader):
+    """Reads the notifications of one thread; where results are seen by others first, commands are held, see `hold`."""
 
-    Args:
-        now: gives the time of an event.
-        root: of the workspace; paths below it are told relative to it.
-        shows: results are seen by others before they are told, see `seen`; commands are held, see `hold`.
-    """
+    QUIET = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))  # Its own sandbox is off, whatever it lacks here.
 
     def __init__(self, now: Callable[[], str], root: str, *, shows: bool = False) -> None:
-        self._make, self._root, self._shows = EventFactory(now, root), root, shows
-        self.price: Price | None = None
-        self.spent = Spent()
+        super().__init__(now, root, shows=shows)
         self.thread = ""
-        self.calls: dict[str, OpenCall] = {}
-        """Open calls, by the item's id."""
         self.turns: set[str] = set()
         """Turns of this run: after a resume the agent tells counters of older ones again."""
         self.current = ""
         """The turn that goes on, or went last."""
         self.ends: list[TurnEnd] = []
-        self.acted = False
-        """Whether there was a call."""
         self._acted_since = False
-        """Whether there was one since the last answer of the model."""
-        self.goes_on = False
-        """Whether the last answer of the model had calls: then another request follows."""
-        self.text = ""
-        """The last message of the agent."""
-        self.spoke = False
-        """Whether the last thing that happened was a message."""
+        """Whether there was a call since the last answer of the model."""
         self.hidden: dict[str, str] = {}
         """Calls that were not allowed, by the item's id, and what is told of them."""
         self._deltas: set[str] = set()
-        self._pieces = Pieces()
         self._unseen: dict[str, _Whole] = {}
         """Calls that are over and whose result is still to be seen by others, by the item's id."""
-        self._failure: dict[str, Any] = {}
-
-    @property
-    def at_work(self) -> bool:
-        return bool(self.calls)
+        self._trouble: dict[str, Any] = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one notification."""
         method, params = message.method, message.params
-        read = _READ.get(method)
         other = params.get("threadId") not in (None, self.thread) and (self.thread or method not in EARLY)
-        if read is not None and not other:
-            return read(self, params)
+        if method in self.READS and not other:
+            return self._read(method, params)
         if method in SILENT or (method == USED and not self.thread):
             # What a conversation has used so far is told before it is open again, and is not of this run.
             return []
@@ -139,43 +111,27 @@ class EventReader:
     # The model --------------------------------------------------------------------------------------------------------
 
     def _delta(self, params: dict[str, Any]) -> list[AgentEvent]:
-        text, id = params.get("delta"), str(params.get("itemId"))
-        self._deltas.add(id)
+        self._deltas.add(str(params.get("itemId")))
         self.spoke = True
-        if not isinstance(text, str) or not text:
-            return []
-        broken = self._take_back(id)
-        self._pieces.add(text, id)
-        return [*broken, self._make.delta(text)]
-
-    def _take_back(self, id: str) -> list[AgentEvent]:
-        """Take back the words of an item that never became whole, when another takes its place."""
-        is_left = self._pieces.chars and self._pieces.of != id
-        return [self._make.taken_back(self._pieces.clear())] if is_left else []
+        return self._piece(params.get("delta"), str(params.get("itemId")))
 
     def _thought(self, params: dict[str, Any]) -> list[AgentEvent]:
-        text = params.get("delta")
         self._deltas.add(str(params.get("itemId")))
-        return [self._make.thought(text)] if isinstance(text, str) and text else []
+        return self._thoughts(params.get("delta"))
 
     def _used(self, params: dict[str, Any]) -> list[AgentEvent]:
         last = mapping(params.get("tokenUsage")).get("last")
         if str(params.get("turnId")) not in self.turns or not isinstance(last, dict):
             return []
-        counted = {ours: last[theirs] for ours, theirs in _COUNTERS.items() if is_count(last.get(theirs))}
-        self.spent = self.spent.plus(TokenCounts(**counted), self.price)
         self.goes_on, self._acted_since = self._acted_since, False
-        return [self._make.used(self.used()), self._make.turn("tool_use" if self.goes_on else "end_turn")]
-
-    def used(self) -> Usage:
-        return self.spent.usage()
+        return [*self.count(counts_of(last, _COUNTERS)), self._make.turn("tool_use" if self.goes_on else "end_turn")]
 
     # Items ------------------------------------------------------------------------------------------------------------
 
     def _begun(self, params: dict[str, Any]) -> list[AgentEvent]:
         item = mapping(params.get("item"))
         call = self._called(item)
-        return [] if call is None else self._call(str(item.get("id")), call)
+        return [] if call is None else self._begin(str(item.get("id")), call)
 
     def _called(self, item: Mapping[str, Any]) -> OpenCall | None:
         call = called(item, self._root)
@@ -184,18 +140,14 @@ class EventReader:
             call.input = {**input, "command": unheld(str(input["command"]))}
         return call
 
-    def _call(self, id: str, call: OpenCall) -> list[AgentEvent]:
+    def _begin(self, id: str, call: OpenCall) -> list[AgentEvent]:
         if id in self.calls:
             return []
-        self.acted = self._acted_since = True
-        self.spoke = False
-        if len(self.calls) < CALLS_MAX:
-            self.calls[id] = call
-        return [self._make.called(id, call.name, call.input)]
+        self._acted_since = True
+        return self._call(id, call.name, call)
 
-    def _output(self, params: dict[str, Any]) -> list[AgentEvent]:
-        text = params.get("delta")
-        return [self._make.output(text)] if isinstance(text, str) and text and not self._shows else []
+    def _written(self, params: dict[str, Any]) -> list[AgentEvent]:
+        return self._output(params.get("delta"))
 
     def _whole(self, params: dict[str, Any]) -> list[AgentEvent]:
         item = mapping(params.get("item"))
@@ -212,7 +164,7 @@ class EventReader:
         call = self._called(item)
         if call is None:
             return [self._make.kept(f"item {kind}", item)]
-        began = self._call(id, call)
+        began = self._begin(id, call)
         self.calls.pop(id, None)
         return [*began, *self._ended(id, call, item)]
 
@@ -268,24 +220,21 @@ class EventReader:
 
     # Ends -------------------------------------------------------------------------------------------------------------
 
-    def _trouble(self, params: dict[str, Any]) -> list[AgentEvent]:
+    def _refused(self, params: dict[str, Any]) -> list[AgentEvent]:
         error = mapping(params.get("error"))
         if params.get("willRetry") is not True:
-            self._failure = error
+            self._trouble = error
             return []
         words = _words(error)
-        body = {"reason": _info(error), "message": words[:500]}
-        if self._pieces.chars:
-            body["taken_back"] = self._pieces.clear()
-        return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]
+        return self._retried(words, reason=_info(error), message=words[:500])
 
     def _over(self, params: dict[str, Any]) -> list[AgentEvent]:
         turn = mapping(params.get("turn"))
-        error = mapping(turn.get("error")) or self._failure
+        error = mapping(turn.get("error")) or self._trouble
         end = TurnEnd(str(turn.get("id")), str(turn.get("status")), _words(error), _info(error))
         if end.turn in self.turns:
             self.ends.append(end)
-        self._failure = {}
+        self._trouble = {}
         return []
 
     def close(self) -> list[AgentEvent]:
@@ -296,20 +245,6 @@ class EventReader:
         words = {id: self.hidden.pop(id, CUT_SHORT) for id in left}
         return held + [self._make.result(id, call.name, words[id], failed=True) for id, call in left.items()]
 
-    # Words ------------------------------------------------------------------------------------------------------------
-
-    def _warning(self, params: dict[str, Any]) -> list[AgentEvent]:
-        words = str(params.get("message") or params.get("summary") or "")
-        told = words and not any(all(word in words for word in known) for known in QUIET_WARNINGS)
-        return [self._make.warning(f"the agent warns: {words[:500]}")] if told else []
-
-    def _server(self, params: dict[str, Any]) -> list[AgentEvent]:
-        status = params.get("status")
-        if status not in ("failed", "cancelled"):
-            return []
-        words = SERVERS_GONE.format(name=params.get("name"), why=params.get("error") or status)
-        return [self._make.warning(words[:500])]
-
     def _plan(self, params: dict[str, Any]) -> list[AgentEvent]:
         return [self._make.carried("task", {"plan": params.get("plan")}, "the agent told its plan")]
 
@@ -317,27 +252,26 @@ class EventReader:
         body = {name: params.get(name) for name in ("fromModel", "toModel", "reason")}
         return [self._make.carried("loss", body, f"another model answers: {body['toModel']}")]
 
-
-_READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]]] = {
-    "item/agentMessage/delta": EventReader._delta,
-    "item/reasoning/summaryTextDelta": EventReader._thought,
-    "item/reasoning/textDelta": EventReader._thought,
-    "item/commandExecution/outputDelta": EventReader._output,
-    "hook/completed": EventReader._hooked,
-    "item/started": EventReader._begun,
-    "item/completed": EventReader._whole,
-    USED: EventReader._used,
-    "turn/plan/updated": EventReader._plan,
-    "turn/started": EventReader._started,
-    "turn/completed": EventReader._over,
-    "error": EventReader._trouble,
-    "warning": EventReader._warning,
-    "mcpServer/startupStatus/updated": EventReader._server,
-    "guardianWarning": EventReader._warning,
-    "configWarning": EventReader._warning,
-    "deprecationNotice": EventReader._warning,
-    "model/rerouted": EventReader._rerouted,
-}
+    READS: ClassVar = {
+        "item/agentMessage/delta": _delta,
+        "item/reasoning/summaryTextDelta": _thought,
+        "item/reasoning/textDelta": _thought,
+        "item/commandExecution/outputDelta": _written,
+        "hook/completed": _hooked,
+        "item/started": _begun,
+        "item/completed": _whole,
+        USED: _used,
+        "turn/plan/updated": _plan,
+        "turn/started": _started,
+        "turn/completed": _over,
+        "error": _refused,
+        "warning": BaseReader._warned,
+        "mcpServer/startupStatus/updated": BaseReader._server,
+        "guardianWarning": BaseReader._warned,
+        "configWarning": BaseReader._warned,
+        "deprecationNotice": BaseReader._warned,
+        "model/rerouted": _rerouted,
+    }
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

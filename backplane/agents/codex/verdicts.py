@@ -16,7 +16,7 @@ from backplane.agents.codex.answers import Question
 from backplane.agents.codex.hold import held
 from backplane.agents.codex.items import OpenCall, operations
 from backplane.agents.codex.reader import EventReader
-from backplane.agents.session import AgentRun, command_of
+from backplane.agents.session import OWN_INPUT, AgentRun, command_of
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Ruling
 
@@ -143,7 +143,7 @@ class Verdicts:
 def _unchangeable(question: Question, input: Json) -> str | None:
     """Why a changed input cannot be had; None where it can."""
     if question.method != hooked.BEFORE:
-        return "the input was changed, and this agent takes no other input than its own"
+        return OWN_INPUT
     if not isinstance(input, dict) or (question.call.kind == "commandExecution" and [*input] != ["command"]):
         return "the input was changed, and nothing but a command itself can be"
     return None

@@ -16,19 +16,17 @@ import msgspec
 
 from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.events import mapping
-from backplane.agents.failures import code_of
-from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
+from backplane.agents.reader import OpenCall
+from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, FramedPeer, Notification, Request, RpcError
+from backplane.protocol.jsonrpc import FramedPeer, Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.process import Child
 
 PROTOCOL_VERSION: Final = 3
-ANSWER_S: Final = 60.0
-"""For an answer to a call: half a second is usual; a first start unpacks 235 MB."""
-WITHDRAWN: Final = RpcError(0, "the question was withdrawn")
 APPROVED: Final = {"kind": "approve-once"}
 
 
@@ -47,21 +45,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Whether results are to be seen before the model sees them."""
 
 
-class Agent:
+class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls, is_ours = True, False
+    reader: EventReader
 
     def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
-        self.session, self.options = session, options
-        self.reader = EventReader(session.run.now, session.root, options.tools, shows=options.shows)
-        self.reader.price = session.spec.price
+        self.options = options
+        super().__init__(session, EventReader(session.run.now, session.root, options.tools, shows=options.shows))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=FramedPeer())
         self._id, self._version = "", ""
         self._tasks: anyio.abc.TaskGroup | None = None
-
-    async def run(self) -> None:
-        await self.pipe.run()
 
     async def hear(self, message: Notification) -> None:
         event = mapping(message.params.get("event")) if message.method == EVENT else {}
@@ -75,74 +69,52 @@ class Agent:
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, and open the session."""
         self._tasks = tasks
-        said = await self._must("connect", {"supportedTaskKinds": ["agent", "client", "shell"]})
+        said = await self.must("connect", {"supportedTaskKinds": ["agent", "client", "shell"]})
         if said.get("protocolVersion") != PROTOCOL_VERSION:
             fact = f"the agent speaks protocol version {said.get('protocolVersion')}, not {PROTOCOL_VERSION}"
             raise BackendError("protocol_version_mismatch", fact)
         self._version, asked = str(said.get("version")), self.session.spec.conversation
         method, params = "session.create", {**self.options.session, "sessionId": asked.wanted or str(uuid.uuid4())}
         if asked.fork is not None:
-            forked = await self._must("sessions.fork", {"sessionId": asked.fork})
+            forked = await self.must("sessions.fork", {"sessionId": asked.fork})
             params["sessionId"] = str(forked.get("sessionId"))
         if asked.wanted is not None:
             method = "session.resume"
-        opened = await self._must(method, params)
-        if not isinstance(opened.get("sessionId"), str):
-            raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no session")
-        self._id = opened["sessionId"]
+        opened = await self.must(method, params)
+        self._id = id_of(opened.get("sessionId"), method, "session")
         model = mapping(opened.get("modelState")).get("modelId")
         await self.session.announce(self._id, model=model, version=self._version, kept=self.options.is_kept)
-
-    async def _must(self, method: str, params: Json) -> dict[str, Any]:
-        """Ask for something that has to be had. Raises BackendError."""
-        return result_of(await self.pipe.call(method, params, timeout_s=ANSWER_S), method)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
     async def say(self, words: Json) -> Ending:
-        reader = self.reader
-        reader.begin()
+        self.reader.begin()
         said: dict[str, Json] = {"prompt": words}
         if isinstance(words, list):
             text, *shown = words
             said = {"prompt": mapping(text).get("text"), "attachments": shown}
-        await self._must("session.send", {"sessionId": self._id, **said, **self.options.turn})
-        while not reader.idle:
-            if self.session.ended:
-                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
-            await self.session.change()
-        return self._ended()
+        await self.must("session.send", {"sessionId": self._id, **said, **self.options.turn})
+        await self.until(lambda: self.reader.idle)
+        return Ending(outcome="partial", stopped=True) if self.reader.aborted else self.judge()
 
     async def add(self, text: str) -> bool:
         params = {"sessionId": self._id, "prompt": text, "mode": "immediate"}
-        return not self.reader.idle and (await self.pipe.call("session.send", params, timeout_s=ANSWER_S)).fault is None
+        if self.reader.idle:
+            return False
+        return (await self.pipe.call("session.send", params, timeout_s=self.answer_s)).fault is None
 
     async def stop(self) -> bool:
         self.reader.aborted = True
-        await self.pipe.call("session.abort", {"sessionId": self._id}, timeout_s=ANSWER_S)
+        await self.pipe.call("session.abort", {"sessionId": self._id}, timeout_s=self.answer_s)
         return True
-
-    def _ended(self) -> Ending:
-        reader = self.reader
-        failure = reader.failure
-        if reader.aborted:
-            return Ending(outcome="partial", stopped=True)
-        if failure is not None:
-            return failed(code_of(failure.words, failure.label, status=failure.status), failure.words)
-        if not reader.spoke:
-            return silent(None if reader.acted else "backend_unavailable")
-        return Ending(text=reader.text)
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | RpcError:
-        return await self.session.attend(self._answer(request), WITHDRAWN)
-
-    async def _answer(self, request: Request) -> Json | RpcError:
+    async def reply(self, request: Request) -> Json | RpcError:
         if request.method == "userInput.request":
             return await self._people(request.params)
         if request.method != "hooks.invoke":
-            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return await super().reply(request)
         kind, input = request.params.get("hookType"), mapping(request.params.get("input"))
         if kind == "preToolUse":
             return {"output": await self._before(str(input.get("toolName")), input.get("toolArgs"))}
@@ -158,35 +130,16 @@ class Agent:
 
     async def _before(self, tool: str, input: Json) -> Json:
         """Decide about a call before it runs."""
-        id = self.reader.find(tool, input, decided=False)
-        call = self.reader.calls.get(id or "")
-        name = call.name if call is not None else self.reader.name(tool, {})
-        refused, input = await self._decide(tool, name, input)
-        if call is not None:
-            call.is_decided = True
-            call.denied = None if refused is None else f"policy_denied: {refused}"
+        call = self.reader.find(tool, input, decided=False) or OpenCall(tool, self.reader.name(tool), input)
+        refused = await self.session.decide_open(call, takes_input=True)
         if refused is not None:
             return {"permissionDecision": "deny", "permissionDecisionReason": refused}
-        if call is not None and input != call.input:
-            call.input = input
-            return {"permissionDecision": "allow", "modifiedArgs": input}
-        return {"permissionDecision": "allow"}
-
-    async def _decide(self, tool: str, name: str, input: Json) -> tuple[str | None, Json]:
-        """Why a call may not run, None when it may; and its input as it is to run."""
-        denied = self.session.denied(tool, name, input)
-        verdict = await self.session.may(name, input, denied)
-        if verdict.decision == "deny":
-            return verdict.reason or "denied", input
-        if verdict.decision == "modify":
-            denied = self.session.denied(tool, name, verdict.input)
-            return (None, verdict.input) if denied is None else (denied.reason, input)
-        return None, input
+        changed = {} if call.input == input else {"modifiedArgs": call.input}
+        return {"permissionDecision": "allow", **changed}
 
     async def _after(self, input: dict[str, Any]) -> Json:
         """Let those look at a result who are to see it before the model does."""
-        id = self.reader.find(str(input.get("toolName")), input.get("toolArgs"), decided=True)
-        call = self.reader.calls.get(id or "")
+        call = self.reader.find(str(input.get("toolName")), input.get("toolArgs"), decided=True)
         if call is None or call.denied is not None:
             return {}
         result = mapping(input.get("toolResult")) or {
@@ -205,18 +158,13 @@ class Agent:
         """Answer for a permission that no hook was asked about: a call that was allowed may do what it needs."""
         request = mapping(asked.get("permissionRequest"))
         call = self.reader.calls.get(str(request.get("toolCallId")))
-        refused: str | None = None
         if call is None:
-            refused = f"this run grants no {str(request.get('kind'))[:40]} beside its tools' calls"
-        elif not call.is_decided:
-            call.is_decided = True
-            refused, _ = await self._decide(call.tool, call.name, call.input)
-            call.denied = None if refused is None else f"policy_denied: {refused}"
-        elif call.denied is not None:
-            refused = call.denied
+            refused: str | None = f"this run grants no {str(request.get('kind'))[:40]} beside its tools' calls"
+        else:
+            refused = await self.session.decide_open(call, takes_input=True)
         result = APPROVED if refused is None else {"kind": "reject", "feedback": refused}
         params = {"sessionId": self._id, "requestId": asked.get("requestId"), "result": result}
-        await self.pipe.call("session.permissions.handlePendingPermissionRequest", params, timeout_s=ANSWER_S)
+        await self.pipe.call("session.permissions.handlePendingPermissionRequest", params, timeout_s=self.answer_s)
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}

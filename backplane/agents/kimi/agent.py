@@ -15,15 +15,16 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.events import mapping, mappings
-from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
 from backplane.agents.order import AgentFolders, keep_name
-from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.agents.reader import OpenCall
+from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
+from backplane.protocol.jsonrpc import Notification
 
 if TYPE_CHECKING:
     from backplane.process import Child
@@ -47,15 +48,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the model's key, which is needed no more when the session is open."""
 
 
-class Agent:
+class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls = is_ours = False
+    keeps_calls = False
+    reader: EventReader
 
     def __init__(self, session: AgentRun, options: Options, place: AgentFolders, child: Child) -> None:
-        self.session, self.options, self.place = session, options, place
-        self.reader = EventReader(session.run.now, session.root, options.tools)
-        self.reader.price = session.spec.price
+        self.options, self.place = options, place
+        super().__init__(session, EventReader(session.run.now, session.root, options.tools))
         self.server = KimiServer(child, self.hear)
         self.hooked = Hooked(options.hooks, self._hook)
         self._id = ""
@@ -96,9 +97,7 @@ class Agent:
             opened = await self.server.must("POST", f"/sessions/{asked.fork}:fork")
         else:
             opened = await self.server.must("GET", f"/sessions/{asked.wanted}")
-        if not isinstance(opened.get("id"), str):
-            raise BackendError("contract_schema_violation", "the agent's answer to /sessions names no session")
-        self._id = opened["id"]
+        self._id = id_of(opened.get("id"), "/sessions", "session")
         await self.server.connect(self._id)
         with anyio.move_on_after(EVENTS_S):
             await self._subscribed.wait()
@@ -119,11 +118,13 @@ class Agent:
     async def say(self, words: Json) -> Ending:
         self.reader.begin()
         await self._prompt(words)
-        while self.reader.reason is None:
-            if self.session.ended:
-                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
-            await self.session.change()
-        return self._ended()
+        await self.until(lambda: self.reader.reason is not None)
+        reason = self.reader.reason
+        if reason == "cancelled":
+            return Ending(outcome="partial", stopped=True)
+        if self.reader.failure is None and reason != "completed":
+            return Ending(outcome="partial", note=f"the agent stopped by itself: {reason}")
+        return self.judge()
 
     async def _prompt(self, words: Json) -> str:
         content = words if isinstance(words, list) else [{"type": "text", "text": words}]
@@ -143,61 +144,29 @@ class Agent:
         await self.server.call("POST", f"/sessions/{self._id}:abort")
         return True
 
-    def _ended(self) -> Ending:
-        reader = self.reader
-        if reader.reason == "cancelled":
-            return Ending(outcome="partial", stopped=True)
-        if reader.failure is not None:
-            failure = reader.failure
-            return failed(code_of(failure.words, failure.label, status=failure.status), failure.words)
-        if reader.reason != "completed":
-            return Ending(outcome="partial", note=f"the agent stopped by itself: {reader.reason}")
-        if not reader.spoke:
-            return silent(None if reader.acted else "backend_unavailable")
-        return Ending(text=reader.text)
-
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | RpcError:
-        return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
-
     async def _hook(self, said: dict[str, Any]) -> Json:
-        return await self.session.attend(self._before(said), None)
+        asked = (str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input"))
+        return await self.session.attend(self._before(*asked), None)
 
-    async def _before(self, said: dict[str, Any]) -> Json:
+    async def _before(self, id: str, tool: str, input: Json) -> Json:
         """Decide about a call before it runs."""
-        id, tool, input = str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input")
-        for event in self.reader.call(id, tool, input):
-            await self.session.run.emit(event)
-        self.session.hold_limits()
         refused = await self._refusal(id, tool, input)
         return _answer("allow") if refused is None else _answer("deny", refused)
 
     async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
-        """Why a call may not run; None when it may."""
-        name = self.reader.name(tool)
-        denied = self.session.denied(tool, name, input)
-        verdict = await self.session.may(name, input, denied)
-        refused = verdict.reason or "denied" if verdict.decision == "deny" else None
-        if verdict.decision == "modify":
-            refused = "the input was changed, and this agent takes no other input than its own"
-        call = self.reader.calls.get(id)
-        if call is not None:
-            call.is_decided = True
-            call.denied = None if refused is None else f"policy_denied: {refused}"
-        return refused
+        """Tell a call, and why it may not run; None when it may."""
+        for event in self.reader.call(id, tool, input):
+            await self.session.run.emit(event)
+        self.session.hold_limits()
+        call = self.reader.calls.get(id) or OpenCall(tool, self.reader.name(tool), input)
+        return await self.session.decide_open(call)
 
     async def _permit(self, asked: dict[str, Any]) -> None:
-        """Answer for an approval: a call that was allowed at its hook may run."""
-        id = str(asked.get("toolCallId"))
-        call = self.reader.calls.get(id)
-        refused = call.denied if call is not None else None
-        if call is None or not call.is_decided:  # The hook could not ask.
-            for event in self.reader.call(id, str(asked.get("toolName")), asked.get("toolInput")):
-                await self.session.run.emit(event)
-            refused = await self.session.attend(
-                self._refusal(id, str(asked.get("toolName")), asked.get("toolInput")), "the turn was stopped"
-            )
+        """Answer for an approval: what was decided at the call's hook holds; it is asked here where that could not."""
+        call = (str(asked.get("toolCallId")), str(asked.get("toolName")), asked.get("toolInput"))
+        refused = await self.session.attend(self._refusal(*call), "the turn was stopped")
         body = {"decision": "approved"} if refused is None else {"decision": "rejected", "feedback": refused}
         await self.server.call("POST", f"/sessions/{self._id}/approvals/{asked.get('id')}", body)
 

@@ -1,0 +1,194 @@
+"""What readers of agents' messages keep and tell alike: calls, pieces of an answer, tokens, failures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, EventFactory, Pieces, is_count
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import Usage
+from backplane.ir import TokenCounts
+from backplane.protocol.jsonrpc import Notification
+from backplane.upstream.cost import Price, Spent
+
+WORDS_CHARS_MAX: Final = 500
+"""Of an agent's words that are told beside the work: a warning, why a model is asked again."""
+GONE: Final = frozenset({"failed", "cancelled", "error", "disconnected", "disabled", "needs-auth"})
+"""What agents say of an MCP server that a run has to do without."""
+NAMES: Final = ("name", "server", "serverName")
+"""Members in which they name it."""
+
+
+class TurnFailure(msgspec.Struct, frozen=True):
+    """Why a turn failed, by the agent's own account."""
+
+    words: str
+    label: str = ""
+    """The agent's own word for it."""
+    status: int | None = None
+    """Of its model's service."""
+
+
+class OpenCall(msgspec.Struct):
+    """A tool call that has no result yet."""
+
+    tool: str
+    """As the agent calls it."""
+    name: str
+    """As the contract calls it."""
+    input: Json
+    is_decided: bool = False
+    denied: str | None = None
+    """Why it may not run."""
+    shown: tuple[str, bool] | None = None
+    """The result as others wanted it shown, and whether it is an error."""
+
+
+class EventReader:
+    """Reads an agent's messages as events of the contract; a call is told once, and its result once.
+
+    A vendor's reader has its kinds of messages in `READS`, and what each of them means.
+
+    Args:
+        now: gives the time of an event.
+        root: of the workspace; paths below it are told relative to it.
+        tools: the agent's names of tools → the contract's.
+        shows: results are seen by others before they are told.
+    """
+
+    READS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], list[AgentEvent]]]] = {}
+    """Kind of a message → what reads it."""
+    SILENT: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of kinds that say nothing about the work, or repeat what another says."""
+    QUIET: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Words that stand together in warnings that nobody needs."""
+
+    def __init__(
+        self, now: Callable[[], str], root: str, tools: Mapping[str, str] | None = None, *, shows: bool = False
+    ) -> None:
+        self._make, self._root, self._tools, self._shows = EventFactory(now, root), root, tools or {}, shows
+        self.price: Price | None = None
+        self.spent = Spent()
+        """What the run used, as far as it is told while it works; nothing where the agent holds its limits itself."""
+        self.calls: dict[str, Any] = {}
+        """Open calls, by id."""
+        self.goes_on = False
+        """Whether another request to the model follows the last one."""
+        self.acted = self.spoke = False
+        """Whether there was a call; whether the last thing that happened was a message."""
+        self.text = ""
+        """The last message."""
+        self.failure: TurnFailure | None = None
+        self._pieces = Pieces()
+
+    def begin(self) -> None:
+        """Begin another turn, whose end is judged by itself."""
+        self.acted = self.spoke = False
+        self.failure, self.text = None, ""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a tool runs."""
+        return bool(self.calls)
+
+    def read(self, message: Notification) -> list[AgentEvent]:
+        """Read one message; what the contract has no word for is kept as it came."""
+        return self._read(message.method, message.params)
+
+    def _read(self, kind: str, data: dict[str, Any]) -> list[AgentEvent]:
+        read = self.READS.get(kind)
+        if read is not None:
+            return read(self, data)
+        return [] if kind.startswith(self.SILENT) else [self._make.kept(kind, data)]
+
+    def _silent(self, data: dict[str, Any]) -> list[AgentEvent]:
+        return []
+
+    def _failed(self, words: Json, label: Json, status: Json) -> None:
+        """Note why the turn failed, by the agent's own account."""
+        known = status if is_count(status) else None
+        self.failure = TurnFailure(str(words or "the turn failed"), str(label), known)
+
+    # The model --------------------------------------------------------------------------------------------------------
+
+    def _piece(self, text: Json, of: str) -> list[AgentEvent]:
+        """Tell a piece of an answer, `of` the message that it belongs to."""
+        if not isinstance(text, str) or not text:
+            return []
+        broken = self._take_back(of)
+        self._pieces.add(text, of)
+        return [*broken, self._make.delta(text)]
+
+    def _take_back(self, of: str | None = None) -> list[AgentEvent]:
+        """Take back the words of a message that never became whole, when another takes its place or none follows."""
+        is_left = self._pieces.chars and (of is None or self._pieces.of != of)
+        return [self._make.taken_back(self._pieces.clear())] if is_left else []
+
+    def _thoughts(self, text: Json) -> list[AgentEvent]:
+        return [self._make.thought(text)] if isinstance(text, str) and text else []
+
+    def _retried(self, words: str, **body: Json) -> list[AgentEvent]:
+        """Tell that the model is asked again; what came of its answer does not count."""
+        if self._pieces.chars:
+            body["taken_back"] = self._pieces.clear()
+        return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]
+
+    def count(self, counts: TokenCounts | None) -> list[AgentEvent]:
+        """Add what one request took; what it does not say is unknown from then on."""
+        self.spent = self.spent.plus(counts, self.price)
+        return [self._make.used(self.used())]
+
+    def used(self) -> Usage:
+        return self.spent.usage()
+
+    # Tools ------------------------------------------------------------------------------------------------------------
+
+    def name(self, tool: str) -> str:
+        """Return a tool's name as the contract calls it."""
+        return self._tools.get(tool, tool)
+
+    def _call(self, id: str, name: str, call: Any, parent: str | None = None) -> list[AgentEvent]:
+        """Tell a call that began."""
+        self.acted, self.spoke = True, False
+        if len(self.calls) < CALLS_MAX:
+            self.calls[id] = call
+        return [self._make.called(id, name, call.input, parent)]
+
+    def _output(self, text: Json) -> list[AgentEvent]:
+        """Tell what a running command wrote, where nobody is to see it first."""
+        return [self._make.output(text)] if isinstance(text, str) and text and not self._shows else []
+
+    def close(self) -> list[AgentEvent]:
+        """Return what is still to be told at the end of the run: results of open calls."""
+        left, self.calls = self.calls, {}
+        words = {id: CUT_SHORT if call.denied is None else f"policy_denied: {call.denied}" for id, call in left.items()}
+        return [self._make.result(id, call.name, words[id], failed=True) for id, call in left.items()]
+
+    # Words ------------------------------------------------------------------------------------------------------------
+
+    def _warned(self, data: dict[str, Any]) -> list[AgentEvent]:
+        words = str(data.get("message") or data.get("summary") or "")
+        is_told = words and not any(all(word in words for word in known) for known in self.QUIET)
+        return [self._make.warning(f"the agent warns: {words[:WORDS_CHARS_MAX]}")] if is_told else []
+
+    def _server(self, data: dict[str, Any]) -> list[AgentEvent]:
+        """Tell that an MCP server is not there: the agent goes to work all the same."""
+        status = data.get("status")
+        if status not in GONE:
+            return []
+        name = next((data[one] for one in NAMES if data.get(one)), None)
+        return [self._make.gone(name, data.get("error") or status)]
+
+
+def counts_of(told: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> TokenCounts:
+    """Return an agent's counters as ours.
+
+    Args:
+        names: our counter → the agent's whose sum it is; one of which none is told is not known.
+    """
+    known = {ours: [told[one] for one in theirs if is_count(told.get(one))] for ours, theirs in names.items()}
+    return TokenCounts(**{ours: sum(counts) for ours, counts in known.items() if counts})
