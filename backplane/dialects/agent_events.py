@@ -36,17 +36,13 @@ class State:
         """The last object of an SDK that was read in full."""
 
 
-def chunk_events(chunk: Json, state: State) -> list[AgentEvent]:
-    """Read one chunk of a stream; calls come whole, when their arguments have ended."""
-    return _all(state.reader.read(chunk), state)
-
-
 def end_events(state: State) -> list[AgentEvent]:
     """Say that the stream has ended; what was still open is given out."""
-    return _all(state.reader.finish(), state)
+    return say(state.reader.finish(), state)
 
 
-def _all(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
+def say(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
+    """Say what was read of a stream as agent events; calls come whole, when their arguments have ended."""
     out: list[AgentEvent] = []
     for event in found:
         state.sum.add(event)
@@ -182,13 +178,3 @@ def order_text(order: WorkOrder) -> str:
     if order.context.files:
         blocks.append("Files to look at: " + ", ".join(order.context.files))
     return "\n\n".join(blocks)
-
-
-def passthrough_event(raw: Json, now: str = EPOCH) -> AgentEvent:
-    """Carry a vendor's chunk through the contract unread."""
-    return events.Warned(ts=now, message="a message of the vendor, passed through", ext={"raw_message": raw})
-
-
-def passed_through(event: AgentEvent) -> Json:
-    """Return the chunk that an event carries, None when it carries none."""
-    return event.ext.get("raw_message") if isinstance(event.ext, dict) else None

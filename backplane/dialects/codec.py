@@ -933,7 +933,6 @@ class Counters(msgspec.Struct, frozen=True):
     """Native path → field."""
     total: str = "total_tokens"
     """The sum, which says nothing of its own where it adds up; empty where the vendor has none."""
-    writes_total: bool = True
     needed: tuple[str, ...] = ()
     """Fields that another vendor's answer must say; one that nobody said is 0."""
     apart: Mapping[str, tuple[str, ...]] = {}
@@ -979,7 +978,7 @@ class Counters(msgspec.Struct, frozen=True):
             if value is not None:
                 put(out, path, value)
         ledger.put_ext(usage, out)
-        if self.total and self.writes_total:
+        if self.total:
             out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
         return out
 

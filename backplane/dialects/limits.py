@@ -73,11 +73,9 @@ def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger)
     options = _with_tools(conversation, ledger)
     if options is not conversation.options:
         changes["options"] = options
-    messages = conversation.messages
-    if _is_unpaired(messages):
-        done = paired(conversation, ids_optional=True)
-        messages = done.value.messages
-        ledger.losses += [msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses]
+    done = paired(conversation, ids_optional=True)
+    messages = done.value.messages
+    ledger.losses += [msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses]
     if not limits.takes_empty_text:
         messages = _without_empty(messages, ledger)
     if limits.needs_user and messages and all(message.role == "system" for message in messages):
@@ -134,24 +132,6 @@ NEED_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {
     "parallel_tool_calls": (True, False),
 }
 """Option → its values that say nothing without tools."""
-
-
-def _is_unpaired(messages: tuple[Message, ...]) -> bool:
-    """Return whether a call has no result behind it, two calls have one id, or somebody else than the model calls."""
-    waiting: set[str] = set()
-    seen: set[str] = set()
-    for message in messages:
-        for part in message.parts:
-            if isinstance(part, ToolUse):
-                if part.id in seen or message.role != "assistant":
-                    return True
-                seen.add(part.id)
-                waiting.add(part.id)
-            elif isinstance(part, ToolOutput):
-                if part.id not in waiting or message.role not in ("tool", "user"):
-                    return True
-                waiting.discard(part.id)
-    return bool(waiting)
 
 
 def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[Message, ...]:

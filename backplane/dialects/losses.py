@@ -118,7 +118,6 @@ class RoundTrip:
         self.listed = listed
         self.answered = answered
         self.named = {loss.path for loss in ledger.losses}
-        self.back_text: str | None = None
 
     def _note(self, kind: Any, at: str, code: str, reason: str) -> None:
         if at and at not in self.named:

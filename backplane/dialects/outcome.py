@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from backplane.dialects.codec import LossLedger
 from backplane.ir import Candidate, Part, Stop, ToolUse
 
@@ -17,24 +19,17 @@ def has_cut_call(parts: tuple[Part, ...]) -> bool:
     return any(isinstance(part, ToolUse) and part.is_cut for part in parts)
 
 
-class Endings:
-    """A vendor's words for why answers end, by one table to read and one to write.
+class Endings(msgspec.Struct, frozen=True):
+    """A vendor's words for why answers end, by one table to read and one to write."""
 
-    Args:
-        stops: word → what it means; an unknown one is `other`.
-        words: what is said for each reason; for an unknown one a word of the cautious side.
-        unended: words of an answer that goes on.
-        kin_words: words that dialects of the same family share, so that they are taken as they are.
-    """
-
-    def __init__(
-        self, stops: Mapping[str, Stop], words: Mapping[Stop | None, str], unended: frozenset[str] = frozenset(),
-        kin_words: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.stops = stops
-        self.words = words
-        self.unended = unended
-        self.kin_words = kin_words
+    stops: Mapping[str, Stop]
+    """Word → what it means; an unknown one is `other`."""
+    words: Mapping[Stop | None, str]
+    """What is said for each reason; for an unknown one a word of the cautious side."""
+    unended: frozenset[str] = frozenset()
+    """Words of an answer that goes on."""
+    kin_words: frozenset[str] = frozenset()
+    """Words that dialects of the same family share, so that they are taken as they are."""
 
     def read(self, raw: str | None, parts: tuple[Part, ...] = (), *, calls: bool = False) -> Stop | None:
         """Return what a word means, None where it is no end; an end after a call is the call's.

@@ -73,20 +73,19 @@ class _Pairing:
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
         self.losses: list[Loss] = []
-        self.used: set[int] = set()
-        """Results, by place among all, that have found their calls."""
-        self.results: list[tuple[int, int, ToolOutput]] = []
-        """Message, part and result, in order."""
+        self.results: dict[str, list[tuple[int, int, ToolOutput]]] = {}
+        """Id → message, part and result, in order, of the results that have found no call."""
+        self.used: set[tuple[int, int]] = set()
+        """Message and part of those that have found one."""
         self.ids: set[str] = set()
 
     def run(self) -> list[Message]:
         messages = self.conversation.messages
         for place, message in enumerate(messages):
-            found = ((place, spot, part) for spot, part in enumerate(message.parts) if isinstance(part, ToolOutput))
-            self.results += found
-        kept: list[tuple[int, Message, Message | None]] = []
-        for place, message in enumerate(messages):
-            kept.append((place, *self._calls(place, message)))
+            for spot, part in enumerate(message.parts):
+                if isinstance(part, ToolOutput):
+                    self.results.setdefault(part.id, []).append((place, spot, part))
+        kept = [(place, *self._calls(place, message)) for place, message in enumerate(messages)]
         out: list[Message] = []
         for place, message, answers in kept:
             rest = self._rest(place, message)
@@ -124,9 +123,11 @@ class _Pairing:
         return call_id
 
     def _answer(self, place: int, spot: int, call: ToolUse, call_id: str) -> ToolOutput:
-        for number, (where, _, result) in enumerate(self.results):
-            if number not in self.used and where > place and result.id == call.id:
-                self.used.add(number)
+        waiting = self.results.get(call.id, [])
+        for number, (where, spot_there, result) in enumerate(waiting):
+            if where > place:
+                del waiting[number]
+                self.used.add((where, spot_there))
                 if any(one.role != "tool" for one in self.conversation.messages[place + 1 : where]):
                     self._lose(result.at or f"/messages/{where}", "order", "a result was moved to its call")
                 return msgspec.structs.replace(result, id=call_id, id_made=call.id_made)
@@ -138,14 +139,13 @@ class _Pairing:
 
     def _rest(self, place: int, message: Message) -> Message:
         """What is left of a message without the results that went to their calls; orphans become words."""
-        mine = {spot: number for number, (where, spot, _) in enumerate(self.results) if where == place}
-        if not mine and message.role != "tool":
+        if message.role != "tool" and not any(isinstance(part, ToolOutput) for part in message.parts):
             return message
         parts: list[Part] = []
         for spot, part in enumerate(message.parts):
-            if spot not in mine or not isinstance(part, ToolOutput):
+            if not isinstance(part, ToolOutput):
                 parts.append(part)
-            elif mine[spot] not in self.used:
+            elif (place, spot) not in self.used:
                 at = part.at or f"/messages/{place}/parts/{spot}"
                 self._lose(at, "call_missing", f"the result {part.id} has no call and became words")
                 parts += [Text(text=f"[result of the earlier tool call {part.id}]"), *part.content]

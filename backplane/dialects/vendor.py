@@ -10,7 +10,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import AgentEvent, Warned
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
 from backplane.dialects.codec import (
@@ -287,15 +287,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
         """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
-        return agent_events.chunk_events(chunk, state)
+        return agent_events.say(state.reader.read(chunk), state)
 
     def to_passthrough_event(self, raw: Json, now: str = agent_events.EPOCH) -> AgentEvent:
         """Carry a vendor's message through the contract unread."""
-        return agent_events.passthrough_event(raw, now)
+        return Warned(ts=now, message="a message of the vendor, passed through", ext={"raw_message": raw})
 
     def from_passthrough_event(self, event: AgentEvent) -> Json:
         """Return the vendor's message that an event carries, None when it carries none."""
-        return agent_events.passed_through(event)
+        return event.ext.get("raw_message") if isinstance(event.ext, dict) else None
 
 
 def type_name(chunk: Json) -> str | None:
