@@ -91,6 +91,9 @@ def make(name: str, pin: dict[str, Any]) -> None:
         os.chmod(aside, 0o755)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(aside, final)
+        if pin.get("node"):  # A sandbox may not write what it has compiled, so this start does.
+            with tempfile.TemporaryDirectory() as home:
+                run(final, "env", f"HOME={home}", str(final / "bin" / name), "--version")
     for old in final.parent.iterdir():
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
@@ -122,7 +125,10 @@ def run(into: Path, *command: str) -> None:
 
 
 def expose(folder: Path, name: str, pin: dict[str, Any]) -> None:
-    """Put the program at `bin/NAME`: a link to a binary, two lines of shell before a script of Node's."""
+    """Put the program at `bin/NAME`: a link to a binary, three lines of shell before a script of Node's.
+
+    What Node has compiled of a script is kept beside it: a sixth of a start is spared, and there are hundreds.
+    """
     program = folder / pin["program"]
     if not program.is_file():
         raise Trouble(f"the package holds no {pin['program']}; its pin has to be corrected")
@@ -130,7 +136,9 @@ def expose(folder: Path, name: str, pin: dict[str, Any]) -> None:
     target.parent.mkdir(exist_ok=True)
     if pin.get("node"):
         script = found.folder(name) / pin["program"]
-        target.write_text(f'#!/bin/sh\nexec "{found.program("node")}" "{script}" "$@"\n')
+        compiled = found.folder(name) / "compiled"
+        words = f'export NODE_COMPILE_CACHE="{compiled}"\nexec "{found.program("node")}" "{script}" "$@"\n'
+        target.write_text(f"#!/bin/sh\n{words}")
         target.chmod(0o755)
     elif target != program:
         program.chmod(0o755)
