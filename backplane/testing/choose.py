@@ -34,13 +34,14 @@ LIMITS: Final = (
 )
 
 
-class ConditionInput(NamedTuple):
-    """What a condition may look at."""
+class RequestTarget(NamedTuple):
+    """Where a request goes and what it says: all that a condition may look at."""
 
-    protocol: ProtocolName
-    body: Json
+    protocol: ProtocolName | None
+    asks: str
     model: str
     stream: bool
+    body: Json
     key: str | None
 
 
@@ -59,7 +60,7 @@ class Plot:
         self.script = script
         self._played: dict[tuple[str, int], int] = {}
 
-    def choose(self, question: ConditionInput) -> Chosen | None:
+    def choose(self, question: RequestTarget) -> Chosen | None:
         """Return the turn that answers, counted as played; None when nothing is left."""
         name = self._conversation(question)
         turns = self.script.conversations[name] if name else self.script.turns
@@ -76,14 +77,14 @@ class Plot:
     def _is_left(self, name: str, place: int, turn: Turn) -> bool:
         return turn.times is None or self._played.get((name, place), 0) < turn.times
 
-    def _conversation(self, question: ConditionInput) -> str:
+    def _conversation(self, question: RequestTarget) -> str:
         if not self.script.conversations:
             return ""
         text = json_text(question.body)
         return next((name for name in self.script.conversations if name == question.key or name in text), "")
 
 
-def holds(when: When, question: ConditionInput) -> bool:
+def holds(when: When, question: RequestTarget) -> bool:
     """Say whether all that a condition sets is so."""
     body, tools = question.body, tool_names(question.body)
     limits = [value for value in (at(body, pointer) for pointer in LIMITS) if isinstance(value, int)]
@@ -130,9 +131,9 @@ def tool_names(body: Json) -> list[str]:
     return names
 
 
-def last_words(question: ConditionInput) -> str:
+def last_words(question: RequestTarget) -> str:
     """Return all that was said after the model's last words, a line each."""
-    history = at(question.body, f"/{HISTORY[question.protocol]}")
+    history = at(question.body, f"/{HISTORY[question.protocol or 'openai_compatible']}")
     if isinstance(history, str):
         return history
     tail: list[Any] = []

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.testing import chat, gemini, messages, responses
-from backplane.testing.choose import Plot
+from backplane.testing.choose import Plot, RequestTarget
 from backplane.testing.frames import (
     COMMENT,
     RenderRequest,
@@ -55,15 +55,6 @@ ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
 """End of the path, whose it is, what is asked. Lists of models are told apart by headers and path."""
 
 
-class RequestTarget(NamedTuple):
-    """Where a request goes."""
-
-    protocol: ProtocolName | None
-    asks: str
-    model: str
-    stream: bool
-
-
 # A request ------------------------------------------------------------------------------------------------------------
 
 
@@ -87,8 +78,9 @@ def route(head: Head, body: Json) -> RequestTarget:
             continue
         named = found.groupdict().get("model") or members.get("model")
         stream = asks == "stream" or members.get("stream") is True
-        return RequestTarget(protocol or _lister(head), asks.replace("stream", "generate"), str(named or ""), stream)
-    return RequestTarget(None, "nothing", "", False)
+        whose, what = protocol or _lister(head), asks.replace("stream", "generate")
+        return RequestTarget(whose, what, str(named or ""), stream, body, key_of(head))
+    return RequestTarget(None, "nothing", "", False, body, key_of(head))
 
 
 def _lister(head: Head) -> ProtocolName:
@@ -125,9 +117,9 @@ def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | No
     hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
     if place.protocol is None or hidden:
         return 404, f"no such path: {head.method} {head.path}"
-    if script.keys and key_of(head) not in script.keys:
+    if script.keys and place.key not in script.keys:
         # This vendor calls a key it does not know an invalid argument.
-        status = 400 if place.protocol == "gemini_ai_studio" and key_of(head) else 401
+        status = 400 if place.protocol == "gemini_ai_studio" and place.key else 401
         return status, "the API key is not valid"
     return None
 

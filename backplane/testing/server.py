@@ -19,9 +19,9 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.testing.choose import ConditionInput, Plot
+from backplane.testing.choose import Plot
 from backplane.testing.frames import RenderRequest, json_text
-from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
+from backplane.testing.plan import BASES, beside, plain, plan, read_body, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import AnswerEnd, BadRequest, Connection, Delivery, Head
 from backplane.upstream.presets import ProtocolName
@@ -84,7 +84,6 @@ class ModelServer:
         self._connections: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self._count = 0
-        self._closing = False
         self._began = time.monotonic()
         self.port = 0
 
@@ -101,15 +100,13 @@ class ModelServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        deadline = time.monotonic() + CLOSE_S_MAX
+        self._listener.shutdown(socket.SHUT_RDWR)  # It ends `accept`, which closing does not.
+        self._threads[0].join(CLOSE_S_MAX)
         with self._changed:
-            self._closing = True
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
-        # A thread in `accept` notices a connection on every system, a closed listener not on all.
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", self.port), timeout=CLOSE_S_MAX).close()
-        deadline = time.monotonic() + CLOSE_S_MAX
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._listener.close()
@@ -186,12 +183,13 @@ class ModelServer:
 
     def _accept(self) -> None:
         while True:
-            sock, _ = self._listener.accept()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
             with self._changed:
-                if self._closing or len(self._connections) >= CONNECTIONS_MAX:
+                if len(self._connections) >= CONNECTIONS_MAX:
                     sock.close()
-                    if self._closing:
-                        return
                     continue
                 self._count += 1
                 number = self._count
@@ -237,11 +235,8 @@ class ModelServer:
         place = route(head, body)
         with self._changed:
             refusal = refuse(self._plot, head, place)
-            question = ConditionInput(
-                place.protocol or "openai_compatible", body, place.model, place.stream, key_of(head)
-            )
             wants_turn = refusal is None and place.asks == "generate"
-            chosen = self._plot.choose(question) if wants_turn else None
+            chosen = self._plot.choose(place) if wants_turn else None
             number = len(self._requests) + 1
             ask = RenderRequest(place.model, number, wants_usage(place.protocol, body))
             delivery: Delivery | None
