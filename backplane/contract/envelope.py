@@ -164,22 +164,3 @@ class PatchChunk(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
     seq: Annotated[int, msgspec.Meta(ge=0)]
     data: str
     end: Parcel | msgspec.UnsetType = msgspec.UNSET
-
-
-FromHost = (
-    Hello
-    | EventMessage
-    | Final
-    | Fatal
-    | Ask
-    | Pong
-    | RunMessage
-    | Cancel
-    | Input
-    | Interrupt
-    | Ping
-    | AnswerMessage
-    | TreeChunk
-    | PatchChunk
-)
-"""Every known message; the ones a side must not send are decoded too, so that they can be named."""

@@ -24,6 +24,7 @@ from backplane.contract.work import (
     Snippet,
     WorkOrder,
     WorkspaceSpec,
+    settings_of,
 )
 from backplane.errors import CapabilityError, ConfigError, PolicyError
 
@@ -131,8 +132,7 @@ def check_settings(order: WorkOrder) -> None:
 
 def is_lenient(vendor: Mapping[str, Any]) -> bool:
     """Whether the order wants to be taken although some of its members are unknown."""
-    own = vendor.get("abp")
-    return (own.get("lenient") if isinstance(own, dict) else vendor.get("abp.lenient")) is True
+    return settings_of(vendor).get("lenient") is True
 
 
 def refuse(found: Iterable[Unheard]) -> None:
@@ -207,8 +207,7 @@ def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
     """Yield the JSON pointer of everything in an order that had no effect, as its receipt lists it."""
-    own = vendor.get("abp")
-    members = own.get(UNHEARD) if isinstance(own, dict) else vendor.get(f"abp.{UNHEARD}")
+    members = settings_of(vendor).get(UNHEARD)
     yield from members if isinstance(members, dict) else ()
     yield from (one.pointer for one in unheard_settings(vendor))
 

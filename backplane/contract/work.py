@@ -113,10 +113,17 @@ SETTINGS: Final[Mapping[str, Any]] = {
 """
 
 
-def read_tags(value: Json) -> tuple[str, ...]:
+def settings_of(vendor: Mapping[str, Json]) -> dict[str, Json]:
+    """Return our settings of an order, by name: those below `abp`, then flat keys `abp.NAME`."""
+    nested = vendor.get("abp")
+    flat = {name[4:]: value for name, value in vendor.items() if name.startswith("abp.")}
+    return {**flat, **nested} if isinstance(nested, dict) else flat
+
+
+def tags_of(vendor: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the tags of an order that was taken; nothing where it has none."""
-    rows = value if isinstance(value, list | tuple) else ()
-    return tuple(row for row in rows if isinstance(row, str))
+    rows = settings_of(vendor).get("tags")
+    return tuple(row for row in rows if isinstance(row, str)) if isinstance(rows, list | tuple) else ()
 
 
 OTHERS_SETTINGS: Final = frozenset(
@@ -188,10 +195,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
 
     def abp(self, name: str, default: Json = None) -> Json:
         """One of our own settings under `config.vendor.abp`, nested or as the flat key `abp.NAME`."""
-        nested = self.config.vendor.get("abp")
-        if isinstance(nested, dict) and name in nested:
-            return nested[name]
-        return self.config.vendor.get(f"abp.{name}", default)
+        return settings_of(self.config.vendor).get(name, default)
 
     def without_abp(self, name: str) -> WorkOrder:
         """Return this order without one of these settings; itself where it has none such."""
@@ -206,12 +210,12 @@ class WorkOrder(msgspec.Struct, frozen=True):
     @property
     def tags(self) -> tuple[str, ...]:
         """Words that the run is found again by, as `KEY=VALUE` or alone."""
-        return read_tags(self.abp("tags"))
+        return tags_of(self.config.vendor)
 
     def with_abp(self, name: str, value: Json) -> WorkOrder:
         """Return this order with one of these settings, in place of what stands there under either spelling."""
-        vendor = {key: kept for key, kept in self.config.vendor.items() if key != f"abp.{name}"}
+        vendor = self.without_abp(name).config.vendor
         nested = vendor.get("abp")
-        vendor["abp"] = {**(nested if isinstance(nested, dict) else {}), name: value}
+        own = {**(nested if isinstance(nested, dict) else {}), name: value}
         replace = msgspec.structs.replace
-        return replace(self, config=replace(self.config, vendor=vendor))
+        return replace(self, config=replace(self.config, vendor={**vendor, "abp": own}))

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.work import REPLAY, read_tags
+from backplane.contract.work import REPLAY, tags_of
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.journal import COPIED, TRACE, JournalHead, read_head
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
@@ -211,7 +211,7 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "root": order.workspace.root or None if known else None,
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
-        "tags": _tags(order.config.vendor),
+        "tags": tags_of(order.config.vendor),
         "check_of": _text((opening.check or {}).get("of")),
         "queued": order.id if known and opening.fact == COPIED else None,
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
@@ -230,11 +230,6 @@ def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
     told = usage_raw.get("model") if isinstance(usage_raw, dict) else None
     told = told or (by_model[0] if len(by_model) == 1 else None)
     return _text(told) or _text(_member(_member(added, "route"), "chosen").get("model"))
-
-
-def _tags(vendor: dict[str, Json]) -> tuple[str, ...]:
-    own = vendor.get("abp")
-    return read_tags(own.get("tags") if isinstance(own, dict) and "tags" in own else vendor.get("abp.tags"))
 
 
 def _opening(folder: Path) -> JournalHead:

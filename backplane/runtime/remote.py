@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import WorkOrder, settings_of
 from backplane.errors import BackendError, WorkspaceError
 from backplane.workspace import archive
 
@@ -95,10 +95,7 @@ class Remote:
         return msgspec.structs.replace(sent, config=config)
 
     def _settings(self) -> dict[str, Json]:
-        vendor = self._order.config.vendor
-        nested = vendor.get("abp")
-        settings = {name[4:]: value for name, value in vendor.items() if name.startswith("abp.")}
-        settings |= nested if isinstance(nested, dict) else {}
+        settings = settings_of(self._order.config.vendor)
         settings.pop("remote_root", None)
         if settings.get("backend") == self._near:
             del settings["backend"]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.config import BackendSettings, read_toml
+from backplane.config import read_toml
 from backplane.contract import canonical
 from backplane.contract.canonical import Json, Pairs
 from backplane.contract.conversation import FORMAT
@@ -224,7 +224,7 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
     if kind == "envelope":
         yield DocumentFault("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
         return
-    value, indexes = _without_plain_events(_without_plain_backends(value))
+    value, indexes = _without_plain_events(value)
     for error in (near for far in _validator(kind).iter_errors(value) for near in _nearest(far)):
         path = list(error.absolute_path)
         if path[:1] == ["trace"] and path[1:]:
@@ -252,25 +252,6 @@ def _validator(kind: str) -> Any:
     import jsonschema
 
     return jsonschema.Draft202012Validator(json.loads(build.load_schema(kind)))
-
-
-def _without_plain_backends(value: Json) -> Json:
-    """Leave out the backends of a configuration that the typed reader takes, as it is done with events."""
-    backends = value.get("backends")
-    if not isinstance(backends, dict):
-        return value
-    return {**value, "backends": {name: one for name, one in backends.items() if not _is_plain_backend(one)}}
-
-
-def _is_plain_backend(backend: Json) -> bool:
-    # A command that is null is one to the schema, and none to the reader.
-    if not isinstance(backend, dict) or None in backend.values():
-        return False
-    try:
-        msgspec.convert(backend, BackendSettings)
-    except ValueError:
-        return False
-    return True
 
 
 def _without_plain_events(value: Json) -> tuple[Json, list[int]]:
