@@ -21,6 +21,7 @@ from backplane.dialects.codec import (
     Block,
     Blocks,
     Calls,
+    Citations,
     Counters,
     Form,
     Hole,
@@ -37,7 +38,6 @@ from backplane.dialects.codec import (
     parse_json,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import address_citation
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect
@@ -292,6 +292,7 @@ class Chat:
         self.name = flavour.name
         self.blocks = blocks_of(flavour.name)
         self.calls = calls_of(flavour.name)
+        self.citations = Citations(flavour.name, "annotations", CITATION, "url_citation")
         self.usage = CACHED_ON_TOP if flavour.cached_tokens_on_top else USAGE
         self.read_answer: Callable[[Json, Calls], ir.Answer]
         """That of the dialect, for a gateway that answers at once although a stream was asked for."""
@@ -387,10 +388,7 @@ class Chat:
             for one in found
         ):  # fmt: skip
             return
-        del members.rest["annotations"]
-        at = f"{members.at}/annotations"
-        cited = tuple(codec.read_citation(one, f"{at}/{spot}", self.name, CITATION) for spot, one in enumerate(found))
-        cited = tuple(msgspec.structs.replace(one, kind="url") for one in cited)
+        cited = self.citations.take(members)
         parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=cited)
 
     def _read_result(
@@ -529,11 +527,8 @@ class Chat:
         texts: list[str] = []
         for part in parts:
             if type(part) is ir.Text:
-                for citation in part.citations:
-                    if (body := address_citation(citation, part, ledger, sum(map(len, texts)))) is not None:
-                        annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
-                        ledger.put_ext(citation, annotation)
-                        out.setdefault("annotations", []).append(annotation)
+                if cited := self.citations.write(part, ledger, sum(map(len, texts))):
+                    out["annotations"] = [*out.get("annotations", ()), *cited]
                 texts.append(part.text)
                 ledger.put_ext(part, {})
             else:

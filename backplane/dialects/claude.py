@@ -13,13 +13,13 @@ import msgspec
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects import codec
 from backplane.dialects.codec import (
     ANY,
     NUMBER,
     Block,
     Blocks,
     Calls,
+    Citations,
     Counters,
     Form,
     Hole,
@@ -98,33 +98,8 @@ SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("f
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
-    return codec.read_citations("citations", read_citation, members, fields)
-
-
-CITATION: Final = {"type": "kind", "url": "url", "title": "title", "cited_text": "quote"}
-"""Member → field; the span counts in the document cited, so it stays native."""
-
-
-def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
-    """Read where a text is from."""
-    return codec.read_citation(raw, at, NAME, CITATION)
-
-
-def _write_citations(part: ir.Text, out: dict[str, Any], ledger: LossLedger) -> bool:
-    # A citation here needs the vendor's own index.
-    citations = [write_citation(one, ledger) for one in part.citations if ledger.is_home or NAME in one.ext]
-    if citations:
-        out["citations"] = citations
-    return True
-
-
-def write_citation(citation: ir.Citation, ledger: LossLedger) -> Json:
-    """Write where a text is from."""
-    pairs = ((member, getattr(citation, field)) for member, field in CITATION.items())
-    out = {member: value for member, value in pairs if value is not None and (member, value) != ("type", "")}
-    ledger.put_ext(citation, out)
-    return out
+CITATIONS: Final = Citations(NAME, "citations", {"type": "kind", "url": "url", "title": "title", "cited_text": "quote"})
+"""The span counts in the document cited, so it stays native; another vendor's citation has not this one's index."""
 
 
 def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
@@ -187,7 +162,7 @@ def _write_media(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
 
 
 BLOCKS: Final = Blocks(NAME, (
-    Block("text", ir.Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
+    Block("text", ir.Text, {"text!": "text"}),
     Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
     Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
     Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name", "input": "input"}, types={"input": ANY},
@@ -198,7 +173,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
     Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, is_written=False,
           read=lambda members, fields: _read_texts(fields, members.take("content", list))),
-), cache="cache_control", ttls=(None, "5m", "1h"), bound=frozenset({"container_upload"}),
+), cache="cache_control", ttls=(None, "5m", "1h"), bound=frozenset({"container_upload"}), citations=CITATIONS,
     is_server_tool=lambda kind: kind.endswith(("tool_use", "tool_result")))  # fmt: skip
 
 
@@ -473,7 +448,7 @@ class StreamReader(BlockReader):
         elif kind == "signature_delta":
             out.append(self.more(index, _text(delta, "signature"), "signature"))
         elif kind == "citations_delta" and type(delta.get("citation")) is dict:
-            found = read_citation(delta["citation"], f"/content/{index}/citations")
+            found = CITATIONS.read(delta["citation"], f"/content/{index}/citations")
             out.append(self.more(index, "", "citation", found))
         else:
             out.append(ir.Kept(chunk, False))
@@ -573,7 +548,8 @@ class StreamWriter(BlockWriter):
         if not self.ledger.is_home:
             return None
         if event.field == "citation":
-            return self._delta(key, "citations_delta", "citation", write_citation(event.value, self.ledger))
+            (cited,) = CITATIONS.write(ir.Text(text="", citations=(event.value,)), self.ledger)
+            return self._delta(key, "citations_delta", "citation", cited)
         return self._delta(key, "signature_delta", "signature", event.text)
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:

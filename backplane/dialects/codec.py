@@ -426,6 +426,72 @@ def item_of(at: str) -> str:
 # Blocks by table ------------------------------------------------------------------------------------------------------
 
 
+class Citations(msgspec.Struct, frozen=True):
+    """A vendor's table of where a text is from, read in both directions."""
+
+    dialect: str
+    member: str
+    """Lists the citations of a text."""
+    table: Mapping[str, str]
+    """Native path → field of `ir.Citation`."""
+    url: str = ""
+    """The word for an address, by which other vendors' citations are said; empty where they are not."""
+
+    def read(self, raw: dict[str, Any], at: str) -> ir.Citation:
+        """Read one citation."""
+        members = Members(raw, at)
+        fields = {field: members.take(path, int if field in ("start", "end") else str)
+                  for path, field in self.table.items()}  # fmt: skip
+        kind = fields["kind"] or ""
+        fields["kind"] = "url" if kind and kind == self.url else kind
+        return ir.Citation(**fields, at=at, ext=members.ext(self.dialect), raw=raw)
+
+    def take(self, members: Members) -> tuple[ir.Citation, ...]:
+        """Take the citations of a text where all are objects; else the member stays native."""
+        found = members.rest.get(self.member)
+        if type(found) is not list or not all(type(one) is dict for one in found) or not found:
+            return ()
+        del members.rest[self.member]
+        return tuple(self.read(one, f"{members.at}/{self.member}/{place}") for place, one in enumerate(found))
+
+    def write(self, part: ir.Text, ledger: LossLedger, begin: int = 0) -> list[Json]:
+        """Write the citations of a text; those that cannot be said are left out and reported.
+
+        Args:
+            begin: where this text begins in the one that is written, in characters.
+        """
+        out: list[Json] = []
+        for citation in part.citations:
+            one = citation if ledger.is_home else self._by_address(citation, part, ledger)
+            if one is None:
+                continue
+            body: dict[str, Any] = {}
+            for path, field in self.table.items():
+                value = getattr(one, field)
+                if field == "kind":
+                    value = value if ledger.is_home and value != "url" else self.url or value
+                if value is not None and (field, value) != ("kind", ""):
+                    put(body, path, value + begin if field in ("start", "end") else value)
+            ledger.put_ext(citation, body)
+            out.append(body)
+        return out
+
+    def _by_address(self, one: ir.Citation, part: ir.Text, ledger: LossLedger) -> ir.Citation | None:
+        """Return a citation of another vendor by an address and its span in the text; None where it has no address."""
+        if not self.url:  # only what the vendor itself has said has its index
+            return one if self.dialect in one.ext else None
+        if one.url is None:
+            ledger.drop(one.at, "citation", "only an address can be cited here")
+            return None
+        changes: dict[str, Any] = {"title": one.url if one.title is None else one.title}
+        if one.start is None or one.end is None:
+            changes |= {"start": 0, "end": len(part.text)}
+            ledger.degrade(one.at, "citation", "its span here is the text that it stands on")
+        if one.quote is not None:
+            ledger.drop(one.at, "citation", "the words cited are not said here", one.quote)
+        return msgspec.structs.replace(one, **changes)
+
+
 class Block(msgspec.Struct, frozen=True):
     """One kind of block: a row of a vendor's table, read in both directions."""
 
@@ -464,6 +530,7 @@ class Blocks:
         untyped: the kind of a block that says none.
         noun: what stands before the kind of an unknown block.
         is_server_tool: tells by its kind whether an unknown block is of a tool that the vendor runs itself.
+        citations: how texts say where they are from.
         bound: kinds of unknown blocks that point to what the vendor keeps.
     """
 
@@ -472,10 +539,11 @@ class Blocks:
         ttls: tuple[Any, ...] = (), signature: str = "", tag: str = "type",
         untyped: str | None = None, noun: str = "",
         is_server_tool: Callable[[str], bool] = lambda kind: False, bound: frozenset[str] = frozenset(),
+        citations: Citations | None = None,
     ) -> None:  # fmt: skip
         self.dialect, self.text, self.cache, self.ttls = dialect, text, cache, ttls
         self.signature, self.tag, self.is_server_tool, self.bound = signature, tag, is_server_tool, bound
-        self.untyped, self.noun, self.rows = untyped, noun, rows
+        self.untyped, self.noun, self.rows, self.citations = untyped, noun, rows, citations
         self.by_kind: dict[Any, Block] = {row.kind: row for row in rows}
         self.words = next(iter(self.by_kind[text].members)).rstrip("!") if text in self.by_kind else "text"
         """The member that holds plain words."""
@@ -536,6 +604,8 @@ class Blocks:
                 fields |= read_url(found)
             elif field != "content":
                 fields[field] = found
+        if self.citations is not None and row.node is ir.Text:
+            fields["citations"] = self.citations.take(members)
         if row.read is not None and not row.read(members, fields):
             return None
         if row.node in (ir.ToolUse, ir.ToolOutput) and fields.get("id") is None:
@@ -624,6 +694,8 @@ class Blocks:
                 return None
         if row.write is not None and not row.write(part, out, ledger):
             return None
+        if self.citations is not None and type(part) is ir.Text and (cited := self.citations.write(part, ledger)):
+            out[self.citations.member] = cited
         self.put_cache(part, out, ledger)
         if self.signature and part.signature is not None and ledger.is_home:
             out[self.signature] = part.signature
@@ -1069,22 +1141,3 @@ class Tools(msgspec.Struct, frozen=True):
         self.blocks.put_cache(tool, out, ledger)
         ledger.put_ext(tool, out)
         return out
-
-
-def read_citation(raw: dict[str, Any], at: str, dialect: str, table: Mapping[str, str]) -> ir.Citation:
-    """Read where a text is from by a table of native path → field."""
-    members = Members(raw, at)
-    fields = {field: members.take(path, int if field in ("start", "end") else str) for path, field in table.items()}
-    return ir.Citation(**{**fields, "kind": fields["kind"] or ""}, at=at, ext=members.ext(dialect), raw=raw)
-
-
-def read_citations(
-    key: str, read: Callable[[dict[str, Any], str], ir.Citation], members: Members, fields: dict[str, Any]
-) -> bool:
-    """Read the citations of a text where all are objects; else the member stays native."""
-    found = members.rest.get(key)
-    if type(found) is list and found and all(type(one) is dict for one in found):
-        del members.rest[key]
-        at = f"{members.at}/{key}"
-        fields["citations"] = tuple(read(one, f"{at}/{place}") for place, one in enumerate(found))
-    return True

@@ -15,7 +15,6 @@ import msgspec
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects import codec
 from backplane.dialects.chat import (
     BODY,
     CHOICES,
@@ -36,6 +35,7 @@ from backplane.dialects.codec import (
     Block,
     Blocks,
     Calls,
+    Citations,
     Counters,
     Form,
     LossLedger,
@@ -47,7 +47,6 @@ from backplane.dialects.codec import (
     kind_of,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.losses import address_citation
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
 from backplane.dialects.vendor import Dialect, type_name
@@ -97,30 +96,10 @@ LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-z
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-def _read_annotations(members: Members, fields: dict[str, Any]) -> bool:
-    return codec.read_citations("annotations", read_citation, members, fields)
-
-
-CITATION: Final = {"type": "kind", "url": "url", "title": "title", "start_index": "start", "end_index": "end"}
-"""Member → field."""
-
-
-def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
-    """Read where a text is from."""
-    read = codec.read_citation(raw, at, NAME, CITATION)
-    return msgspec.structs.replace(read, kind="url") if read.kind == "url_citation" else read
-
-
-def write_citations(part: ir.Text, ledger: LossLedger) -> list[Json]:
-    """Write the citations of a text; those without an address are left out and reported."""
-    out = []
-    for citation in part.citations:
-        if (body := address_citation(citation, part, ledger)) is not None:
-            kind = citation.kind if ledger.is_home and citation.kind != "url" else "url_citation"
-            body = {"type": kind, **body} if kind else body
-            ledger.put_ext(citation, body)
-            out.append(body)
-    return out
+CITATIONS: Final = Citations(
+    NAME, "annotations", {"type": "kind", "url": "url", "title": "title", "start_index": "start", "end_index": "end"},
+    "url_citation",
+)  # fmt: skip
 
 
 def _is_one(members: Members, fields: dict[str, Any]) -> bool:
@@ -165,7 +144,7 @@ def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
 
 
 BLOCKS: Final = Blocks(NAME, (
-    *(Block(kind, ir.Text, {"text!": "text"}, read=_read_annotations, is_written=False)
+    *(Block(kind, ir.Text, {"text!": "text"}, is_written=False)
       for kind in ("input_text", "output_text", "text")),
     Block("refusal", ir.Refusal, {"refusal!": "text"}),
     Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
@@ -174,7 +153,7 @@ BLOCKS: Final = Blocks(NAME, (
           {"kind": "document"}, read=_read_file, write=_write_file),
     Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
           {"kind": "audio"}, read=read_audio, write=_write_audio),
-), text="input_text")  # fmt: skip
+), text="input_text", citations=CITATIONS)  # fmt: skip
 
 
 def write_part(part: ir.Part, ledger: LossLedger) -> Json:
@@ -195,7 +174,7 @@ def _write_text(part: ir.Part, ledger: LossLedger, kind: str) -> Json:
         return BLOCKS.write(part, ledger)
     kind = (kind_of(part.raw) if ledger.is_home else None) or kind
     out: dict[str, Any] = {"type": kind, "text": part.text}
-    if annotations := write_citations(part, ledger):
+    if annotations := CITATIONS.write(part, ledger):
         out["annotations"] = annotations
     ledger.put_ext(part, out)
     return out
@@ -706,7 +685,7 @@ class StreamReader(BlockReader):
         found = chunk.get("annotation")
         if key not in self.open or type(found) is not dict:
             return []
-        return [self.more(key, "", "citation", read_citation(found, "/annotations/0"))]
+        return [self.more(key, "", "citation", CITATIONS.read(found, "/annotations/0"))]
 
     def _done(self, chunk: Json) -> list[ir.StreamEvent]:
         raw = chunk.get("item")
@@ -927,7 +906,7 @@ def _content(part: ir.Part, text: str, ledger: LossLedger) -> dict[str, Any]:
         return {"type": "refusal", "refusal": text}
     if isinstance(part, ir.Thinking):
         return {"type": "summary_text", "text": text}
-    citations = write_citations(part, ledger) if text else []  # type: ignore[arg-type]
+    citations = CITATIONS.write(part, ledger) if text else []  # type: ignore[arg-type]
     return {"type": "output_text", "text": text, "annotations": citations, "logprobs": []}
 
 

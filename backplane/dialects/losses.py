@@ -74,31 +74,6 @@ def check_meaning(conversation: ir.Conversation, ledger: LossLedger) -> None:
         ledger.refuse(at, "tool_choice", f"{forced} is forced, and only {ledger.source} has it")
 
 
-# Notes of writers -----------------------------------------------------------------------------------------------------
-
-
-def address_citation(citation: ir.Citation, part: ir.Text, ledger: LossLedger, begin: int = 0) -> dict[str, Any] | None:
-    """Write a citation as OpenAI does, by an address and its span in the text; None where it has no address.
-
-    Args:
-        part: the text that it stands on; all of it is the span where the source says none.
-        begin: where this text begins in the one that is written, in characters.
-    """
-    start, end = citation.start, citation.end
-    if not ledger.is_home:
-        if citation.url is None:
-            ledger.drop(citation.at, "citation", "only an address can be cited here")
-            return None
-        if start is None or end is None:
-            start, end = 0, len(part.text)
-            ledger.degrade(citation.at, "citation", "its span here is the text that it stands on")
-        if citation.quote is not None:
-            ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
-    title = citation.title if citation.title is not None or ledger.is_home else citation.url
-    body: dict[str, Any] = {"url": citation.url, "title": title, "start_index": start, "end_index": end}
-    return {key: value + begin if key.endswith("_index") else value for key, value in body.items() if value is not None}
-
-
 # Round trip -----------------------------------------------------------------------------------------------------------
 
 
