@@ -238,11 +238,6 @@ def unread(events: int, source: str, target: str) -> Loss:
 
 def loss_event(loss: Loss, now: str) -> AgentEvent:
     """Say a loss as an agent event, so that it lands in the receipt."""
-    body: dict[str, Json] = {
-        "path": loss.path, "dialect": loss.dialect, "target": loss.target, "kind": loss.kind, "code": loss.code,
-        "reason": loss.reason,
-    }  # fmt: skip
-    for name in ("size_chars", "chunk", "chunk_type"):
-        if (value := getattr(loss, name)) is not None:
-            body[name] = value
+    fields = ((name, getattr(loss, name)) for name in loss.__struct_fields__)
+    body: dict[str, Json] = {name: value for name, value in fields if value is not None}
     return events.carry("loss", body, ts=now, message=f"{loss.kind} {loss.path or '/'}: {loss.reason}")

@@ -1,4 +1,4 @@
-"""The Chat Completions family, read and written by tables; what sets its dialects apart is in their `Flavour`.
+"""The Chat Completions family, read and written by tables; what sets its dialects apart is in their own files.
 
 Messages have members for what an assistant says (thinking, text, refusal, sound, calls). Streams are deltas of one
 message; a block ends when another member appears.
@@ -39,7 +39,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
-from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
+from backplane.dialects.streams import BlockReader, BlockWriter, Incoming, Key, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect
 
 ROLES: Final[dict[str, ir.Role]] = {
@@ -79,7 +79,8 @@ MEMBERS: Final[dict[str, type[Any]]] = {
     "completion_tokens_details/accepted_prediction_tokens": int,
     "completion_tokens_details/rejected_prediction_tokens": int, "expires_at": int,
 }  # fmt: skip
-"""Members that every flavour of the family takes from its sisters, and the type that they must have for it."""
+"""Members that every dialect of the family takes from its sisters, and the type that they must have for it."""
+SISTERS: Final = ("openai", "kimi", "copilot")
 
 USAGE_TABLE: Final = {
     "prompt_tokens": "input", "completion_tokens": "output", "prompt_tokens_details/cached_tokens": "cache_read",
@@ -104,29 +105,6 @@ ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code"
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
-
-
-class Flavour(msgspec.Struct, frozen=True):
-    """What sets one dialect of the family apart."""
-
-    name: str
-    roles: frozenset[str] = frozenset(ROLES)
-    max_tokens: str = "max_tokens"
-    """The member that is written for a limit that came from elsewhere."""
-    thinking_request: str | None = None
-    """The message member that takes thinking in a request; None where there is none."""
-    thinking_answer: str = "reasoning_content"
-    thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
-    signature_field: str | None = None
-    cached_tokens_on_top: bool = False
-    """`usage.cached_tokens` instead of a member of the details."""
-    has_files: bool = True
-    has_image_urls: bool = True
-    """Whether images may be given by an address, not only as data."""
-    special: tuple[RequestOption, ...] = ()
-    """Options that are written in another way than by the family."""
-    unknown_options: frozenset[str] = frozenset()
-    kin: Kin = {}
 
 
 # Options --------------------------------------------------------------------------------------------------------------
@@ -285,21 +263,37 @@ def calls_of(name: str) -> Blocks:
 
 
 class Chat:
-    """The functions of one flavour."""
+    """One dialect of the family: what sets it apart, and the functions that all share."""
 
-    def __init__(self, flavour: Flavour) -> None:
-        self.flavour = flavour
-        self.name = flavour.name
-        self.blocks = blocks_of(flavour.name)
-        self.calls = calls_of(flavour.name)
-        self.citations = Citations(flavour.name, "annotations", CITATION, "url_citation")
-        self.usage = CACHED_ON_TOP if flavour.cached_tokens_on_top else USAGE
+    name: str
+    roles: frozenset[str] = frozenset(ROLES)
+    max_tokens: str = "max_tokens"
+    """The member that is written for a limit that came from elsewhere."""
+    thinking_request: str | None = None
+    """The message member that takes thinking in a request; None where there is none."""
+    thinking_answer: str = "reasoning_content"
+    thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
+    signature_field: str | None = None
+    cached_tokens_on_top: bool = False
+    """`usage.cached_tokens` instead of a member of the details."""
+    has_files: bool = True
+    has_image_urls: bool = True
+    """Whether images may be given by an address, not only as data."""
+    special: tuple[RequestOption, ...] = ()
+    """Options that are written in another way than by the family."""
+    unknown_options: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.kin: Kin = {name: MEMBERS for name in SISTERS if name != self.name}
+        self.blocks, self.calls = blocks_of(self.name), calls_of(self.name)
+        self.citations = Citations(self.name, "annotations", CITATION, "url_citation")
+        self.usage = CACHED_ON_TOP if self.cached_tokens_on_top else USAGE
         self.read_answer: Callable[[Json, Calls], ir.Answer]
         """That of the dialect, for a gateway that answers at once although a stream was asked for."""
-        special = {row.name: row for row in flavour.special}
-        rows = [msgspec.structs.replace(row, is_written=row.name not in flavour.unknown_options)
+        special = {row.name: row for row in self.special}
+        rows = [msgspec.structs.replace(row, is_written=row.name not in self.unknown_options)
                 for row in OPTIONS if row.name not in special]  # fmt: skip
-        rows.sort(key=lambda row: row.path != flavour.max_tokens)
+        rows.sort(key=lambda row: row.path != self.max_tokens)
         self.options = (*special.values(), *rows)
 
     def dialect(
@@ -318,7 +312,7 @@ class Chat:
             write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
             answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
             read_stream=lambda: (reader or StreamReader)(self),
-            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.flavour.kin, places=PLACES,
+            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.kin, places=PLACES,
             **members,
         )  # fmt: skip
         self.read_answer = made.read_answer
@@ -352,10 +346,10 @@ class Chat:
     ) -> tuple[ir.Part, ...]:
         """Put an assistant's members in the order in which they were said: thinking, text, refusal, sound, calls."""
         parts: list[ir.Part] = []
-        for field in self.flavour.thinking_fields:
+        for field in self.thinking_fields:
             if not parts and (text := members.take(field)) is not None:
-                proof = members.take(self.flavour.signature_field) if self.flavour.signature_field else None
-                proof_at = f"{at}/{self.flavour.signature_field}" if proof is not None else ""
+                proof = members.take(self.signature_field) if self.signature_field else None
+                proof_at = f"{at}/{self.signature_field}" if proof is not None else ""
                 parts.append(
                     ir.Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
                 )
@@ -463,7 +457,7 @@ class Chat:
 
     def _write_message(self, message: ir.Message, ledger: LossLedger) -> Json:
         native = message.native_role
-        is_known = native in self.flavour.roles and ROLES.get(native or "") == message.role != "tool"
+        is_known = native in self.roles and ROLES.get(native or "") == message.role != "tool"
         is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
         out: dict[str, Any] = {"role": native if is_known or is_own else message.role}
         if message.role == "tool" and not ledger.is_home:
@@ -482,8 +476,8 @@ class Chat:
     def write_part(self, part: ir.Part, ledger: LossLedger) -> Json:
         """Write one member of a content list; None where the target has no word for it."""
         if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-            is_address = part.kind == "image" and part.data is None and not self.flavour.has_image_urls
-            if is_address or (part.kind == "document" and not self.flavour.has_files):
+            is_address = part.kind == "image" and part.data is None and not self.has_image_urls
+            if is_address or (part.kind == "document" and not self.has_files):
                 ledger.lose_part(part)
                 return None
         return self.blocks.write(part, ledger)
@@ -537,17 +531,17 @@ class Chat:
             out["content"] = "".join(texts)
 
     def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> None:
-        field = self.flavour.thinking_answer if ledger.is_answer else self.flavour.thinking_request
+        field = self.thinking_answer if ledger.is_answer else self.thinking_request
         if ledger.is_home:
-            field = part.field or field or self.flavour.thinking_answer
+            field = part.field or field or self.thinking_answer
         if part.redacted is not None or field is None:
             ledger.lose_part(part)
             return
         if not ledger.is_home:
             ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
         out[field] = out.get(field, "") + part.text
-        if part.signature is not None and self.flavour.signature_field is not None and ledger.is_home:
-            out[self.flavour.signature_field] = part.signature
+        if part.signature is not None and self.signature_field is not None and ledger.is_home:
+            out[self.signature_field] = part.signature
         ledger.put_ext(part, {})
 
     def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: LossLedger) -> None:
@@ -629,7 +623,7 @@ class _Call:
     def __init__(self, part: ir.ToolUse) -> None:
         self.part = part
         self.name = ""
-        self.block: Opened | None = None
+        self.block: Incoming | None = None
 
     def is_whole(self) -> bool:
         return self.block is not None and parse_json("".join(self.block.texts)) is not None
@@ -660,7 +654,7 @@ class StreamReader(BlockReader):
     def __init__(self, chat: Chat) -> None:
         super().__init__()
         self.chat = chat
-        self.fields = {"content", "refusal", *chat.flavour.thinking_fields}
+        self.fields = {"content", "refusal", *chat.thinking_fields}
         self.choices: dict[int, _Choice] = {}
         self.notes: dict[str, Any] = {}
         self.ids = Calls()
@@ -779,7 +773,7 @@ class StreamReader(BlockReader):
         self.calls.add(state.number)
         return call
 
-    def _begin_call(self, state: _Choice, call: _Call, out: list[ir.StreamEvent]) -> Opened:
+    def _begin_call(self, state: _Choice, call: _Call, out: list[ir.StreamEvent]) -> Incoming:
         if call.block is None:
             key = (state.number, self.counts.get(state.number, 0))
             out += self.begin(key, msgspec.structs.replace(call.part, name=call.name), state.number)
@@ -841,7 +835,7 @@ class StreamWriter(BlockWriter):
     error = ERROR
 
     def __init__(self, chat: Chat, source: str) -> None:
-        self.name, self.kin, self.usage = chat.name, chat.flavour.kin, chat.usage
+        self.name, self.kin, self.usage = chat.name, chat.kin, chat.usage
         super().__init__(source)
         self.chat = chat
         self.counts: dict[int, int] = {}
@@ -862,7 +856,7 @@ class StreamWriter(BlockWriter):
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Thinking):
-            field = part.field if self.ledger.is_home and part.field else self.chat.flavour.thinking_answer
+            field = part.field if self.ledger.is_home and part.field else self.chat.thinking_answer
             if not self.ledger.is_home and self.once("thinking"):
                 self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
             self.opened[key] = field

@@ -781,7 +781,7 @@ class OptionDraft(msgspec.Struct, frozen=True):
         return self.ledger.is_home
 
     def put(self, path: str, value: Any) -> None:
-        """Write a value at a path; an object is put beside the members that stand there."""
+        """Write a value at a path; an object joins the members of one that stands at the head of the request."""
         before = self.out.get(path)
         put(self.out, path, {**before, **value} if type(before) is dict and type(value) is dict else value)
 

@@ -11,7 +11,7 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import chat, framing
-from backplane.dialects.chat import MEMBERS, Chat, Flavour
+from backplane.dialects.chat import Chat
 from backplane.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
@@ -35,14 +35,15 @@ CAPABILITIES: Final = Manifest({
 DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 """The model is one of those at docs.github.com/en/copilot/reference/ai-models/supported-models, 2026-11."""
 
-CHAT: Final = Chat(Flavour(
-    name=NAME,
-    thinking_fields=("reasoning_text", "reasoning_content", "reasoning"),
-    thinking_request="reasoning_text",
-    thinking_answer="reasoning_text",
-    signature_field="reasoning_opaque",
-    kin={"openai": MEMBERS, "kimi": MEMBERS},
-))  # fmt: skip
+
+class CopilotChat(Chat):
+    """What sets this vendor apart from its sisters."""
+
+    name = NAME
+    thinking_fields = ("reasoning_text", "reasoning_content", "reasoning")
+    thinking_request = "reasoning_text"
+    thinking_answer = "reasoning_text"
+    signature_field = "reasoning_opaque"
 
 
 class StreamReader(chat.StreamReader):
@@ -76,7 +77,7 @@ def event_name(chunk: Json) -> str | None:
     return name if type(name) is str else None
 
 
-DIALECT: Final = CHAT.dialect(
+DIALECT: Final = CopilotChat().dialect(
     reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
     event_name=event_name,
 )  # fmt: skip

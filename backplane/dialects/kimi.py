@@ -10,7 +10,7 @@ from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import MEMBERS, Chat, Flavour
+from backplane.dialects.chat import Chat
 from backplane.dialects.codec import OptionDraft, RequestOption
 
 NAME: Final = "kimi"
@@ -57,19 +57,22 @@ def _write_effort(value: Json, draft: OptionDraft) -> None:
     draft.out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
 
 
-CHAT: Final = Chat(Flavour(
-    name=NAME,
-    roles=frozenset({"system", "user", "assistant", "tool"}),
-    thinking_request="reasoning_content",
-    cached_tokens_on_top=True,
-    has_files=False,
-    has_image_urls=False,
-    special=(RequestOption("", "reasoning_budget", write=_write_budget),
-             RequestOption("reasoning_effort", "reasoning_effort", write=_write_effort)),
-    unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
-    kin={"openai": MEMBERS, "copilot": MEMBERS},
-))  # fmt: skip
+class KimiChat(Chat):
+    """What sets this vendor apart from its sisters."""
 
-DIALECT: Final = CHAT.dialect(
+    name = NAME
+    roles = frozenset({"system", "user", "assistant", "tool"})
+    thinking_request = "reasoning_content"
+    cached_tokens_on_top = True
+    has_files = False
+    has_image_urls = False
+    special = (
+        RequestOption("", "reasoning_budget", write=_write_budget),
+        RequestOption("reasoning_effort", "reasoning_effort", write=_write_effort),
+    )
+    unknown_options = frozenset({"verbosity", "service_tier", "metadata"})
+
+
+DIALECT: Final = KimiChat().dialect(
     TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, CONTEXT_WINDOWS=CONTEXT_WINDOWS,
 )  # fmt: skip

@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import MEMBERS, STOP, Chat, Flavour
+from backplane.dialects.chat import STOP, Chat
 
 NAME: Final = "openai"
 
@@ -29,11 +29,13 @@ CAPABILITIES: Final = Manifest({
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
-CHAT: Final = Chat(Flavour(
-    name=NAME,
-    max_tokens="max_completion_tokens",
-    special=(msgspec.structs.replace(STOP, most=4),),
-    kin={"kimi": MEMBERS, "copilot": MEMBERS},
-))  # fmt: skip
 
-DIALECT: Final = CHAT.dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)
+class OpenAIChat(Chat):
+    """What sets this vendor apart from its sisters."""
+
+    name = NAME
+    max_tokens = "max_completion_tokens"
+    special = (msgspec.structs.replace(STOP, most=4),)
+
+
+DIALECT: Final = OpenAIChat().dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)

@@ -29,13 +29,13 @@ Key = tuple[int, int]
 """Choice and index of a block."""
 
 
-class Block:
+class Incoming:
     """One block while it comes in."""
 
-    __slots__ = ("citations", "part", "signature", "texts", "whole")
+    __slots__ = ("choice", "citations", "index", "part", "signature", "texts", "whole")
 
-    def __init__(self, part: ir.Part) -> None:
-        self.part = part
+    def __init__(self, part: ir.Part, index: int, choice: int) -> None:
+        self.part, self.index, self.choice = part, index, choice
         self.texts: list[str] = []
         self.signature = part.signature or ""
         self.citations: list[ir.Citation] = []
@@ -85,7 +85,7 @@ class Accumulator:
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
         self.began = ir.Began()
-        self.blocks: dict[Key, Block] = {}
+        self.blocks: dict[Key, Incoming] = {}
         self.usage: ir.TokenCounts | None = None
         self.stops: dict[int, ir.Stopped] = {}
         self.notes: dict[tuple[int | None, bool], dict[str, Any]] = {}
@@ -98,7 +98,7 @@ class Accumulator:
         if type(event) is ir.PartDelta:
             self._delta(event)
         elif isinstance(event, ir.PartStarted):
-            self.blocks[event.choice, event.index] = Block(event.part)
+            self.blocks[event.choice, event.index] = Incoming(event.part, event.index, event.choice)
         elif isinstance(event, ir.PartStopped):
             block = self.blocks.get((event.choice, event.index))
             if event.part is not None and block is not None:
@@ -224,16 +224,6 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
     return ir.StreamFailed(str(error.get("message", "unknown error")), str(word) if word else None, raw)
 
 
-class Opened:
-    """One block of a stream that is read, while it comes in."""
-
-    __slots__ = ("choice", "index", "part", "texts")
-
-    def __init__(self, index: int, part: ir.Part, choice: int) -> None:
-        self.index, self.part, self.choice = index, part, choice
-        self.texts: list[str] = []
-
-
 class BlockReader:
     """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends."""
 
@@ -249,7 +239,7 @@ class BlockReader:
         self.began = False
         self.ended = False
         self.losses: list[ir.Loss] = []
-        self.open: dict[Any, Opened] = {}
+        self.open: dict[Any, Incoming] = {}
         """The vendor's key → block, in the order in which they began."""
         self.counts: dict[int, int] = {}
         """Choice → blocks that have begun."""
@@ -277,7 +267,7 @@ class BlockReader:
         """Begin a block."""
         index = self.counts.get(choice, 0)
         self.counts[choice] = index + 1
-        self.open[key] = Opened(index, part, choice)
+        self.open[key] = Incoming(part, index, choice)
         if isinstance(part, ir.ToolUse):
             self.calls.add(choice)
         return [ir.PartStarted(index, part, choice)]
