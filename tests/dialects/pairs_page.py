@@ -256,8 +256,8 @@ lorem = "your_package.lorem:DIALECT"
 3. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the vendor's word, our block, and
    path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
    return False for what cannot be read or said: then it stays native, or is a loss. `Blocks` says in which member the
-   word stands (`tag`), which kind is plain words (`text`), and where a proof (`signature`) or a breakpoint of the cache
-   stands that any block may have.
+   word stands (`tag`), which kind is plain words (`text`), where a proof (`signature`) or a breakpoint of the cache
+   stands that any block may have, and how a text says where it is from (`Citations`).
 4. **Messages.** `Turns(BLOCKS, ROLES, "who", "say")` reads and writes those of two members; `outside` parts the system
    text from them, `ledger.plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from the
    `Members` of a request, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept
