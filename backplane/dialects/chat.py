@@ -236,6 +236,16 @@ def _read_thoughts(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
+SOUND: Final = {"id": "file_id", "data": "data", "transcript": "transcript"}
+"""Member of what an assistant said aloud → field."""
+
+
+def sound_of(part: ir.Media) -> dict[str, Any]:
+    """Write what an assistant said aloud."""
+    pairs = ((member, getattr(part, field)) for member, field in SOUND.items())
+    return {member: value for member, value in pairs if value is not None}
+
+
 def blocks_of(name: str) -> Blocks:
     """Return the family's table of blocks."""
     urls = {"image_url/url": "address", "image_url/detail": "detail"}
@@ -357,11 +367,7 @@ class Chat:
         if (refusal := members.take("refusal")) is not None:
             parts.append(ir.Refusal(text=refusal, at=f"{at}/refusal"))
         if members.rest.get("audio") is not None and (audio := members.take("audio", dict)) is not None:
-            inner = Members(audio, f"{at}/audio")
-            parts.append(ir.Media(
-                kind="audio", file_id=inner.take("id"), data=inner.take("data"), transcript=inner.take("transcript"),
-                at=inner.at, ext=inner.ext(self.name),
-            ))  # fmt: skip
+            parts.append(self.read_sound(audio, f"{at}/audio"))
         old = members.rest.get("function_call")
         if type(old) is dict and type(old.get("name")) is str:
             del members.rest["function_call"]
@@ -372,6 +378,12 @@ class Chat:
         if members.rest.get("annotations"):
             self._cite(parts, members)
         return tuple(parts)
+
+    def read_sound(self, value: Json, at: str) -> ir.Media:
+        """Read what an assistant said aloud."""
+        members = Members(value, at)
+        fields = {field: members.take(member) for member, field in SOUND.items()}
+        return ir.Media(kind="audio", **fields, at=at, ext=members.ext(self.name))
 
     def _cite(self, parts: list[ir.Part], members: Members) -> None:
         """Hang annotations on the message's text; they stay members where there is no single text."""
@@ -495,8 +507,7 @@ class Chat:
                 out["refusal"] = out.get("refusal", "") + part.text
                 ledger.put_ext(part, {})
             elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
-                pairs = (("id", part.file_id), ("data", part.data), ("transcript", part.transcript))
-                out["audio"] = {key: value for key, value in pairs if value is not None}
+                out["audio"] = sound_of(part)
                 ledger.put_ext(part, out["audio"])
             elif isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
                 ledger.lose_part(part, "an assistant says only text here")
@@ -810,11 +821,7 @@ class StreamReader(BlockReader):
         for state in states:
             if state.audio:
                 audio, state.audio = state.audio, {}
-                part = ir.Media(
-                    kind="audio", file_id=audio.get("id"), data=audio.get("data"), transcript=audio.get("transcript"),
-                    at=f"/choices/{state.number}/delta/audio",
-                    ext={self.chat.name: {"expires_at": audio["expires_at"]}} if "expires_at" in audio else {},
-                )  # fmt: skip
+                part = self.chat.read_sound(audio, f"/choices/{state.number}/delta/audio")
                 out += [*self.begin("audio", part, state.number), *self.end("audio")]
         return out
 
@@ -884,8 +891,7 @@ class StreamWriter(BlockWriter):
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         if not isinstance(part, ir.Media) or part.kind != "audio" or part.file_id is None:
             return None
-        body = {"id": part.file_id, "data": part.data, "transcript": part.transcript}
-        return self._delta(key[0], {"audio": {name: value for name, value in body.items() if value is not None}})
+        return self._delta(key[0], {"audio": sound_of(part)})
 
     def stop(self, event: ir.Stopped) -> list[Json]:
         head = [] if event.choice in self.roles else self._delta(event.choice, {})

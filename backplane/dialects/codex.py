@@ -143,22 +143,24 @@ def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
     return ledger.is_home  # the vendor's types have no word for it
 
 
-BLOCKS: Final = Blocks(NAME, (
-    *(Block(kind, ir.Text, {"text!": "text"}, is_written=False)
-      for kind in ("input_text", "output_text", "text")),
-    Block("refusal", ir.Refusal, {"refusal!": "text"}),
-    Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
-          {"kind": "image"}, read=_is_one, write=_write_image),
-    Block("input_file", ir.Media, {"file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name"},
-          {"kind": "document"}, read=_read_file, write=_write_file),
-    Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-          {"kind": "audio"}, read=read_audio, write=_write_audio),
-), text="input_text", citations=CITATIONS)  # fmt: skip
+def _blocks_of(text: str) -> Blocks:
+    """Return the table of what is said to the model or by it, which have a word each for a text."""
+    return Blocks(NAME, (
+        *(Block(kind, ir.Text, {"text!": "text"}, is_written=kind == text)
+          for kind in sorted(("input_text", "output_text", "text"), key=lambda kind: kind != text)),
+        Block("refusal", ir.Refusal, {"refusal!": "text"}),
+        Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
+              {"kind": "image"}, read=_is_one, write=_write_image),
+        Block("input_file", ir.Media, {
+            "file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name",
+        }, {"kind": "document"}, read=_read_file, write=_write_file),
+        Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
+              {"kind": "audio"}, read=read_audio, write=_write_audio),
+    ), text=text, citations=CITATIONS)  # fmt: skip
 
 
-def write_part(part: ir.Part, ledger: LossLedger) -> Json:
-    """Write one member of a content list that is said to the model."""
-    return _write_text(part, ledger, "input_text")
+BLOCKS: Final = _blocks_of("input_text")
+SAID_BLOCKS: Final = _blocks_of("output_text")
 
 
 def write_said(part: ir.Part, ledger: LossLedger) -> Json:
@@ -166,18 +168,7 @@ def write_said(part: ir.Part, ledger: LossLedger) -> Json:
     if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
         ledger.lose_part(part)
         return None
-    return _write_text(part, ledger, "output_text")
-
-
-def _write_text(part: ir.Part, ledger: LossLedger, kind: str) -> Json:
-    if not isinstance(part, ir.Text) or ledger.unchanged(part, lambda: BLOCKS.read(part.raw, part.at)):
-        return BLOCKS.write(part, ledger)
-    kind = (kind_of(part.raw) if ledger.is_home else None) or kind
-    out: dict[str, Any] = {"type": kind, "text": part.text}
-    if annotations := CITATIONS.write(part, ledger):
-        out["annotations"] = annotations
-    ledger.put_ext(part, out)
-    return out
+    return SAID_BLOCKS.write(part, ledger)
 
 
 # Items ----------------------------------------------------------------------------------------------------------------
@@ -198,7 +189,7 @@ def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) 
     is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
     is_list = part.flat is False and (ledger.is_home or not is_text)
     if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
-        out["output"] = BLOCKS.write_all(part.content, ledger, write_part)
+        out["output"] = BLOCKS.write_all(part.content, ledger)
     else:
         out["output"] = ledger.plain_text(part.content)
     return True
@@ -347,7 +338,7 @@ def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
     is_own = native is not None and (ROLES.get(native) == message.role or (ledger.is_home and native not in ROLES))
-    content = BLOCKS.write_content(others, message.flat, ledger, write_part)
+    content = BLOCKS.write_content(others, message.flat, ledger)
     if content == [] and (message.flat is not False or not ledger.is_home):
         content = ""
     made: dict[str, Any] = {"type": "message", "role": native if is_own and not results else role, "content": content}
@@ -414,7 +405,7 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
     native = (None,) if ledger.is_home else (None, "system")
     first = messages[0] if messages else None
     if first is not None and first.role == "system" and first.name is None and first.native_role in native:
-        content = BLOCKS.write_content(first.parts, first.flat, ledger, write_part)
+        content = BLOCKS.write_content(first.parts, first.flat, ledger)
         if type(content) is str:
             out["instructions"] = content
             ledger.put_ext(first, {})

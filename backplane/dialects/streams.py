@@ -18,6 +18,7 @@ from backplane.dialects.codec import (
     Counters,
     Kin,
     LossLedger,
+    arguments_text,
     json_text,
     kind_of,
     parse_json,
@@ -613,9 +614,7 @@ def _field(part: ir.Part) -> Any:
 def text_of(part: ir.Part) -> str:
     """Return the text of a block as it is streamed: arguments as JSON, pieces that came twice once."""
     if isinstance(part, ir.ToolUse):
-        if part.text is not None:
-            return part.text
-        return part.input if isinstance(part.input, str) else json_text(part.input)
+        return arguments_text(part)
     return part.text if isinstance(part, ir.Text | ir.Refusal | ir.Thinking) else ""
 
 
