@@ -112,7 +112,8 @@ def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosi
         StoreError: `receipt_store_failed`: pruned, or the disk fails.
     """
     if run.reason == UNFOLLOWED and run.queued is not None:
-        verdict, step = "who followed it here has ended; the order goes on without", follow_step(run.queued)
+        verdict = "who followed it here has ended; the order goes on without"
+        step = f"{follow_step(run.queued)} [--engine URL]"
         evidence = (Evidence(f"order {run.queued} of a queue"),)
         return Diagnosis(
             run_id=run.run_id, kind="interrupted", sure=True, verdict=verdict, since_ms=None, evidence=evidence,

@@ -389,7 +389,7 @@ def test_every_code_is_explained(code: str, capfdbinary: pytest.CaptureFixture[b
 
 
 def test_a_fault_of_our_own_is_told_without_a_traceback(cli: Cli, backplane_home: Path) -> None:
-    program = "import sys; from backplane import cli; cli.COMMANDS['version'] = ('missing', ''); sys.exit(cli.main())"
+    program = "import sys; from backplane import cli; cli.COMMANDS['version'].call = 'no:version'; sys.exit(cli.main())"
     words = [sys.executable, "-c", program, "version"]
     done = subprocess.run(words, capture_output=True, timeout=WAIT_S, check=False)
     assert done.returncode == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backplane.cli import COMMANDS
-from backplane.cli.completion import SHELLS, tables
+from backplane.cli.completion import tables
 
 BASH = """
 source "$1"; shift
@@ -52,7 +52,7 @@ def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], 
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> None:
     text = cli("completion", shell).stdout
     assert all(name in text for name in COMMANDS)

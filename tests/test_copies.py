@@ -1,11 +1,8 @@
-"""Copies of a receipt: whole or not there, also where their writer is killed."""
+"""Copies of a receipt: whole or not there."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,32 +12,7 @@ import pytest
 from backplane.cli.copies import Copy
 from backplane.errors import StoreError
 
-WAIT_S = 30
-KILLED = """
-import os, signal, sys
-from backplane.cli.copies import Copy
-def chunks():
-    yield b"the first half"
-    os.kill(os.getpid(), signal.SIGKILL)
-Copy(sys.argv[1]).write(chunks())
-"""
 
-
-@pytest.fixture(params=["without a name", "under another name"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the file is made: as Linux can, or as every system can."""
-    if request.param == "under another name":
-        monkeypatch.delattr(os, "O_TMPFILE")
-
-
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
-def test_a_kill_while_a_copy_is_written_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "receipt.json")], timeout=WAIT_S, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("meanwhile", ["nothing", "a file", "a link"])
 def test_a_copy_is_made_in_place_of_what_took_its_name(tmp_path: Path, meanwhile: str) -> None:
     path, victim = tmp_path / "receipt.json", tmp_path / "victim"
@@ -58,7 +30,6 @@ def test_a_copy_is_made_in_place_of_what_took_its_name(tmp_path: Path, meanwhile
     assert sorted(tmp_path.iterdir()) == [path, victim]
 
 
-@pytest.mark.usefixtures("way")
 def test_nothing_stays_of_a_copy_that_fails(tmp_path: Path) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"one"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from backplane.cli import COMMANDS, main
-from backplane.cli.parser import Parser
+from backplane.cli import COMMANDS, function_of, main
+from backplane.cli.parser import Parser, parser
 
 Path_ = tuple[str, ...]
 
@@ -31,11 +31,7 @@ def walk(path: Path_, made: Parser) -> Iterator[tuple[Path_, Parser]]:
         yield from walk((*path, name), part)
 
 
-PARSERS = {
-    path: part
-    for name, (module, _) in COMMANDS.items()
-    for path, part in walk((name,), importlib.import_module(f"backplane.cli.{module}").parser(name))
-}
+PARSERS = {path: part for name in COMMANDS for path, part in walk((name,), parser(name))}
 
 
 def options_of(made: Parser) -> dict[str, argparse.Action]:
@@ -74,7 +70,7 @@ def test_an_option_of_another_action_is_refused_with_the_actions_own(
             assert f"backplane {name} {action} --help" in told
             assert all(word in told for word in own), told
         before = options_of(PARSERS[name,])
-        for option in before if part.argument_default is not argparse.SUPPRESS else ():
+        for option in before if not part.command.inherits else ():
             assert main([name, option, *value_of(before[option]), action, *words_of(part)]) == 2
             assert f"{option} stands before {action}" in capfd.readouterr().err
 
@@ -127,9 +123,9 @@ def reads(call: Callable[..., Any], seen: set[Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", PARSERS, ids=" ".join)
 def test_every_option_is_read_by_what_its_command_calls(path: Path_) -> None:
-    call = PARSERS[path].get_default("call")
-    assert call is not None or commands_of(PARSERS[path])
-    if call is not None:
+    assert PARSERS[path].command.call or commands_of(PARSERS[path])
+    if PARSERS[path].command.call:
+        call = function_of(PARSERS[path].command.call)
         calls = [call.func, *call.args] if isinstance(call, functools.partial) else [call]
         seen: set[Any] = set()
         found = {name for one in calls for name in reads(one, seen)}
@@ -158,6 +154,14 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(
     option = next(word for word in words if word.startswith("--"))
     assert f"config_invalid: {option} has no effect without --" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("runs",), ("receipts", "list"), ("queue", "status"), ("doctor", "--url", "x")])
+def test_a_configuration_that_nobody_reads_is_refused(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", "x.toml", *words]) == 2
+    assert capfd.readouterr().err.startswith("config_invalid: --config has no effect ")
 
 
 # Named in messages ----------------------------------------------------------------------------------------------------

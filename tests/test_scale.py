@@ -632,10 +632,13 @@ def test_a_mirrored_run_whose_follower_was_killed_says_how_to_go_on(queue: Queue
     step = f"backplane queue events {order_id} --follow"
     listed = here_cli(queue, "runs").stdout
     assert f"unfollowed   acts        {'?':>8}  paint it — nobody follows it here any more: {step}" in listed
-    assert f"  next: {step}\n" in here_cli(queue, "why", "last").stdout
-    assert here_cli(queue, "watch", "last").stdout.endswith(f"unfollowed here: {step}\n")
+    assert f"  next: {step} [--engine URL]\n" in here_cli(queue, "why", "last").stdout
+    assert here_cli(queue, "watch", "last").stdout.endswith(f"unfollowed here: {step} [--engine URL]\n")
     refused = here_cli(queue, "answer", "last", "a-1", "allow")
-    assert (refused.returncode, refused.stderr.splitlines()[1]) == (2, f"  backplane queue answer {order_id} a-1 allow")
+    assert (refused.returncode, refused.stderr.splitlines()[1]) == (
+        2,
+        f"  backplane queue answer {order_id} a-1 allow [--engine URL]",
+    )
     assert "the next run here removes the copy" in here_cli(queue, "receipts").stderr
     assert "which colour?" in queue.cli("queue", "show", order_id).stdout
 

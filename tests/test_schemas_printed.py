@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import jsonschema
 import pytest
 
 from backplane.cli import COMMANDS
-from backplane.cli.parser import Parser
+from backplane.cli.parser import Parser, parser
 from backplane.schemas import build
 from backplane.schemas.build import load_schema
 
@@ -63,8 +62,8 @@ CONFIGURATION = (
 
 def parsers() -> Iterator[tuple[str, Parser]]:
     """Every command's parser, and those of its own commands."""
-    for name, (group, _) in COMMANDS.items():
-        made: Parser = importlib.import_module(f"backplane.cli.{group}").parser(name)
+    for name in COMMANDS:
+        made = parser(name)
         yield name, made
         for action in made._actions:
             if isinstance(action.choices, dict):
@@ -74,8 +73,8 @@ def parsers() -> Iterator[tuple[str, Parser]]:
 def promised() -> dict[str, list[str]]:
     """Command → the schemas that the help of its `--json` names."""
     found = {}
-    for name, parser in parsers():
-        for action in parser._actions:
+    for name, made in parsers():
+        for action in made._actions:
             if "--json" in action.option_strings:
                 found[name] = str(action.help).partition("schema: ")[2].split(", ")
     return found

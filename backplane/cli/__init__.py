@@ -11,10 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from backplane import __version__
 from backplane.cli import streams
+from backplane.cli.commands import COMMANDS as COMMANDS
+from backplane.cli.commands import GROUPS
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -38,62 +40,11 @@ EXITS: Final[dict[int, str]] = {
 }
 """Every exit code, of every command."""
 
-GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "begin": {
-        "init": ("init", "write a first backplane.toml here, from what is ready on this machine"),
-        "doctor": ("doctor", "say what this machine and configuration can do"),
-        "backends": ("backends", "list the backends, ready or why not"),
-    },
-    "run work": {
-        "run": ("run", "run one work order, from start to receipt"),
-        "route": ("route", "say which backend an order would get, and why"),
-        "compare": ("compare", "run one order on several backends from the same tree"),
-        "apply": ("apply", "apply a run's patch to the original workspace"),
-        "checkpoints": ("checkpoints", "list the states of a run's workspace that were kept"),
-        "rewind": ("checkpoints", "take a workspace from a run's result back to one of these"),
-    },
-    "converse": {
-        "chat": ("chat", "hold a conversation in the terminal"),
-        "sessions": ("sessions", "find conversations again, go on, fork, hand over to another backend"),
-    },
-    "see and steer runs": {
-        "runs": ("runs", "find runs again, live and ended ones: task, state, cause, cost"),
-        "top": ("watch", "all live runs at a glance, those that wait for you first"),
-        "watch": ("watch", "follow a run from any terminal, answer what it asks; leaving ends nothing"),
-        "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
-        "answer": ("doors", "answer what a live run asks, from any terminal"),
-        "interrupt": ("doors", "stop the turn of a live run's agent"),
-        "cancel": ("doors", "end a live run in order, with its receipt"),
-        "report": ("report", "write a run as one HTML page, as Markdown or as a test report"),
-        "web": ("web", "show runs in a browser: followed, answered, cancelled, started"),
-        "cost": ("route", "say what runs have cost, by provider, model, day, session or folder"),
-    },
-    "the record": {
-        "receipts": ("receipts", "list, show, verify, compare and move receipts"),
-        "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
-    },
-    "many machines": {
-        "submit": ("queue", "put a work order into a queue, for a worker on any machine"),
-        "worker": ("queue", "take orders of a queue and run them here"),
-        "queue": ("queue", "look into a queue: list, show, cancel, events, status"),
-    },
-    "for programs": {
-        "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
-        "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
-        "validate": ("checks", "check work orders, receipts, policies and other files"),
-        "schema": ("checks", "print a JSON Schema"),
-        "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
-        "conform": ("checks", "check any program that claims to be a host"),
-    },
-    "about": {
-        "errors": ("about", "explain the error codes"),
-        "completion": ("completion", "print what completes commands and options in your shell"),
-        "version": ("about", "print the version"),
-    },
-}
-"""Heading of the help → its commands → the file of each one here, and its line for the help."""
 
-COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
+def code_of(outcome: str, reason: object = "") -> int:
+    """The exit code of a run that ended so, by its receipt."""
+    return REFUSED if reason == "refused" else {"complete": DONE, "partial": PARTIAL}.get(outcome, FAILED)
+
 
 HELP: Final = """\
 usage: backplane [--config FILE] COMMAND …
@@ -151,19 +102,25 @@ def _command(name: str, arguments: list[str], config: str | None) -> int:
             streams.write(help_text())
             return DONE
         name, arguments = arguments[0], [*arguments[1:], "--help"]
-    if name not in COMMANDS:
-        from backplane.cli.parser import did_you_mean
+    from backplane.cli.parser import did_you_mean, parser
 
+    if name not in COMMANDS:
         raise _usage(f"no command {name!r}", did_you_mean(name, COMMANDS))
+    options = parser(name).parse_args(arguments)
+    if "config" in options:
+        options.config = options.config or config
+    elif config is not None:
+        raise _usage(f"--config has no effect before {name}, which takes none")
     # An interrupt while msgspec imports this is lost in there, and the first type that it then reads ends the process.
     importlib.import_module("datetime")
-    group = importlib.import_module(f"backplane.cli.{COMMANDS[name][0]}")
-    parser = group.parser(name)
-    options = parser.parse_args(arguments)
-    if getattr(options, "config", None) is None:
-        options.config = config
-    code: int = options.call(options)
+    code: int = function_of(options.call)(options)
     return code
+
+
+def function_of(call: str) -> Any:
+    """Load what does a command, by the table's word for it."""
+    file, _, function = call.partition(":")
+    return getattr(importlib.import_module(f"backplane.cli.{file}"), function)
 
 
 def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
@@ -190,7 +147,7 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
 def help_text() -> str:
     """What `backplane --help` prints."""
     commands = "\n".join(
-        "\n".join([f"{heading}:", *(f"  {name:<12} {line}" for name, (_, line) in rows.items())])
+        "\n".join([f"{heading}:", *(f"  {name:<12} {command.line}" for name, command in rows.items())])
         for heading, rows in GROUPS.items()
     )
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from backplane import __version__
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_json, did_you_mean
+from backplane.cli.parser import Options, did_you_mean
 
 
-def parser(name: str) -> Parser:
-    """The options of `errors` or `version`."""
-    if name == "version":
-        made = Parser(f"backplane {name}", "Print the version.", "backplane version --json", _version)
-        add_json(made, "version, contract and Python as one JSON object", "cli_version")
-        return made
-    made = Parser(
-        f"backplane {name}",
-        "Explain an error code, or list all of them.",
-        "backplane errors backend_crashed",
-        _errors,
-    )
-    made.add_argument("code", nargs="?", metavar="CODE", help="as an error's first line names it")
-    return made
-
-
-def _version(options: Options) -> int:
+def version(options: Options) -> int:
     if options.json:
         import platform
-
-        import msgspec
 
         from backplane.cli.version import Version
         from backplane.contract.receipt import CONTRACT_VERSION
 
         told = Version(version=__version__, contract=CONTRACT_VERSION, python=platform.python_version())
-        streams.write_json(msgspec.json.encode(told) + b"\n")
+        streams.write_record(told)
     else:
         streams.write(f"backplane {__version__}\n")
     return 0
 
 
-def _errors(options: Options) -> int:
-    from backplane.errors import CODES, ConfigError
+def errors(options: Options) -> int:
+    from backplane.cli.start import wrong
+    from backplane.errors import CODES
 
     if options.code is None:
         width = max(map(len, CODES))
@@ -49,7 +32,7 @@ def _errors(options: Options) -> int:
     facts = CODES.get(options.code)
     if facts is None:
         hint = did_you_mean(options.code, CODES) + "`backplane errors` lists them"
-        raise ConfigError("config_invalid", f"no error code {options.code!r}", hint=hint)
+        raise wrong(f"no error code {options.code!r}", hint)
     streams.write(
         f"{options.code}\n  {facts.meaning}\n  fault: {_FAULTS[facts.fault]}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"

@@ -15,9 +15,9 @@ import msgspec
 
 from backplane.cli import streams
 from backplane.cli.show import Look, diff_line
+from backplane.cli.start import wrong
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
-from backplane.errors import ConfigError
 from backplane.process.pipes import Pair
 from backplane.protocol import Lines, Overlong, strict
 from backplane.view.text import in_workspace
@@ -126,13 +126,13 @@ class _AnswerLines:
         self._ended = not data
         for line in filter(bytes.strip, self._lines.feed(data) if data else [self._lines.end()]):
             if isinstance(line, Overlong):
-                raise ConfigError("config_invalid", f"an answer line of over {ANSWER_BYTES_MAX} bytes")
+                raise wrong(f"an answer line of over {ANSWER_BYTES_MAX} bytes")
             try:
                 read = msgspec.convert(strict(line), _AnswerLine)
                 self._answers[read.id] = read.to_decision()
             except ValueError as error:
                 words = f"a line on stdin is no answer, and is passed over: {streams.one_line(str(error), 200)}"
-                streams.error(ConfigError("config_invalid", words, hint="backplane schema envelope_answer"))
+                streams.error(wrong(words, "backplane schema envelope_answer"))
 
 
 class _AnswerLine(Decision, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,9 +155,7 @@ class _Person:
             self._fd = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             if not os.isatty(streams.STDIN):
-                raise ConfigError(
-                    "config_invalid", "--on-ask prompt needs a terminal", hint="--on-ask deny or --on-ask allow"
-                ) from None
+                raise wrong("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
             self._fd = streams.STDIN
 
     async def answer(self, ask: Approval) -> Decision:

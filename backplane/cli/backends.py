@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.cli.parser import Options
+from backplane.cli.start import load_settings
+from backplane.errors import BackendError, BackplaneError
+from backplane.receipts.manifests import kept_manifest
+from backplane.runtime import backends
 
 if TYPE_CHECKING:
     from backplane.config import Settings
@@ -15,30 +23,9 @@ if TYPE_CHECKING:
     from backplane.runtime.backends import BackendStatus
 
 
-def parser(name: str) -> Parser:
-    """The options of `backends`."""
-    about = "List the backends: ready, or why not and how to mend it; or try what an agent can do."
-    example = "backplane backends\nbackplane backends --probe mine\nbackplane backends --matrix"
-    made = Parser(f"backplane {name}", about, example, _backends)
-    made.add_argument("names", nargs="*", metavar="NAME", help="these alone; without one all")
-    what = made.add_mutually_exclusive_group()
-    what.add_argument("--probe", action="store_true", help="let each agent show its abilities to a scripted model")
-    what.add_argument("--matrix", action="store_true", help="abilities as documented, as said, and as shown")
-    add_config(made)
-    add_json(made, "one JSON object a backend and line", "cli_backends", "cli_backends_probe", "cli_backends_matrix")
-    return made
-
-
-def _backends(options: Options) -> int:
-    import os
-    from pathlib import Path
-
-    from backplane import config
-    from backplane.errors import BackendError
-    from backplane.runtime import backends
-
+def show_backends(options: Options) -> int:
     environ = dict(os.environ)
-    settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
+    settings = load_settings(options)
     found = backends.known(settings, environ)
     unknown = sorted(set(options.names) - {status.id for status in found})
     if unknown:
@@ -51,8 +38,6 @@ def _backends(options: Options) -> int:
 
 
 def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
-    import msgspec
-
     found = [_with_manifest(status, environ) if status.ready else status for status in found]
     if options.json:
         streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))
@@ -71,12 +56,6 @@ def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str
 
 def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendStatus:
     """The same with what the backend said of itself in its last hello here, if it ever said one."""
-    import msgspec
-
-    from backplane import config
-    from backplane.receipts.manifests import kept_manifest
-    from backplane.runtime import backends
-
     key = backends.ProcessBackend(id=status.id, argv=status.command).key
     return msgspec.structs.replace(status, manifest=kept_manifest(config.home_path(environ), key))
 
@@ -84,11 +63,8 @@ def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendSta
 def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
     """Try each agent; one that is named and cannot be tried is an error, the others are passed over."""
     import anyio
-    import msgspec
 
-    from backplane import config
     from backplane.conform import trials
-    from backplane.runtime import backends
 
     home, failed = config.home(environ), False
     for status in found:
@@ -98,7 +74,7 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
             told = anyio.run(trials.prove, status.id, settings, environ, home, progress)
         failed = failed or any(finding.is_false for finding in told.findings)
         if options.json:
-            streams.write_bytes(msgspec.json.encode(told) + b"\n")
+            streams.write_record(told)
             continue
         streams.write(f"{told.backend} {told.version or ''}, {told.on}\n")
         for finding in told.findings:
@@ -132,13 +108,7 @@ def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
 
 def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
     """What the document says, the manifest and the trials, for the backends that have at least two of them."""
-    import msgspec
-
-    from backplane import config
     from backplane.conform import matrix, trials
-    from backplane.errors import BackplaneError
-    from backplane.receipts.manifests import kept_manifest
-    from backplane.runtime import backends
 
     home = config.home_path(environ)
     columns = matrix.columns()
@@ -155,7 +125,7 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
         rows = matrix.rows(status.id, manifest, findings)
         if options.json:
             told = matrix.Matrix(id=status.id, on=kept.on if kept is not None else None, rows=rows)
-            streams.write_bytes(msgspec.json.encode(told) + b"\n")
+            streams.write_record(told)
             continue
         if kept is not None:
             when = f"tried {kept.on}"

@@ -5,45 +5,29 @@ Where there is no terminal each line of the input is one turn, and approvals are
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config
+from backplane.cli import asking, order, streams
+from backplane.cli.parser import Options
+from backplane.cli.sessions import _lines, _with_registry
+from backplane.cli.start import wrong
+from backplane.cli.talk import Teller
+from backplane.contract.approval import Decision
+from backplane.contract.conversation import Image, UserMessage
+from backplane.errors import BackplaneError
+from backplane.process.pipes import Pair
+from backplane.protocol import Lines, Overlong
+from backplane.providers import ProviderRegistry, Session, SessionConfig, store
 
 if TYPE_CHECKING:
     from backplane.cli.keys import Key, Terminal
-    from backplane.contract.approval import Decision
-    from backplane.contract.conversation import Image
     from backplane.contract.events import Approval
-    from backplane.errors import BackplaneError
-    from backplane.providers import ProviderRegistry, Session, SessionConfig
 
-EXAMPLE = """
-backplane chat --backend sonnet
-backplane chat --resume last
-"""
 
 PROMPT: Final = "> "
 NOTHING_KEPT: Final = "nothing was said, so no session is kept\n"
-
-
-def parser(name: str) -> Parser:
-    """The options of `chat`."""
-    made = Parser(f"backplane {name}", "Hold a conversation in the terminal.", EXAMPLE, _chat)
-    add = made.add_argument
-    add("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
-    add("--resume", metavar="ID", help="go on with a session; `last` is the one that was used last")
-    add("--model", metavar="M", help="the model it should use")
-    add("--image", metavar="FILE", action="append", default=[], help="a picture, shown with your first words")
-    add("--system", metavar="TEXT", help="instructions for the whole conversation")
-    add("--root", metavar="DIR", help="folder to work on (.)")
-    add("--mode", choices=("staged", "pass_through"), help="in a copy, or in place (staged; or as before)")
-    add("--policy", metavar="FILE", help="JSON, or `default`, `strict` or `ci`; with --resume it only tightens")
-    add("--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
-    add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt; deny without a terminal)")
-    add_config(made)
-    return made
 
 
 def resume(options: Options) -> int:
@@ -51,13 +35,10 @@ def resume(options: Options) -> int:
     given = dict.fromkeys(("backend", "model", "system", "root", "mode", "max_turns"))
     for name, value in {**given, "resume": options.id, "image": options.image}.items():
         setattr(options, name, value)
-    return _chat(options)
+    return chat(options)
 
 
-def _chat(options: Options) -> int:
-    from backplane.cli import order
-    from backplane.cli.sessions import _with_registry
-
+def chat(options: Options) -> int:
     images = order.images(options.image)
 
     async def chat(registry: ProviderRegistry) -> int:
@@ -75,8 +56,6 @@ async def _open(
     registry: ProviderRegistry, options: Options, on_ask: Callable[[Approval], Awaitable[Decision]] | None
 ) -> Session:
     """Begin the session that the options ask for, or go on with it."""
-    from backplane.providers import SessionConfig, store
-
     root = str(streams.folder() / options.root) if options.root else None
     given: dict[str, Any] = {"model": options.model, "system_prompt": options.system, "policy": options.policy}
     given |= {"max_turns": options.max_turns, "mode": options.mode, "on_ask": on_ask}
@@ -91,12 +70,6 @@ async def _open(
 
 
 async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[Image, ...]) -> int:
-    import os
-
-    from backplane.cli import asking
-    from backplane.cli.talk import Teller
-    from backplane.contract.conversation import UserMessage
-
     answer = asking.callback(options.on_ask if options.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
     code = 0
     async with await _open(registry, options, answer) as session:
@@ -116,10 +89,6 @@ async def _typed_lines() -> AsyncIterator[str]:
     Raises:
         ConfigError: `config_invalid`, one is too long or no UTF-8.
     """
-    from backplane.errors import ConfigError
-    from backplane.process.pipes import Pair
-    from backplane.protocol import Lines, Overlong
-
     ends, lines, number = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX), 0
     data = b"more"
     while data:
@@ -127,20 +96,17 @@ async def _typed_lines() -> AsyncIterator[str]:
         for line in lines.feed(data) if data else [lines.end()]:
             number += 1
             if isinstance(line, Overlong):
-                raise ConfigError("config_invalid", f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes")
+                raise wrong(f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes")
             try:
                 text = line.decode().strip()
             except UnicodeDecodeError as error:
-                fact = f"line {number} of stdin is no UTF-8"
-                raise ConfigError("config_invalid", fact, hint="write it in UTF-8") from error
+                raise wrong(f"line {number} of stdin is no UTF-8", "write it in UTF-8") from error
             if text:
                 yield text
 
 
 def _is_kept(registry: ProviderRegistry, session: Session) -> bool:
     """Whether there is a file of the session: it is written with the first turn."""
-    from backplane.providers import store
-
     return store.path_of(registry.plane.home, session.id).exists()
 
 
@@ -190,7 +156,6 @@ class _Chat:
         if key.text.startswith("/") and not key.pasted:
             await self._command(key.text.strip())
             return
-        from backplane.errors import BackplaneError
 
         try:
             await self._turn(key.text)
@@ -206,9 +171,6 @@ class _Chat:
     async def _turn(self, words: str) -> None:
         """Say something and show what comes, while keys are heard."""
         import anyio
-
-        from backplane.cli.talk import Teller
-        from backplane.contract.conversation import UserMessage
 
         said, self._images = UserMessage(content=words, images=self._images), ()
         teller, before = Teller(self._say), self._session.losses
@@ -246,9 +208,6 @@ class _Chat:
         """Put an approval to whoever sits there; what was typed or pasted before it is no answer."""
         import anyio
 
-        from backplane.cli import asking
-        from backplane.contract.approval import Decision
-
         if self._options.on_ask in ("allow", "deny"):
             return Decision(self._options.on_ask, f"--on-ask {self._options.on_ask}")
         self._say("\n" + asking.question(asked.message, asked.body))
@@ -283,7 +242,6 @@ class _Chat:
         if row is None:
             self._say(f"no command /{streams.one_line(name, 40)}; /help lists them\n")
             return
-        from backplane.errors import BackplaneError
 
         try:
             await row[1](self, rest.strip())
@@ -297,8 +255,6 @@ class _Chat:
         self._code = 0
 
     async def _history(self, _: str) -> None:
-        from backplane.cli.sessions import _lines
-
         for message in self._session.get_history():
             self._say("".join(f"  {streams.printable(line)}\n" for line in _lines(message)))
 
@@ -317,8 +273,6 @@ class _Chat:
         self._say(f"model {name or 'of the backend'} from the next turn on\n")
 
     async def _image(self, name: str) -> None:
-        from backplane.cli import order
-
         (image,) = order.images([name])
         self._images = (*self._images, image)
         self._say(f"{image.media_type}, shown with your next words\n")

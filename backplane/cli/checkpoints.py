@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_json
+from backplane.cli.parser import Options
+from backplane.cli.start import open_store
+from backplane.contract.events import CheckpointReported, carried
+from backplane.errors import StoreError
+from backplane.receipts.audit import record_hash
+from backplane.runtime.state import settle
+from backplane.workspace.checkpoints import Checkpoint, found, rewind_original, told
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
-    from backplane.workspace.checkpoints import Checkpoint
-
-
-def parser(name: str) -> Parser:
-    """The options of one of the two."""
-    if name == "checkpoints":
-        about, example = "List the checkpoints of a run that has ended.", "backplane checkpoints 3f2a"
-        made = Parser(f"backplane {name}", about, example, _list)
-        add_json(made, "one JSON object a checkpoint and line", "cli_checkpoints")
-    else:
-        made = Parser(
-            f"backplane {name}",
-            "Take the workspace that has a run's result back to one of its checkpoints: all of it or nothing.",
-            "backplane rewind 3f2a before-the-tests\nbackplane rewind 3f2a start --check",
-            _rewind,
-        )
-        made.add_argument("--check", action="store_true", help="only say whether it would work")
-    made.add_argument("run", metavar="RUN", help="run id or its beginning")
-    if name == "rewind":
-        made.add_argument("name", metavar="NAME", help="a checkpoint's name or id, or start")
-    return made
 
 
 def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
@@ -39,10 +26,6 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
     Raises:
         StoreError: `receipt_store_failed`, the receipt says of them what we never write.
     """
-    from backplane.contract.events import CheckpointReported, carried
-    from backplane.errors import StoreError
-    from backplane.workspace.checkpoints import told
-
     said, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
     rows = said.get("made") if isinstance(said, dict) else said
     if rows is None and isinstance(end, dict) and end.get("reason") == "interrupted":
@@ -64,30 +47,17 @@ def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
         WorkspaceError, ConfigError: there is no such run, or checkpoint.
         StoreError: as `kept`.
     """
-    import os
-
-    from backplane import config
-    from backplane.receipts.store import Store
-    from backplane.workspace.checkpoints import found
-
-    with Store.open(config.home_path(os.environ), readonly=True) as store:
+    with open_store() as store:
         receipt = store.load(run)
         return receipt, store.folder(receipt.meta.run_id), found(kept(receipt), name)
 
 
-def _list(options: Options) -> int:
-    import os
-
-    import msgspec
-
-    from backplane import config
-    from backplane.receipts.store import Store
-
-    with Store.open(config.home_path(os.environ), readonly=True) as store:
+def list_checkpoints(options: Options) -> int:
+    with open_store() as store:
         made = kept(store.load(options.run))
     for one in made:
         if options.json:
-            streams.write_bytes(msgspec.json.encode(one) + b"\n")
+            streams.write_record(one)
             continue
         why = "by name" if one.why == "asked" else "before a tool"
         files = streams.count(one.files, "file")
@@ -96,16 +66,9 @@ def _list(options: Options) -> int:
     return 0
 
 
-def _rewind(options: Options) -> int:
-    import os
-
-    from backplane import config
-    from backplane.receipts.audit import record_hash
-    from backplane.runtime.state import settle
-    from backplane.workspace.checkpoints import rewind_original
-
+def rewind(options: Options) -> int:
     for left in settle(config.home_path(os.environ)):
-        streams.complain(streams.one_line(left.describe()) + "\n")
+        streams.note(left.describe())
     receipt, folder, to = named(options.run, options.name)
     done = rewind_original(folder, to, record_sha256=record_hash(receipt), check=options.check)
     streams.write(f"{'would change' if options.check else 'changed'} {streams.count(len(done.files), 'file')}\n")

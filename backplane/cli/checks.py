@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_json
+from backplane.cli.parser import Options
+from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
 
 
-def parser(name: str) -> Parser:
-    """The options of `validate`, `schema` or `conform`."""
-    return {"validate": _for_validate, "schema": _for_schema, "conform": _for_conform}[name](name)
-
-
-def _for_validate(name: str) -> Parser:
-    about = (
-        "Check files: work order, receipt, event, envelope, transcript (.jsonl), policy or configuration, "
-        "recognised by content. Every fault with its JSON pointer."
-    )
-    made = Parser(f"backplane {name}", about, "backplane validate order.json backplane.toml", _validate)
-    made.add_argument("files", nargs="+", metavar="FILE", help="- for stdin")
-    return made
-
-
-def _for_schema(name: str) -> Parser:
-    made = Parser(
-        f"backplane {name}", "Print a JSON Schema, or the names there are.", "backplane schema work_order", _schema
-    )
-    made.add_argument("name", nargs="?", metavar="NAME", help="of one; without it all names are listed")
-    return made
-
-
-def _for_conform(name: str) -> Parser:
-    made = Parser(
-        f"backplane {name}",
-        "Check any program that claims to be a host; exit code 1 when it does not behave.",
-        "backplane conform -- node my-host.mjs",
-        _conform,
-    )
-    add_json(made, "one JSON object with everything", "cli_conform")
-    made.add_argument("command", nargs="+", metavar="COMMAND", help="after --: the program and its arguments")
-    return made
-
-
-def _validate(options: Options) -> int:
+def validate_files(options: Options) -> int:
     from backplane.schemas.validate import BYTES_MAX, validate
 
     wrong = 0
@@ -73,10 +41,7 @@ def _validate(options: Options) -> int:
 
 def _refused_options(data: bytes, source: str) -> list[str]:
     """What the shipped hosts would say of their options, which no schema knows; and what only the whole file shows."""
-    from pathlib import Path
-
     from backplane import config
-    from backplane.errors import ConfigError
     from backplane.runtime import backends
 
     try:
@@ -86,7 +51,7 @@ def _refused_options(data: bytes, source: str) -> list[str]:
     return [f"/backends/{name}: {why}" for name, why in backends.option_faults(settings)]
 
 
-def _schema(options: Options) -> int:
+def print_schema(options: Options) -> int:
     from backplane.schemas import build
 
     if options.name is None:
@@ -96,11 +61,8 @@ def _schema(options: Options) -> int:
     return 0
 
 
-def _conform(options: Options) -> int:
-    from functools import partial
-
+def conform_host(options: Options) -> int:
     import anyio
-    import msgspec
 
     from backplane.conform.runner import conform
 
@@ -108,7 +70,7 @@ def _conform(options: Options) -> int:
     report = anyio.run(partial(conform, options.command, cwd=cwd, progress=progress))
     failed = report.count("fail")
     if options.json:
-        streams.write_bytes(msgspec.json.encode(report) + b"\n")
+        streams.write_record(report)
     else:
         counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
         streams.write(f"level: {report.level}  ({counts})\n")

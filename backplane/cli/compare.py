@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+import anyio
+import msgspec
+
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json, add_task
+from backplane.cli.parser import Options
+from backplane.cli.start import load_settings
+from backplane.process import signals
+from backplane.routing.compare import Side, compare, read_side, so_far
+from backplane.runtime.orders import make_order
+from backplane.runtime.plane import ControlPlane
+from backplane.view.columns import padded, width
+from backplane.view.figures import lasting, money
 
 if TYPE_CHECKING:
     from backplane.contract.work import WorkOrder
-    from backplane.routing.compare import Side
     from backplane.routing.intervals import Comparison, Interval, Trial
-    from backplane.runtime.plane import ControlPlane
-
-EXAMPLE: Final = """
-backplane compare "fix the failing test" -b one -b other --check "make test" --repeat 5
-backplane compare "fix the failing test" -b mine/large -b mine/small
-"""
 
 
-def parser(name: str) -> Parser:
-    """The options of `compare`."""
-    about = "Run one order on several backends from the same tree; nothing is applied."
-    made = Parser(f"backplane {name}", about, EXAMPLE, _compare)
-    add = made.add_argument
-    add_task(made)
-    add("-b", "--backend", metavar="NAME[/MODEL]", action="append", default=[], help="a backend, two at least")
-    add("--check", metavar="CMD", help="run in a copy with each patch; exit code 0 passes")
-    add("--repeat", metavar="N", type=int, default=1, help="rounds (1); three are the least for a verdict")
-    add("--root", metavar="DIR", default=".", help="folder to work on (.)")
-    add("--timeout", metavar="S", type=float, help="seconds for one run (none)")
-    add_config(made)
-    add_json(made, "the comparison as one JSON object", "cli_compare")
-    return made
-
-
-def _compare(options: Options) -> int:
-    import os
-    from pathlib import Path
-
-    import anyio
-    import msgspec
-
-    from backplane import config
-    from backplane.routing.compare import read_side
-    from backplane.runtime.orders import make_order
-    from backplane.runtime.plane import ControlPlane
-
+def compare_backends(options: Options) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
-    flags = {"run_s": options.timeout}
-    settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
+    settings = load_settings(options, {"run_s": options.timeout})
     # Every run starts its host alike: a first round without a warm one would be the slower.
     settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, warm_max=0))
     order = make_order(options.task, root=os.path.normpath(cwd / options.root))
@@ -64,7 +41,7 @@ def _compare(options: Options) -> int:
     if worked.signal:
         streams.complain(f"ended by a signal after {streams.count(len(worked.found.trials), 'run')}\n")
     if options.json:
-        streams.write_json(msgspec.json.encode(worked.found) + b"\n")
+        streams.write_record(worked.found)
     else:
         for line in told(worked.found):
             streams.write(line + "\n")
@@ -86,10 +63,6 @@ class _Work:
 
     async def follow(self, sides: tuple[Side, ...]) -> None:
         """Compare; a signal ends the run that is at work in order, and with it the comparison."""
-        import anyio
-
-        from backplane.process import signals
-        from backplane.routing.compare import compare, so_far
 
         async def watch() -> None:
             with anyio.open_signal_receiver(*signals.ending()) as received:
@@ -119,8 +92,6 @@ class _Work:
 
 
 def _line(trial: Trial) -> str:
-    from backplane.view.figures import lasting, money
-
     words = [f"round {trial.round}", streams.one_line(trial.side), trial.outcome]
     words += [trial.code] if trial.code else []
     if trial.checked is not None:
@@ -131,9 +102,6 @@ def _line(trial: Trial) -> str:
 
 def told(found: Comparison) -> Iterator[str]:
     """The comparison in words: a column a side, then what the data says."""
-    from backplane.view.columns import padded, width
-    from backplane.view.figures import lasting, money
-
     rows: list[tuple[str, list[str]]] = [
         ("", [streams.one_line(side.side) for side in found.sides]),
         ("success", [f"{side.succeeded} of {side.runs} {_reach(side.success, _percent)}" for side in found.sides]),

@@ -6,22 +6,12 @@ The script is static: nothing of ours starts at a Tab but for the names of runs 
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator
-from typing import Final
 
 import msgspec
 
 from backplane.cli import COMMANDS, streams
-from backplane.cli.parser import Options, Parser
-
-SHELLS: Final = ("bash", "zsh", "fish")
-
-EXAMPLE: Final = """
-backplane completion bash > ~/.local/share/bash-completion/completions/backplane
-backplane completion zsh > "${fpath[1]}/_backplane"
-backplane completion fish > ~/.config/fish/completions/backplane.fish
-"""
+from backplane.cli.parser import Options, parser
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -37,15 +27,7 @@ class Words(msgspec.Struct, frozen=True):
     """Its own commands → what each does; else the choices of its first word."""
 
 
-def parser(name: str) -> Parser:
-    """The options of `completion`."""
-    about = "Print the completion of a shell; put it where the shell looks, as below."
-    made = Parser(f"backplane {name}", about, EXAMPLE, _completion)
-    made.add_argument("shell", choices=SHELLS, help="your shell")
-    return made
-
-
-def _completion(options: Options) -> int:
+def print_completion(options: Options) -> int:
     make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
     streams.write("\n".join(make(list(tables()))) + "\n")
     return 0
@@ -54,12 +36,12 @@ def _completion(options: Options) -> int:
 def tables() -> Iterator[Words]:
     """What can be typed, from the parsers themselves."""
     yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()))
-    for name, (module, about) in COMMANDS.items():
-        yield from _of((name,), about, importlib.import_module(f"backplane.cli.{module}").parser(name))
+    for name, command in COMMANDS.items():
+        yield from _of((name,), command.line, parser(name))
 
 
 def _abouts() -> Iterator[tuple[str, str]]:
-    yield from ((name, about) for name, (_, about) in COMMANDS.items())
+    yield from ((name, command.line) for name, command in COMMANDS.items())
     yield "help", "say more of a command"
 
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from backplane.cli.streams import STDOUT
-from backplane.errors import ConfigError, StoreError
+from backplane.cli.start import wrong
+from backplane.cli.streams import STDERR, STDOUT
+from backplane.errors import StoreError
 
-LINKS_MAX: Final = 40
-"""Links followed of one name: as many as Linux follows."""
-
-_OWN: Final = ("/dev/fd", "/proc/{}/fd")
-"""Folders with the descriptors of this process, of which Linux has the second."""
-
+_NAMED: Final = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -40,28 +37,28 @@ class Copy:
 
     def __init__(self, name: str, *, stdout_taken: bool = False) -> None:
         self._name = "stdout" if name == "-" else os.path.abspath(name)
+        own = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", name)
+        number = int(own[1]) if own is not None else _NAMED.get(name)
+        if stdout_taken and number == STDOUT:
+            raise wrong(f"{name!r}: stdout has the messages of --json", "name a file")
         self._fd: int | None = None
         """What was there; None where the file is to be made."""
         self._folder: int | None = None
         """Where the file is or will be; None for what is no file."""
         try:
-            place, self._base = _place("/dev/fd/1" if name == "-" else name)
-            self._path = os.path.join(place, self._base)
-            if place not in _own():
-                self._open(place)
-                return
-            self._fd = os.dup(int(self._base))
+            if number is not None:
+                self._fd = os.dup(number)
+            else:
+                self._path = os.path.realpath(name)
+                self._open()
         except (OSError, ValueError) as error:
             self.close()
-            number = getattr(error, "errno", None)
-            why = "nobody reads it" if number == errno.ENXIO else getattr(error, "strerror", None) or error
-            hint = "name a file in a folder that is there"
-            raise ConfigError("config_invalid", f"{name!r} cannot be written: {why}", hint=hint) from error
-        if stdout_taken and int(self._base) == STDOUT:
-            self.close()
-            raise ConfigError("config_invalid", f"{name!r}: stdout has the messages of --json", hint="name a file")
+            is_idle = getattr(error, "errno", None) == errno.ENXIO
+            why = "nobody reads it" if is_idle else getattr(error, "strerror", None) or error
+            raise wrong(f"{name!r} cannot be written: {why}", "name a file in a folder that is there") from error
 
-    def _open(self, place: str) -> None:
+    def _open(self) -> None:
+        place, self._base = os.path.split(self._path)
         self._folder = os.open(place, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
         try:
             # A pipe that nobody reads would keep us for ever.
@@ -82,13 +79,11 @@ class Copy:
             StoreError: `receipt_store_failed`, the disk is full or the like, or the file's folder was moved.
         """
         try:
-            if self._folder is None:
-                assert self._fd is not None
+            if self._fd is not None and (self._folder is None or self._is_there(self._fd)):
+                if self._folder is not None:
+                    os.ftruncate(self._fd, 0)
                 _write(self._fd, chunks)
-            elif self._fd is not None and self._is_there(self._fd):
-                os.ftruncate(self._fd, 0)
-                _write(self._fd, chunks)
-            elif not self._make(self._folder, chunks):
+            elif self._folder is not None and not self._make(self._folder, chunks):
                 raise self._failed("is not there: its folder was moved or replaced during the run")
         except OSError as error:
             raise self._failed(f"cannot be written: {error.strerror}") from error
@@ -96,21 +91,14 @@ class Copy:
     def _make(self, folder: int, chunks: Iterator[bytes]) -> bool:
         """The file anew, whole or not at all, in place of whatever has its name now; whether it can be found by it."""
         made = f".backplane-{os.urandom(8).hex()}"
-        fd = _nameless(folder)
-        named = fd is None
-        if fd is None:
-            fd = os.open(made, _NEW, 0o666, dir_fd=folder)
+        fd = os.open(made, _NEW, 0o666, dir_fd=folder)
         try:
             _write(fd, chunks)
-            if not named and _name(fd, folder, self._base):
-                return self._is_there(fd)
-            named = named or _name(fd, folder, made)
             os.rename(made, self._base, src_dir_fd=folder, dst_dir_fd=folder)
             return self._is_there(fd)
         except BaseException:
-            if named:
-                with suppress(OSError):
-                    os.unlink(made, dir_fd=folder)
+            with suppress(OSError):
+                os.unlink(made, dir_fd=folder)
             raise
         finally:
             os.close(fd)
@@ -131,44 +119,6 @@ class Copy:
             if fd is not None:
                 os.close(fd)
         self._fd = self._folder = None
-
-
-def _place(name: str) -> tuple[str, str]:
-    """The folder and the name in it to which a name leads; the links of our own descriptors are not followed."""
-    path = os.path.abspath(name)
-    for _ in range(LINKS_MAX):
-        folder, base = os.path.split(path)
-        folder = os.path.realpath(folder)
-        path = os.path.join(folder, base)
-        if folder in _own() or not os.path.islink(path):
-            return folder, base
-        path = os.path.join(folder, os.readlink(path))
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-
-
-def _nameless(folder: int) -> int | None:
-    """A new file that goes with its maker until it gets a name; None where the system cannot make or name one."""
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_OWN[1].format("self")):
-        return None
-    try:
-        return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
-            return None
-        raise
-
-
-def _name(fd: int, folder: int, name: str) -> bool:
-    """Give a nameless file its name; False where something has it already."""
-    try:
-        os.link(f"{_OWN[1].format('self')}/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _own() -> tuple[str, ...]:
-    return tuple(folder.format(os.getpid()) for folder in _OWN)
 
 
 def _write(fd: int, chunks: Iterator[bytes]) -> None:

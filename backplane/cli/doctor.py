@@ -20,7 +20,8 @@ import msgspec
 
 from backplane import __version__, config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.cli.parser import Options
+from backplane.cli.start import wrong
 from backplane.errors import BackplaneError
 from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.receipts.store import Store
@@ -29,7 +30,6 @@ from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream.cost import MICROS, price_of
-from backplane.upstream.presets import PROTOCOLS
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -53,31 +53,11 @@ class DoctorCheck(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-def parser(name: str) -> Parser:
-    """The options of `doctor`."""
-    made = Parser(
-        f"backplane {name}",
-        "Say what this machine and configuration can do and what is missing.",
-        "backplane doctor",
-        _doctor,
-    )
-    what = made.add_mutually_exclusive_group()
-    what.add_argument(
-        "--probe", action="store_true", help="also try each model service (some tokens each) and MCP server"
-    )
-    what.add_argument("--url", metavar="URL", help="only try this base address of a model service")
-    made.add_argument("--protocol", metavar="P", help=f"what it speaks: {', '.join(PROTOCOLS)}")
-    made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
-    made.add_argument("--model", metavar="M", help="the model to ask; else the first that is listed")
-    made.belong_to("--url", "--protocol", "--key-env", "--model")
-    add_config(made)
-    add_json(made, "one JSON object a finding and line", "cli_doctor")
-    return made
-
-
-def _doctor(options: Options) -> int:
+def doctor(options: Options) -> int:
     environ = dict(os.environ)
     if options.url is not None:
+        if options.config is not None:
+            raise wrong("--config has no effect beside --url, which tries this address alone", "leave one out")
         from backplane.cli.services import check_url
 
         findings = iter([DoctorCheck("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
@@ -89,7 +69,7 @@ def _doctor(options: Options) -> int:
     for finding in findings:
         missing = missing or finding.state == "missing"
         if options.json:
-            streams.write_bytes(msgspec.json.encode(finding) + b"\n")
+            streams.write_record(finding)
             continue
         streams.write(f"{marks[finding.state]:<8}{finding.name:<18}{streams.one_line(finding.fact)}\n")
         if finding.fix and finding.state != "ok":

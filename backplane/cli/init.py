@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Final
 
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser
+from backplane.cli.parser import Options
+from backplane.cli.start import wrong
+from backplane.runtime import backends
 
 if TYPE_CHECKING:
     from backplane.runtime.backends import BackendStatus
@@ -23,34 +28,18 @@ SCRIPTED: Final = (FALLBACK, "mock")
 """Backends that no agent is behind."""
 
 
-def parser(name: str) -> Parser:
-    """The options of `init`."""
-    about = "Write a first backplane.toml here: which backend takes orders that name none, and under which policy."
-    made = Parser(f"backplane {name}", about, "backplane init\nbackplane init --backend shell --policy ci --yes", _init)
-    made.add_argument("--backend", metavar="NAME", help="taken without a question (see `backplane backends`)")
-    made.add_argument("--policy", choices=tuple(POLICIES), help="taken without a question")
-    made.add_argument("-y", "--yes", action="store_true", help="ask nothing: the first that is ready, and `default`")
-    return made
-
-
-def _init(options: Options) -> int:
-    import os
-
-    from backplane import config
-    from backplane.errors import ConfigError
-    from backplane.runtime import backends
-
+def init(options: Options) -> int:
     path = streams.folder() / config.FILE_NAME
     if os.path.lexists(path):
-        raise ConfigError("config_invalid", f"{path} is there already", hint=f"edit it, or: backplane validate {path}")
+        raise wrong(f"{path} is there already", f"edit it, or: backplane validate {path}")
     asks = not options.yes and streams.is_interactive()
     if not asks and not options.yes:
-        raise ConfigError("config_invalid", "nobody is here to be asked", hint="backplane init --yes")
+        raise wrong("nobody is here to be asked", "backplane init --yes")
     found = backends.known(config.Settings(), dict(os.environ))
     backend = options.backend or (_asked_backend(found) if asks else _ready(found)[0])
     if backend not in {status.id for status in found}:
         there = ", ".join(status.id for status in found)
-        raise ConfigError("config_invalid", f"there is no backend {backend!r}", hint=f"one of: {there}")
+        raise wrong(f"there is no backend {backend!r}", f"one of: {there}")
     policy = options.policy or (_asked_policy() if asks else "default")
     text = _text(backend, policy)
     streams.write(text)
@@ -61,7 +50,7 @@ def _init(options: Options) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError("config_invalid", f"{path} cannot be written: {error.strerror}") from error
+        raise wrong(f"{path} cannot be written: {error.strerror}") from error
     streams.write(f'written: {streams.one_line(path)}; next: backplane run "…", backplane doctor\n')
     return 0
 
@@ -91,8 +80,6 @@ def _asked_policy() -> str:
 
 
 def _line(prompt: str) -> str:
-    import sys
-
     streams.write(prompt)
     line = sys.stdin.readline()
     if not line:

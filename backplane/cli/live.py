@@ -18,7 +18,7 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, route, show, streams
+from backplane.cli import FAILED, READER_GONE, REFUSED, asking, code_of, route, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.log import RunLog
 from backplane.cli.order import told_without
@@ -86,7 +86,7 @@ def run(plan: Plan) -> int:
         return _end_after(plan, live, error)
     finally:
         for line in live.left_behind:
-            streams.complain(streams.one_line(line) + "\n")
+            streams.note(line)
         if live.sender is not None:
             live.sender.leave()
 
@@ -115,7 +115,7 @@ def _end(plan: Plan, live: _Live) -> int:
         streams.complain(f"the log has not all lines: {plan.log.failed}\n")
     if plan.verbose:
         for line in show.decided(ended.receipt):
-            streams.complain(streams.one_line(line) + "\n")
+            streams.note(line)
     saved, failure = False, None
     try:
         with told_without(plan.order.config.env):
@@ -156,7 +156,7 @@ def exit_code(ended: Run) -> int:
         return ended.error.facts.exit_code if ended.error is not None else REFUSED
     if not messages.ends_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
         return FAILED
-    return {"complete": DONE, "partial": PARTIAL}.get(ended.receipt.outcome, FAILED)
+    return code_of(ended.receipt.outcome)
 
 
 class _Live:
@@ -238,7 +238,7 @@ class _Live:
         if self.plan.log is not None:
             self.plan.log.begin(run)
         if self.plan.verbose:
-            streams.complain(streams.one_line(f"run {run.id} on {run.backend_id}, kept in {run.folder}") + "\n")
+            streams.note(f"run {run.id} on {run.backend_id}, kept in {run.folder}")
 
     async def _goes_on(self, plane: ControlPlane, attempts: Attempts) -> bool:
         """Whether the run that has ended goes on elsewhere; nobody who stopped it or left wants that."""
@@ -247,7 +247,7 @@ class _Live:
             return False
         goes_on = await attempts.after(plane, run)
         if attempts.stopped is not None:
-            streams.complain(streams.one_line(f"not handed over: {attempts.stopped.message}") + "\n")
+            streams.note(f"not handed over: {attempts.stopped.message}")
         return goes_on
 
     def _say_choice(self, attempts: Attempts) -> None:
@@ -257,7 +257,7 @@ class _Live:
             failed = attempts.tried[-1]
             when = "before it changed anything" if failed.effect is None else f"after {failed.effect}, and hands over"
             why = f"{failed.backend} failed {when}: {failed.code}; {why}"
-        streams.complain(streams.one_line(f"backend {attempts.backend} ({why})") + "\n")
+        streams.note(f"backend {attempts.backend} ({why})")
 
     async def _tell(self, run: Run) -> None:
         if self.signal is not None or self.outlet.gone:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backplane.cli.start import wrong
 from backplane.contract.events import AgentEvent, carried
-from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
     from backplane.runtime.run import Run
@@ -32,9 +32,7 @@ class RunLog:
             self._fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ConfigError(
-                "config_invalid", f"--log-file {path!r}: {why}", hint="name a file to write to"
-            ) from error
+            raise wrong(f"--log-file {path!r}: {why}", "name a file to write to") from error
         self._number = 0
         self.failed: str | None = None
         """Why lines are missing; None while all were written."""

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
+
+import anyio
+
+from backplane import __version__, config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config
-
-EXAMPLE = """
-backplane mcp --root ~/project
-"""
+from backplane.cli.parser import Options
+from backplane.cli.start import wrong
+from backplane.serve import mcp
 
 
-def parser(name: str) -> Parser:
-    """The options of `mcp`."""
-    made = Parser(
-        f"backplane {name}",
-        "Be a server of the Model Context Protocol on stdin and stdout, with the tools run, receipts and validate. "
-        "An agent starts it by this command.",
-        EXAMPLE,
-        _mcp,
-    )
-    add_config(made)
-    made.add_argument("--root", metavar="DIR", help="the folder in which runs may work (.)")
-    return made
-
-
-def _mcp(options: Options) -> int:
-    import os
-    import stat
-    from pathlib import Path
-
-    import anyio
-
-    from backplane import __version__, config
-    from backplane.errors import ConfigError
-    from backplane.serve import mcp
-
+def serve(options: Options) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     root = cwd / (options.root or ".")
     if not os.path.isdir(root):
-        raise ConfigError("config_invalid", f"--root {options.root!r} is no folder", hint="name a folder that is there")
+        raise wrong(f"--root {options.root!r} is no folder", "name a folder that is there")
     file = cwd / options.config if options.config else None
     config.load(file, environ, cwd)
     server = mcp.McpSession(root, Path(file) if file else None, environ, __version__)

@@ -12,12 +12,13 @@ import msgspec
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
+from backplane.cli.start import wrong
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError
 from backplane.policy.rules import PROFILES, parse_policy
 from backplane.protocol import strict
 
@@ -66,7 +67,7 @@ def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
         ConfigError: `config_invalid`, what stands there is no object, and would be lost.
     """
     if settings and not isinstance(order.config.vendor.get("abp", {}), dict):
-        raise ConfigError("config_invalid", "config.vendor already has a value at 'abp'")
+        raise wrong("config.vendor already has a value at 'abp'")
     for name, value in settings.items():
         order = order.with_abp(name, value)
     return order
@@ -77,7 +78,7 @@ def say_without_effect(order: WorkOrder) -> None:
     from backplane.runtime.orders import without_effect
 
     for _, _, fact in without_effect(order):
-        streams.complain(streams.one_line(fact) + "\n")
+        streams.note(fact)
 
 
 @contextmanager
@@ -94,11 +95,11 @@ def told_without(env: Mapping[str, str]) -> Iterator[None]:
 
 def _start(options: Options) -> WorkOrder:
     if (options.task is None) == (options.order is None):
-        raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="both are in --help")
+        raise wrong("give a TASK or --order FILE, one of the two", "both are in --help")
     if options.order is not None:
         return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
     if not options.task.strip():
-        raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
+        raise wrong("the task is empty", "say in words what to do")
     return _shaped({"task": options.task}, "the task")
 
 
@@ -112,9 +113,9 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
         value = strict(data)
         doubled = canonical.duplicate_key(data, value)
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config_invalid", f"{source} is not strict JSON: {error}") from error
+        raise wrong(f"{source} is not strict JSON: {error}") from error
     if doubled is not None:
-        raise ConfigError("config_invalid", f"{source}: the key {doubled!r} stands twice in one object")
+        raise wrong(f"{source}: the key {doubled!r} stands twice in one object")
     return _shaped(value, source, lenient=lenient)
 
 
@@ -124,9 +125,7 @@ def _shaped(value: Json, source: str, *, lenient: bool = False) -> WorkOrder:
         canonical.encode(value)
         return read_work_order(value, lenient=lenient)
     except ValueError as error:
-        raise ConfigError(
-            "config_invalid", f"{source} is no work order: {error}", hint="see `backplane schema work_order`"
-        ) from error
+        raise wrong(f"{source} is no work order: {error}", "see `backplane schema work_order`") from error
 
 
 def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpec:
@@ -136,7 +135,7 @@ def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpe
     except UnicodeEncodeError as error:
         shown = os.fsencode(root).decode("utf-8", "backslashreplace")
         fact = f"the workspace '{shown}' has a name that is no UTF-8, and no order can say it"
-        raise ConfigError("config_invalid", fact, hint="rename it, or work by way of a link to it") from error
+        raise wrong(fact, "rename it, or work by way of a link to it") from error
     return _replace(
         spec,
         root=root,
@@ -174,11 +173,11 @@ def images(names: Sequence[str]) -> tuple[Image, ...]:
 def _text(name: str) -> str:
     data = streams.read_input(name)
     if len(data) > SNIPPET_BYTES_MAX:
-        raise ConfigError("config_invalid", f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes")
+        raise wrong(f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError("config_invalid", f"the context file {name!r} is no UTF-8 text") from error
+        raise wrong(f"the context file {name!r} is no UTF-8 text") from error
 
 
 def _policy(
@@ -200,7 +199,7 @@ def _policy(
 def requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
-        raise ConfigError("config_invalid", f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
+        raise wrong(f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
@@ -209,7 +208,7 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     for text in options.param:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError("config_invalid", f"--param {text!r} is not of the form KEY=JSON")
+            raise wrong(f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
     if options.image:
         own = vendor.get("abp")
@@ -225,12 +224,12 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     if options.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
     if options.model is not None and not options.model.strip():
-        raise ConfigError("config_invalid", "--model names no model", hint="leave it out for the backend's own choice")
+        raise wrong("--model names no model", "leave it out for the backend's own choice")
     budget, turns = options.max_budget_usd, options.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
-        raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money", hint="for example 0.50")
+        raise wrong(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
-        raise ConfigError("config_invalid", f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
+        raise wrong(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
     return RuntimeConfig(
         model=options.model if options.model is not None else config.model,
         vendor=vendor,
@@ -254,7 +253,7 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
         return {**vendor, first: value}
     inner = vendor.get(first, {})
     if not isinstance(inner, dict):
-        raise ConfigError("config_invalid", f"{option}: config.vendor already has a value at {first!r}")
+        raise wrong(f"{option}: config.vendor already has a value at {first!r}")
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
@@ -275,9 +274,9 @@ def _variable(text: str, environ: Mapping[str, str], source: str) -> dict[str, s
     """One `K=V`, or `K` with our own value. Errors name the variable, never its value."""
     name, equals, value = text.partition("=")
     if not name or "\0" in text:
-        raise ConfigError("config_invalid", f"{source}: a variable without a name")
+        raise wrong(f"{source}: a variable without a name")
     if equals:
         return {name: value}
     if name not in environ:
-        raise ConfigError("config_invalid", f"{source}: {name!r} is not set here", hint=f"{name}=VALUE gives one")
+        raise wrong(f"{source}: {name!r} is not set here", f"{name}=VALUE gives one")
     return {name: environ[name]}

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from backplane.cli import streams
+from backplane.cli.commands import COMMANDS, CommandRow
+from backplane.cli.options import TASK_OR_ORDER, Late, Row, Rows
 
 Options = argparse.Namespace
-Call = Callable[[Options], int]
 
 _WIDTH_MAX = 100
 """Widest help: longer lines are hard to read."""
-
 
 _OPTIONS_SHOWN = 10
 """Options that fit the hint of one that is none: more are for `--help`."""
@@ -37,37 +37,33 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """One command's options.
-
-    Attributes:
-        several: added where a word too many is refused.
+    """The parser of one command of the table.
 
     Args:
         prog: the command as it is typed.
-        about: what it does.
-        example: lines to type, shown at the end of the help.
-        call: what to call with the options.
     """
 
-    several = ""
     _given: frozenset[str] = frozenset()
     """Destinations that were given; one that was not and one that took its default look alike in the result."""
 
-    def __init__(self, prog: str, about: str, example: str, call: Call | None = None) -> None:
+    def __init__(self, prog: str, command: CommandRow) -> None:
+        example = command.example if isinstance(command.example, str) else command.example()
         super().__init__(
             prog=prog,
-            description=about,
+            usage=f"{prog} [options] (TASK | --order FILE)" if TASK_OR_ORDER[0] in command.rows else None,
+            description=command.about,
             epilog=_EXAMPLE + "\n".join("  " + line for line in example.strip().splitlines()),
             formatter_class=_Formatter,
             allow_abbrev=False,
+            argument_default=argparse.SUPPRESS if command.inherits else None,
         )
-        self._belongs: dict[str, str] = {}
-        if call is not None:
-            self.set_defaults(call=call)
-
-    def belong_to(self, option: str, *options: str) -> None:
-        """Refuse options where the one is not given that alone makes them mean something."""
-        self._belongs |= dict.fromkeys(options, option)
+        self.command = command
+        self.set_defaults(**command.defaults, **({"call": command.call} if command.call else {}))
+        _add(self, command.rows)
+        if command.parts:
+            add = self.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser, required=not command.call)
+            for name, part in command.parts.items():
+                add.add_parser(name, help=part.line, command=part)
 
     def print_help(self, file: Any = None) -> None:
         streams.write(self.format_help())
@@ -81,12 +77,14 @@ class Parser(argparse.ArgumentParser):
             is_left = action.nargs == "?" and not action.option_strings and action.dest not in self._given
             if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
                 setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
-        for option, other in self._belongs.items():
+        for option, other in self.command.belongs.items():
             one, whole = (self._option_string_actions[name].dest for name in (option, other))
             if one in self._given and whole not in self._given:
                 self.error(f"{option} has no effect without {other}")
         if extra:
-            self.error(f"unrecognized arguments: {' '.join(extra)}{'' if extra[0].startswith('-') else self.several}")
+            is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
+            quotes = "; a TASK of several words stands in quotes" if is_task else ""
+            self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
         return found, extra
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
@@ -126,14 +124,6 @@ def did_you_mean(wrong: str, known: Collection[str]) -> str:
     return f"did you mean {near}? " if near is not None else ""
 
 
-def seconds(text: str) -> float:
-    """Seconds as `90`, `1.5`, `90s`, `5m`, `2h` or `1d`. Raises ValueError for what is none."""
-    from backplane.view.figures import span_s
-
-    span = span_s(text)
-    return float(text) if span is None else float(span)
-
-
 def scaled(value: str | float, scale: int, option: str) -> int:
     """A finite number in parts of which so many make one, exactly.
 
@@ -150,50 +140,16 @@ def scaled(value: str | float, scale: int, option: str) -> int:
     return int(parts)
 
 
-seconds.__name__ = "time"  # argparse says: invalid time value.
+def parser(name: str) -> Parser:
+    """Make the parser of a command."""
+    return Parser(f"backplane {name}", COMMANDS[name])
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """The option of every command that reads the configuration."""
-    parser.add_argument("--config", metavar="FILE", help="configuration instead of ./backplane.toml or the user's")
-
-
-def add_task(parser: Parser, *, or_order: bool = False) -> None:
-    """The task in words.
-
-    Args:
-        or_order: a file with the order may stand for it.
-    """
-    parser.several = "; a TASK of several words stands in quotes"
-    add = parser.add_argument
-    add("task", nargs="?" if or_order else None, metavar="TASK", help="what to do, in words")
-    if or_order:
-        add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
-
-
-def add_requirements(parser: argparse._ActionsContainer, model: str) -> None:
-    """What the backend has to bring.
-
-    Args:
-        model: the help of `--model`.
-    """
-    parser.add_argument("--model", metavar="M", help=model)
-    parser.add_argument(
-        "--require",
-        metavar="CAP[=LEVEL]",
-        action="append",
-        default=[],
-        help="an ability it must have: native, emulated (if no level is given) or any",
-    )
-
-
-def add_json(parser: argparse._ActionsContainer, what: str, *schemas: str) -> None:
-    """The option `--json`; its help names the schemas of what is printed then."""
-    parser.add_argument("--json", action="store_true", help=f"{what}; schema: {', '.join(schemas)}")
-
-
-def add_plain(parser: argparse._ActionsContainer) -> None:
-    """The option `--plain`."""
-    parser.add_argument(
-        "--plain", action="store_true", help="only lines, none painted over, as for a screen reader (or set ACCESSIBLE)"
-    )
+def _add(made: argparse._ActionsContainer, rows: Iterable[Row | Rows | Late]) -> None:
+    for row in rows:
+        if isinstance(row, Rows):
+            one = made.add_mutually_exclusive_group() if row.title is None else made.add_argument_group(row.title)
+            _add(one, row.rows)
+        else:
+            names, keywords = row() if callable(row) else row
+            made.add_argument(*names, **keywords)

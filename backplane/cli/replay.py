@@ -6,47 +6,25 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_json
+from backplane.cli.parser import Options
+from backplane.cli.show import Look
+from backplane.cli.start import open_store, wrong
+from backplane.receipts.backtest import Rejudge, Rejudged
+from backplane.runtime.orders import read_policy
+from backplane.view.diff import changes
 
 if TYPE_CHECKING:
-    from backplane.cli.show import Look
     from backplane.policy.backtest import Judged
-    from backplane.receipts.backtest import Rejudged
     from backplane.receipts.rows import ReceiptRow
     from backplane.receipts.store import Store
 
-EXAMPLE = """
-backplane replay --policy strict last
-backplane replay --policy new.json --all
-"""
 
-
-def parser(name: str) -> Parser:
-    """The options of `replay`."""
-    about = "Judge stored runs by another policy and list each decision that would differ; nothing is started."
-    made = Parser(f"backplane {name}", about, EXAMPLE, _replay)
-    made.add_argument("runs", metavar="RUN", nargs="*", help="run id or its beginning, `last`, or `last~2`")
-    made.add_argument("--policy", metavar="NEW", help="the policy to try: a file, or a shipped one")
-    made.add_argument("--all", action="store_true", help="every stored run")
-    add_json(made, "one JSON object a run and line", "cli_replay")
-    return made
-
-
-def _replay(options: Options) -> int:
+def replay(options: Options) -> int:
     """0 where nothing would differ, 1 where something would or a run could not be judged."""
-    import msgspec
-
-    from backplane.cli.runs import open_store
-    from backplane.cli.show import Look
-    from backplane.errors import ConfigError
-    from backplane.receipts.backtest import Rejudge
-    from backplane.runtime.orders import read_policy
-
     if options.policy is None:
-        fact = "no policy to try is named"
-        raise ConfigError("config_invalid", fact, hint="--policy NEW: a file, or default, strict or ci")
+        raise wrong("no policy to try is named", "--policy NEW: a file, or default, strict or ci")
     if bool(options.runs) == options.all:
-        raise ConfigError("config_invalid", "name a RUN or more, or --all", hint="backplane replay --help")
+        raise wrong("name a RUN or more, or --all", "backplane replay --help")
     profile = read_policy(options.policy)
     look = Look.here()
     runs = decisions = differing = unjudged = 0
@@ -59,7 +37,7 @@ def _replay(options: Options) -> int:
             differing += len(found.differing)
             unjudged += found.unjudged is not None
             if options.json:
-                streams.write_json(msgspec.json.encode(found) + b"\n")
+                streams.write_record(found)
             else:
                 _tell(found, look)
     if not options.json:
@@ -77,8 +55,6 @@ def _rows(store: Store, options: Options) -> Iterator[ReceiptRow]:
 
 
 def _files(diff: str) -> Iterable[str]:
-    from backplane.view.diff import changes
-
     return (change.path for change in changes(diff.splitlines()))
 
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import time
-from argparse import SUPPRESS
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_json
+from backplane.cli.parser import Options
+from backplane.cli.show import Look
+from backplane.cli.start import before_ms, open_store, wrong
+from backplane.errors import CODES, BackplaneError, ConfigError
+from backplane.receipts.memory import Remembered, find, mentions, remembered
+from backplane.receipts.store import Store
+from backplane.shown import picture_of, why
+from backplane.view.columns import fitted, padded, width
+from backplane.view.diff import changes
+from backplane.view.figures import ago, count, lasting, milliseconds, money, standing
+from backplane.view.why import HEALTHY, Diagnosis, Evidence, Moment
 
 if TYPE_CHECKING:
-    from backplane.cli.show import Look
-    from backplane.receipts.memory import Remembered
-    from backplane.receipts.store import Store
     from backplane.view.picture import Picture
-    from backplane.view.why import Diagnosis, Moment
 
-ROWS_SHOWN: Final = 30
-"""Runs of a list without --limit: a screen."""
 
 ROWS_MAX: Final = (1 << 63) - 1
 
@@ -42,80 +51,6 @@ LABEL_COLUMNS: Final = 8
 STEPS_SHOWN: Final = 3
 """Next steps of `why`: the likeliest stand first."""
 
-EXAMPLE = """
-backplane runs
-backplane runs --failed --since 2d --text "parser"
-backplane runs show last
-"""
-
-
-_LIST_EXAMPLE: Final = "backplane runs list --live"
-
-
-def parser(name: str) -> Parser:
-    """The options of `runs` or `why`."""
-    if name == "why":
-        about = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
-        made = Parser(f"backplane {name}", about, "backplane why last\nbackplane why 3f2a1b0c", _why)
-        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
-        made.add_argument("--engine", metavar="URL", help="the queue of an order that has no run here")
-        add_json(made, "the diagnosis as one JSON object", "cli_why")
-        return made
-    made = Parser(f"backplane {name}", "Find runs again, live and ended ones.", EXAMPLE, _list)
-    made.set_defaults(limit=ROWS_SHOWN, **dict.fromkeys(_FLAGS, False), **dict.fromkeys(_TEXTS))
-    _add_filters(made)
-    commands = made.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser)
-    about = "list runs, live ones first, then the newest"
-    part: Parser = commands.add_parser(
-        "list", help=about, about=f"{about.capitalize()}.", example="backplane runs list"
-    )
-    part.set_defaults(call=_list)
-    part.argument_default = SUPPRESS  # What stands before the word `list` holds.
-    _add_filters(part)
-    about = "show one run: task, state, cause, cost, files"
-    part = commands.add_parser("show", help=about, about=f"{about.capitalize()}.", example="backplane runs show last")
-    part.set_defaults(call=_show)
-    part.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
-    add_json(part, "the run as one JSON object", "cli_runs")
-    from backplane.cli.receipts import add_prune, prune
-
-    about = "remove what is kept of older runs; their receipts' places in the chain stay"
-    example = "backplane runs prune --older 90d"
-    part = commands.add_parser("prune", help=about, about=f"{about.capitalize()}.", example=example)
-    part.set_defaults(call=prune)
-    add_prune(part)
-    return made
-
-
-_RUN: Final = "id of a run, or of an order for its newest run, or its beginning; `last`, or `last~2`"
-
-
-_FLAGS: Final = ("failed", "live", "json")
-_TEXTS: Final = ("since", "backend", "folder", "text", "tag")
-
-
-def _add_filters(made: Parser) -> None:
-    add = made.add_argument
-    add("--failed", action="store_true", help="only runs that ended and are not complete")
-    add("--live", action="store_true", help="only runs that are at work")
-    add("--since", metavar="SPAN", help="only runs begun since then, as 90s, 5m, 2h, 3d, 1w")
-    add("--backend", metavar="NAME", help="only runs on this backend")
-    add("--folder", metavar="DIR", help="only runs in this folder or below it")
-    add("--tag", metavar="TAG", help="only runs with this tag, as ticket=42; `ticket` is any of that key")
-    add("--text", metavar="WORDS", help="only runs whose task, tags or events have all these words")
-    add("--limit", type=int, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
-    add_json(made, "one JSON object a run and line", "cli_runs")
-
-
-def open_store() -> Store:
-    """The store of this user's state folder, for reading."""
-    import os
-
-    from backplane import config
-    from backplane.receipts.store import Store
-
-    return Store.open(config.home_path(os.environ), readonly=True)
-
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -124,19 +59,15 @@ def _now_ms() -> int:
 # The list -------------------------------------------------------------------------------------------------------------
 
 
-def _list(options: Options) -> int:
-    import msgspec
-
-    from backplane.cli.show import Look
-
+def list_runs(options: Options) -> int:
     if not 0 <= options.limit <= ROWS_MAX:
-        raise _wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
+        raise wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
     look = Look.here()
     with open_store() as store:
         chosen = islice(_chosen(store, options), options.limit)
         if options.json:
             for run in chosen:
-                streams.write_json(msgspec.json.encode(run) + b"\n")
+                streams.write_record(run)
         else:
             streams.write_lines((row(run, look, _now_ms()) for run in chosen), "no runs")
     return 0
@@ -144,14 +75,9 @@ def _list(options: Options) -> int:
 
 def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
     """The runs that the filters leave; those that cost nothing come first."""
-    import os
-
-    from backplane.receipts.memory import mentions, remembered
-    from backplane.view.figures import milliseconds
-
     words = options.text.split() if options.text is not None else []
     folder = os.path.realpath(options.folder) if options.folder is not None else None
-    since = since_ms(options.since)
+    since = before_ms("--since", options.since) if options.since is not None else None
     for run in remembered(store):
         if options.failed and not run.has_failed:
             continue
@@ -174,33 +100,11 @@ def _has_tag(tag: str, wanted: str) -> bool:
 
 
 def _is_below(root: str | None, folder: str) -> bool:
-    import os
-
     return root is not None and (os.path.realpath(root) + "/").startswith(folder.rstrip("/") + "/")
-
-
-def since_ms(text: str | None) -> int | None:
-    from backplane.view.figures import span_s
-
-    if text is None:
-        return None
-    seconds = span_s(text)
-    if seconds is None:
-        raise _wrong(f"--since {text!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
-    return _now_ms() - seconds * 1000
-
-
-def _wrong(fact: str, hint: str) -> Exception:
-    from backplane.errors import ConfigError
-
-    return ConfigError("config_invalid", fact, hint=hint)
 
 
 def row(run: Remembered, look: Look, now_ms: int) -> str:
     """One run on one line: on a terminal as wide as that, elsewhere as long as it is."""
-    from backplane.view.columns import fitted, padded, width
-    from backplane.view.figures import ago, milliseconds, money
-
     word, colour = _standing(run)
     started_ms = milliseconds(run.started_at)
     when = ago(now_ms - started_ms) if started_ms is not None else "?"
@@ -228,8 +132,6 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
 
 def _standing(run: Remembered) -> tuple[str, str]:
     """How a run stands in a word, and that word's colour."""
-    from backplane.view.figures import standing
-
     word, tone = standing(run.state, run.outcome, run.reason)
     return word, _COLOURS[tone]
 
@@ -240,17 +142,11 @@ _COLOURS: Final = {"good": "green", "warn": "yellow", "bad": "red", "live": "cya
 # One run --------------------------------------------------------------------------------------------------------------
 
 
-def _show(options: Options) -> int:
-    import msgspec
-
-    from backplane.cli.show import Look
-    from backplane.receipts.memory import find
-    from backplane.shown import picture_of
-
+def show_run(options: Options) -> int:
     with open_store() as store:
         run = find(store, options.run)
         if options.json:
-            streams.write_json(msgspec.json.encode(run) + b"\n")
+            streams.write_record(run)
             return 0
         picture = picture_of(store, run)
     look = Look.here()
@@ -260,8 +156,6 @@ def _show(options: Options) -> int:
 
 
 def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
-    from backplane.view.figures import ago, count, lasting, milliseconds, money
-
     def line(label: str, text: str) -> str:
         return f"{look.dress('dim', f'{label:<{LABEL_COLUMNS}}')}{text}"
 
@@ -306,8 +200,6 @@ def _cause(run: Remembered, picture: Picture) -> Iterator[tuple[str, str]]:
 
 def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
     """Changed files: of the patch once there is one, until then as the agent names them."""
-    from backplane.view.diff import changes
-
     if picture.ended is None:
         named = list(picture.files)
         for number, path in enumerate(named[:FILES_SHOWN]):
@@ -323,10 +215,6 @@ def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
 
 def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
     """What this machine says of a refused key, a model that nobody knows, or a backend that may be left alone."""
-    import msgspec
-
-    from backplane.errors import CODES
-
     code = picture.ended.code if picture.ended is not None else None
     if code in CODES and CODES[code].retryable:
         return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
@@ -339,11 +227,6 @@ def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
 
 def _circuit_until_ms(backend: str) -> int:
     """Until when the router leaves a backend alone; 0 where it does not, or does not know it."""
-    import os
-    from pathlib import Path
-
-    from backplane import config
-    from backplane.errors import BackplaneError
     from backplane.routing.driver import look_around
 
     try:
@@ -356,11 +239,6 @@ def _circuit_until_ms(backend: str) -> int:
 
 def _logins(backend: str) -> tuple[str, ...]:
     """Key and kept logins that the agent of a backend may take, as far as they are here."""
-    import os
-    from pathlib import Path
-
-    from backplane import config
-    from backplane.errors import BackplaneError
     from backplane.runtime import backends
     from backplane.sandbox.credentials import store_of
 
@@ -385,13 +263,7 @@ def _of_queue(store: Store, options: Options) -> tuple[Remembered, Diagnosis] | 
     Raises:
         ConfigError: `config_invalid`: it has ended, and its receipt was not brought here.
     """
-    from contextlib import suppress
-
     from backplane.cli import queue
-    from backplane.errors import ConfigError
-    from backplane.receipts.memory import Remembered, find
-    from backplane.shown import why
-    from backplane.view.why import Diagnosis, Evidence
 
     known = queue.look_up(options.run, options.engine)
     if known is None:
@@ -403,7 +275,7 @@ def _of_queue(store: Store, options: Options) -> tuple[Remembered, Diagnosis] | 
             return run, why(store, run, _more_known)
     if status.state in ("done", "broken"):
         fact = f"the order {status.order_id} is {status.state}, and its run is not kept here"
-        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {status.order_id}, which brings it")
+        raise wrong(fact, f"backplane queue show {status.order_id}, which brings it")
     run = Remembered(
         run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
         backend=job.backend or f"any of {status.label}",
@@ -416,28 +288,20 @@ def _of_queue(store: Store, options: Options) -> tuple[Remembered, Diagnosis] | 
     return run, found
 
 
-def _why(options: Options) -> int:
-    import msgspec
-
-    from backplane.cli.show import Look
-    from backplane.errors import ConfigError
-    from backplane.receipts.memory import find
-    from backplane.shown import why
-    from backplane.view.columns import fitted
-    from backplane.view.figures import lasting
-    from backplane.view.why import HEALTHY
-
+def explain(options: Options) -> int:
     with open_store() as store:
         try:
             run = find(store, options.run)
             found = why(store, run, _more_known)
+            if options.engine is not None:
+                streams.complain("--engine was not asked: this run is kept here\n")
         except ConfigError:  # An order of the queue may have no run here.
             order = _of_queue(store, options)
             if order is None:
                 raise
             run, found = order
     if options.json:
-        streams.write_json(msgspec.json.encode(found) + b"\n")
+        streams.write_record(found)
         return 0
     look = Look.here()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from backplane.cli.parser import Options
+from backplane.cli.start import wrong
 from backplane.errors import BackplaneError, ConfigError
 from backplane.upstream import presets
 from backplane.upstream.baseurl import Check, key_doubts, path_doubts
@@ -27,13 +28,13 @@ def check_url(options: Options, environ: Mapping[str, str]) -> list[Check]:
     """
     if options.protocol not in PROTOCOLS:
         named = f"no protocol {options.protocol!r}" if options.protocol else "--url needs --protocol"
-        raise ConfigError("config_invalid", named, hint=f"one of: {', '.join(PROTOCOLS)}")
+        raise wrong(named, f"one of: {', '.join(PROTOCOLS)}")
     key = None
     if options.key_env is not None:
         key = environ.get(options.key_env, "").strip()
         if not key:
             fact = f"the variable {options.key_env} of --key-env is not set or empty"
-            raise ConfigError("config_invalid", fact, hint=f"export {options.key_env}=…")
+            raise wrong(fact, f"export {options.key_env}=…")
     looks = path_doubts(options.protocol, options.url)
     try:
         endpoint = _endpoint(options.protocol, options.url, key)

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
+from backplane.cli.start import wrong
 from backplane.contract.canonical import Json
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError
 from backplane.protocol import strict
+from backplane.receipts.store import Store
 
 LAST: Final = "last"
 
@@ -46,9 +48,7 @@ def settings(options: Options, home: Path, backend: str | None) -> dict[str, Jso
 def _session(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
     given = [(name, value) for name, value in (("resume", options.resume), ("fork", options.fork)) if value is not None]
     if len(given) > 1:
-        raise ConfigError(
-            "config_invalid", "--resume and --fork exclude each other", hint="--fork ID leaves it as it is"
-        )
+        raise wrong("--resume and --fork exclude each other", "--fork ID leaves it as it is")
     if not given:
         return {"keep": True} if options.keep else {}
     ((name, wanted),) = given
@@ -57,8 +57,6 @@ def _session(options: Options, home: Path, backend: str | None) -> dict[str, Jso
 
 def _last(home: Path, backend: str | None) -> str:
     """Return the id of the conversation that a run on this backend has kept last."""
-    from backplane.receipts.store import Store
-
     if backend is not None and home.is_dir():
         with Store.open(home) as store:
             for row in store.listed(RUNS_MAX):
@@ -71,23 +69,23 @@ def _last(home: Path, backend: str | None) -> str:
                 if isinstance(kept, dict):
                     return str(kept["id"])
     fact = f"no conversation with {backend or 'a command'} is kept here"
-    raise ConfigError("config_invalid", fact, hint="run with --keep first; its output names the conversation")
+    raise wrong(fact, "run with --keep first; its output names the conversation")
 
 
 def _schema(path: str) -> Json:
     try:
         schema = strict(streams.read_input(path))
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config_invalid", f"--schema {path}: not strict JSON ({error})") from error
+        raise wrong(f"--schema {path}: not strict JSON ({error})") from error
     if not isinstance(schema, dict):
-        raise ConfigError("config_invalid", f"--schema {path}: not a JSON object", hint="give a JSON Schema")
+        raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
     return schema
 
 
 def _server(text: str) -> Json:
     """Read `NAME=COMMAND` or `NAME=URL`."""
     name, equals, value = text.partition("=")
-    form = ConfigError("config_invalid", f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
+    form = wrong(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
     if not (name.strip() and equals and value.strip()):
         raise form
     if value.startswith(("http://", "https://")):
@@ -95,6 +93,6 @@ def _server(text: str) -> Json:
     try:
         command, *arguments = shlex.split(value)
     except ValueError as error:
-        raise ConfigError("config_invalid", f"--mcp {name}: the command cannot be read: {error}") from error
+        raise wrong(f"--mcp {name}: the command cannot be read: {error}") from error
     made: dict[str, Any] = {"name": name, "command": command}
     return {**made, "args": arguments} if arguments else made

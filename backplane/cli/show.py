@@ -5,6 +5,7 @@ Two looks: marks and colours on a terminal, words on anything else. Nothing is w
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -20,7 +21,7 @@ from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.view.text import in_workspace
-from backplane.view.values import about, words_of
+from backplane.view.values import about, as_list, as_object, words_of
 
 if TYPE_CHECKING:
     from backplane.view.columns import Line
@@ -56,12 +57,11 @@ def decided(receipt: Receipt) -> Iterator[str]:
     """What the control plane decided about an ended run: how it ended, what held it, what was kept."""
     added = receipt.backplane
     yield f"end {msgspec.json.encode(added.get('end')).decode()}"
-    held = added.get("enforcement")
-    kinds_ = held.get("kinds") if isinstance(held, dict) else None
-    for name, row in kinds_.items() if isinstance(kinds_, dict) else ():
-        by = ", ".join(map(str, row.get("by", ()))) if isinstance(row, dict) else ""
-        yield f"{name}: {row.get('state') if isinstance(row, dict) else row}{f' by {by}' if by else ''}"
-    yield f"approvals: {held.get('approvals') if isinstance(held, dict) else 'unknown'}"
+    held = as_object(added.get("enforcement"))
+    for name, row in as_object(held.get("kinds")).items():
+        by = ", ".join(map(str, as_object(row).get("by", ())))
+        yield f"{name}: {as_object(row).get('state')}{f' by {by}' if by else ''}"
+    yield f"approvals: {held.get('approvals', 'unknown')}"
     yield f"receipt {receipt.receipt_sha256}"
 
 
@@ -333,28 +333,33 @@ def _first_line(value: Json) -> str:
 def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     """What came of the run, in a few lines."""
     colour = {"complete": "green", "partial": "yellow"}.get(receipt.outcome, "red")
-    end = receipt.backplane.get("end")
-    reason = end.get("reason") if isinstance(end, dict) else None
+    reason = as_object(receipt.backplane.get("end")).get("reason")
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
     lines = [
         f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
-    if isinstance(original := receipt.backplane.get("replay"), dict):
-        served = isinstance(told := receipt.backplane.get("cache"), dict) and told.get("hit") is True
+    if original := as_object(receipt.backplane.get("replay")):
+        served = as_object(receipt.backplane.get("cache")).get("hit") is True
         lines.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
     if receipt.outcome != "complete":
         lines.append(f"why backplane why {receipt.meta.run_id[:8]}")
-    if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
-        value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()
+    if (output := as_object(receipt.usage_raw).get("structured_output")) is not None:
+        value = msgspec.json.encode(output).decode()
         lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")
     lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in violations(receipt)]
     attempts = violations(receipt, "attempts")
     lines += [f"{look.dress('yellow', 'forbidden, and failed:')} {one_line(row)}" for row in attempts]
-    unheard = receipt.backplane.get("unheard")
-    if isinstance(unheard, list) and unheard:
+    if unheard := as_list(receipt.backplane.get("unheard")):
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     return "\n".join([*lines, *patch_lines(receipt, patch)]) + "\n"
+
+
+def is_bare(patch: Path) -> bool:
+    """Whether a patch came from another machine: the folder that it was made of is not known here."""
+    from backplane.workspace.patch import RECORD_NAME
+
+    return not os.path.lexists(patch.with_name(RECORD_NAME))
 
 
 def patch_lines(receipt: Receipt, patch: Path | None, root: str = "DIR") -> list[str]:
@@ -363,8 +368,6 @@ def patch_lines(receipt: Receipt, patch: Path | None, root: str = "DIR") -> list
     Args:
         root: the folder it is for, where the run was made elsewhere.
     """
-    from backplane.cli.apply import is_bare
-
     if patch is None or not patch.is_file() or not patch.stat().st_size:
         return []
     into = f" --root {shlex.quote(root)}" if is_bare(patch) else ""
@@ -379,9 +382,7 @@ def _lasted(receipt: Receipt) -> str:
 
 def violations(receipt: Receipt, kind: str = "violations") -> list[str]:
     """Return why each thing that was done is forbidden, each reason once; for `attempts`, of what failed unasked."""
-    enforcement = receipt.backplane.get("enforcement")
-    rows = enforcement.get(kind) if isinstance(enforcement, dict) else None
-    found = rows if isinstance(rows, list) else []
+    found = as_list(as_object(receipt.backplane.get("enforcement")).get(kind))
     told = [row.get("reason") or row.get("rule") for row in found if isinstance(row, dict)]
     once = list(dict.fromkeys(map(str, told)))
     more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []

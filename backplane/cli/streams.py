@@ -149,6 +149,13 @@ def write_bytes(data: bytes) -> None:
             raise gone(error) from error
 
 
+def write_record(value: object) -> None:
+    """Write a value to stdout as one line of JSON."""
+    import msgspec
+
+    write_json(msgspec.json.encode(value) + b"\n")
+
+
 def write_json(data: bytes) -> None:
     """Write JSON to stdout; on a terminal with what that would act on as escapes of JSON, which say the same."""
     if os.isatty(STDOUT):
@@ -178,6 +185,11 @@ def complain(text: str) -> None:
             view = view[os.write(STDERR, view) :]
     except OSError:
         return
+
+
+def note(text: object) -> None:
+    """Write a foreign text to stderr as one line."""
+    complain(one_line(text) + "\n")
 
 
 def error(fault: BackplaneError) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import msgspec
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser
-
-if TYPE_CHECKING:
-    from backplane.dialects import StreamTranslation
+from backplane.cli.parser import Options
+from backplane.cli.start import wrong
+from backplane.contract import canonical
+from backplane.dialects import StreamTranslation, dialect, framing, unread
+from backplane.errors import TranslationError
 
 AUGMENT: Final = "augment"
 """An editor's wire: its requests are only read, its streams only written."""
@@ -22,66 +25,31 @@ READ_BYTES: Final = 64 * 1024
 """Taken from a stream at once: what a pipe holds."""
 
 
-def parser(name: str) -> Parser:
-    """The options of `translate`."""
-    from backplane.dialects import DIALECTS
-
-    names = f"one of {', '.join(DIALECTS)}"
-    first, second, *_ = DIALECTS
-    made = Parser(
-        f"backplane {name}",
-        "Translate a request, a response or a stream from one vendor's dialect to another's. "
-        "Losses go to stderr: lines for people on a terminal, else one JSON object a line.",
-        f"backplane {name} --from {first} --to {second} --kind request request.json",
-        _translate,
-    )
-    made.add_argument("--from", dest="source", required=True, metavar="DIALECT", help=f"{names}; augment: its requests")
-    made.add_argument("--to", dest="target", required=True, metavar="DIALECT", help="of the same; augment: its streams")
-    made.add_argument("--kind", choices=("request", "response", "stream"), default="request", help="of FILE (request)")
-    made.add_argument("--asked", metavar="FILE", help="the augment request that a stream answers: its flags are kept")
-    made.add_argument(
-        "--losses", metavar="FILE", help="write the losses there, one JSON object a line; schema: cli_translate_loss"
-    )
-    made.add_argument("--all", action="store_true", help="every loss a line; else those of the form are grouped")
-    made.add_argument("--strict", action="store_true", help="exit code 1 when anything but the form is lost")
-    made.add_argument("file", nargs="?", default="-", metavar="FILE", help="- or nothing for stdin")
-    return made
-
-
-def _translate(options: Options) -> int:
-    from backplane.dialects import dialect
-    from backplane.errors import ConfigError
-
+def translate_input(options: Options) -> int:
     if AUGMENT in (options.source, options.target):
         _check_direction(options)
     else:
         dialect(options.source), dialect(options.target)
     if options.asked is not None and options.target != AUGMENT:
-        raise ConfigError("config_invalid", f"--asked is for --to {AUGMENT}", hint="leave it out")
+        raise wrong(f"--asked is for --to {AUGMENT}", "leave it out")
     losses = _stream(options) if options.kind == "stream" else _document(options)
     _report(losses, options)
     return 1 if options.strict and any(loss.is_material for loss in losses) else 0
 
 
 def _check_direction(options: Options) -> None:
-    from backplane.dialects import dialect
-    from backplane.errors import ConfigError
-
     if options.source == AUGMENT and options.kind == "request" and options.target != AUGMENT:
         dialect(options.target)
     elif options.target == AUGMENT and options.kind == "stream" and options.source != AUGMENT:
         dialect(options.source)
     else:
-        raise ConfigError(
-            "config_invalid",
+        raise wrong(
             f"no {options.kind} goes from {options.source} to {options.target}: {AUGMENT} asks and shows streams",
-            hint=f"--from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
+            f"--from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
         )
 
 
 def _document(options: Options) -> Sequence[Any]:
-    import msgspec
-
     document = _read_json(options.file)
     if options.source == AUGMENT:
         from backplane.dialects.augment import translate_request
@@ -91,24 +59,18 @@ def _document(options: Options) -> Sequence[Any]:
         from backplane.dialects import translate
 
         done = translate(document, options.source, options.target, options.kind)
-    streams.write_json(msgspec.json.encode(done.value) + b"\n")
+    streams.write_record(done.value)
     return done.losses
 
 
 def _read_json(file: str) -> Any:
-
-    from backplane.contract import canonical
-    from backplane.errors import ConfigError
-
     try:
         return canonical.decode(streams.read_input(file))
     except (ValueError, RecursionError) as fault:
-        raise ConfigError("config_invalid", f"{streams.source(file)} is no JSON: {fault}") from fault
+        raise wrong(f"{streams.source(file)} is no JSON: {fault}") from fault
 
 
 def _stream(options: Options) -> Sequence[Any]:
-    from backplane.dialects import framing
-
     reader = framing.Detecting(is_named=True)
     done, written, end = _stream_target(options)
     count = 0
@@ -132,9 +94,6 @@ def _stream(options: Options) -> Sequence[Any]:
 
 def _skipped(number: int, count: int, options: Options) -> Sequence[Any]:
     """What the framing could not read: a loss, or an error where it read nothing at all."""
-    from backplane.dialects import unread
-    from backplane.errors import TranslationError
-
     if not count:
         fact = f"no event of a stream is in {streams.source(options.file)}"
         raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
@@ -143,8 +102,6 @@ def _skipped(number: int, count: int, options: Options) -> Sequence[Any]:
 
 def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
     """Who translates, how a chunk is written, and what follows the last one."""
-    from backplane.dialects import StreamTranslation, dialect, framing
-
     if options.target == AUGMENT:
         import msgspec
 
@@ -160,8 +117,6 @@ def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any],
 
 def _pieces(name: str) -> Iterator[bytes]:
     """Read a file or stdin as it comes."""
-    from backplane.errors import ConfigError
-
     try:
         fd = streams.STDIN if name == "-" else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -172,14 +127,10 @@ def _pieces(name: str) -> Iterator[bytes]:
                 os.close(fd)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        raise ConfigError("config_invalid", f"{streams.source(name)} cannot be read: {why}") from fault
+        raise wrong(f"{streams.source(name)} cannot be read: {why}") from fault
 
 
 def _report(losses: Sequence[Any], options: Options) -> None:
-    import msgspec
-
-    from backplane.errors import ConfigError
-
     lines = b"".join(msgspec.json.encode(loss) + b"\n" for loss in losses)
     if options.losses is not None:
         try:
@@ -187,10 +138,10 @@ def _report(losses: Sequence[Any], options: Options) -> None:
                 file.write(lines)
         except OSError as fault:
             name = streams.one_line(options.losses)
-            raise ConfigError("config_invalid", f"{name} cannot be written: {fault.strerror}") from fault
+            raise wrong(f"{name} cannot be written: {fault.strerror}") from fault
     elif streams.is_terminal(streams.STDERR):
         for line in _for_people(losses, every=options.all):
-            streams.complain(streams.one_line(line) + "\n")
+            streams.note(line)
     else:
         streams.complain(lines.decode())
 

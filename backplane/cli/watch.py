@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_plain
-from backplane.cli.runs import ID_CHARS, open_store
+from backplane.cli import FAILED, code_of, show, streams
+from backplane.cli.foot import Foot
+from backplane.cli.painter import Painter
+from backplane.cli.parser import Options
+from backplane.cli.runs import ID_CHARS
+from backplane.cli.show import Look
+from backplane.cli.start import open_store
+from backplane.contract.events import carried
+from backplane.errors import BackplaneError
+from backplane.receipts.journal import PATCH
+from backplane.receipts.memory import Remembered, find, follow_step, state_of, unsettled
+from backplane.receipts.tail import LOOK_S, Tail
+from backplane.view.columns import Line, Span, fitted_line, padded
+from backplane.view.figures import count, lasting, milliseconds, money
+from backplane.view.picture import Picture, ShownQuestion
+from backplane.view.text import in_workspace
+from backplane.view.values import as_object
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from backplane.cli.foot import Foot
-    from backplane.cli.show import Look
-    from backplane.receipts.memory import Remembered
     from backplane.receipts.store import Store
-    from backplane.receipts.tail import Tail
-    from backplane.view.columns import Line
-    from backplane.view.picture import Picture, ShownQuestion
 
 TOP_S: Final = 1.0
 
 DOING_CHARS_MAX: Final = 200
 
 
-def parser(name: str) -> Parser:
-    """The options of `watch` or `top`."""
-    if name == "top":
-        about = "Show all live runs, those that wait for an answer first; on a terminal until Ctrl-C, else once."
-        made = Parser(f"backplane {name}", about, "backplane top", _top)
-        made.add_argument("--once", action="store_true", help="show them once, also on a terminal")
-        add_plain(made)
-        return made
-    about = "Follow a run as its own terminal shows it, and answer what it asks. Ctrl-C leaves, and ends nothing."
-    made = Parser(f"backplane {name}", about, "backplane watch\nbackplane watch 3f2a1b0c", _watch)
-    made.add_argument(
-        "run", metavar="RUN", nargs="?", default="last", help="id of a run or an order, or its beginning; `last` (last)"
-    )
-    add_plain(made)
-    return made
-
-
 # One run --------------------------------------------------------------------------------------------------------------
 
 
-def _watch(options: Options) -> int:
-    from backplane.receipts.memory import find
-
+def watch(options: Options) -> int:
     with open_store() as store:
         run = find(store, options.run)
         return _Watch(store, run, plain=options.plain).follow()
@@ -59,9 +48,6 @@ class _Watch:
     """One run, followed to its end."""
 
     def __init__(self, store: Store, run: Remembered, *, plain: bool) -> None:
-        from backplane.cli.show import Look
-        from backplane.view.picture import Picture
-
         self._store, self._run = store, run
         self._look = Look.here(plain=plain, sessions=True)
         self._picture = Picture(run_id=run.run_id)
@@ -71,9 +57,6 @@ class _Watch:
 
     def follow(self) -> int:
         """Show all of it; gives the exit code of the run."""
-        from backplane.receipts.memory import state_of
-        from backplane.receipts.tail import LOOK_S, Tail
-
         folder: Path = self._store.folder(self._run.run_id)
         state: str = self._run.state
         with closing(Tail(folder)) as tail, self._continued():
@@ -92,15 +75,11 @@ class _Watch:
                     time.sleep(LOOK_S) if self._asked is None else self._heed_keys()
 
     def _made_foot(self) -> Foot:
-        from backplane.cli.foot import Foot
-
         return Foot(self._look, self._picture)
 
     @contextmanager
     def _continued(self) -> Iterator[None]:
         """Paint anew after a stop: the shell has written meanwhile."""
-        import signal
-
         foot = self._foot
         if foot is None:
             yield
@@ -132,8 +111,6 @@ class _Watch:
         self._write(self._look.dress("dim", head) + "\n")
 
     def _show(self, tail: Tail) -> bool:
-        from backplane.contract.events import carried
-
         events = tail.events()
         text = ""
         for event in events:
@@ -165,8 +142,6 @@ class _Watch:
         import select
         import sys
 
-        from backplane.receipts.tail import LOOK_S
-
         waits = self._picture.waits
         if not streams.is_terminal(streams.STDIN) or waits is None:
             time.sleep(LOOK_S)
@@ -178,7 +153,6 @@ class _Watch:
 
     def _answer(self, waits: ShownQuestion, line: str) -> None:
         from backplane.cli import asking
-        from backplane.errors import BackplaneError
         from backplane.runtime.door import AnswerCommand, knock
 
         decision = asking.reply(line) if waits.kind == "input" else asking.judge(line)
@@ -198,33 +172,24 @@ class _Watch:
             streams.error(error)
 
     def _end(self, state: str) -> int:
-        from backplane.cli import DONE, FAILED, PARTIAL, REFUSED, show
-        from backplane.receipts.journal import PATCH
-        from backplane.receipts.memory import follow_step
-
         self._write(self._look.end_line())
         self._clear()
         if state == "cut_off":
-            gone = "cut off: its control plane is gone; the next run seals it"
-            queued = self._run.queued
-            streams.write(f"{gone if queued is None else f'unfollowed here: {follow_step(queued)}'}\n")
+            gone, queued = "cut off: its control plane is gone; the next run seals it", self._run.queued
+            streams.write(
+                f"unfollowed here: {follow_step(queued)} [--engine URL]\n" if queued is not None else f"{gone}\n"
+            )
             return FAILED
         receipt = self._store.load(self._run.run_id)
         patch = self._store.folder(self._run.run_id) / PATCH
         streams.write(show.summary(receipt, self._look, patch if patch.is_file() else None))
-        end = receipt.backplane.get("end")
-        if isinstance(end, dict) and end.get("reason") == "refused":
-            return REFUSED
-        return {"complete": DONE, "partial": PARTIAL}.get(receipt.outcome, FAILED)
+        return code_of(receipt.outcome, as_object(receipt.backplane.get("end")).get("reason"))
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
 
 
-def _top(options: Options) -> int:
-    from backplane.cli.painter import Painter
-    from backplane.cli.show import Look
-
+def top(options: Options) -> int:
     look = Look.here(plain=options.plain)
     painter = Painter(look)
     with open_store() as store, ExitStack() as opened:
@@ -247,9 +212,6 @@ class _Board:
 
     def lines(self, look: Look) -> Iterator[Line]:
         """A line a live run, at most as many as the terminal has; one line where there is none."""
-        from backplane.receipts.memory import unsettled
-        from backplane.view.columns import Span
-
         live = [run for run in unsettled(self._store) if run.state == "live"]
         pictures = [self._picture(run) for run in live]
         for gone in self._seen.keys() - {run.run_id for run in live}:
@@ -264,9 +226,6 @@ class _Board:
             yield (Span(f"and {len(order) - room} more"),)
 
     def _picture(self, run: Remembered) -> Picture:
-        from backplane.receipts.tail import Tail
-        from backplane.view.picture import Picture
-
         if run.run_id not in self._seen:
             tail = self._opened.enter_context(closing(Tail(self._store.folder(run.run_id))))
             self._seen[run.run_id] = Picture(run_id=run.run_id, started_at=run.started_at, backend=run.backend), tail
@@ -279,9 +238,6 @@ class _Board:
 
 
 def _line(picture: Picture, look: Look) -> Line:
-    from backplane.view.columns import Span, fitted_line, padded
-    from backplane.view.figures import count, lasting, milliseconds, money
-
     started_ms = milliseconds(picture.started_at)
     lasted = lasting(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
     colour = {"waiting": "yellow", "working": "green"}.get(picture.state, "cyan")
@@ -298,8 +254,6 @@ def _line(picture: Picture, look: Look) -> Line:
 
 def _doing(picture: Picture) -> str:
     """What a run does now, or what it was asked."""
-    from backplane.view.text import in_workspace
-
     waits = picture.waits
     if waits is not None:
         return f"asks: {waits.tool} {in_workspace(waits.about)}"

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
+from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config
+from backplane.cli.parser import Options
+from backplane.cli.start import load_settings, wrong
 
 PORTS_MAX = 65_535
 
 
-def parser(name: str) -> Parser:
-    """The options of `web`."""
-    about = (
-        "Show runs in a browser of this machine: live ones as they go on, their questions answered there, new ones "
-        "started in the folders of `[web] roots`. Ctrl-C ends it, and the runs that it started."
-    )
-    made = Parser(f"backplane {name}", about, "backplane web\nbackplane web --read-only --port 8765", _web)
-    made.add_argument("--port", metavar="N", type=int, default=0, help="on 127.0.0.1 (any that is free)")
-    made.add_argument("--read-only", action="store_true", help="nothing can be answered, cancelled or started there")
-    made.add_argument("--open", action="store_true", help="open it in the browser, with a code that serves once")
-    add_config(made)
-    return made
-
-
-def _web(options: Options) -> int:
-    import os
-    from pathlib import Path
-
-    from backplane import config
-    from backplane.errors import ConfigError
-
+def serve_web(options: Options) -> int:
     if not 0 <= options.port <= PORTS_MAX:
-        raise ConfigError("config_invalid", f"--port {options.port} is no port", hint=f"0 to {PORTS_MAX}")
+        raise wrong(f"--port {options.port} is no port", f"0 to {PORTS_MAX}")
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
-        fact = f"the page needs {error.name}, which is not installed"
-        raise ConfigError("config_invalid", fact, hint="pip install 'backplane[web]'") from error
+        raise wrong(f"the page needs {error.name}, which is not installed", "pip install 'backplane[web]'") from error
     environ = dict(os.environ)
-    settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
+    settings = load_settings(options)
     can = "read" if options.read_only else "answer and start"
 
     def say(address: str, once: str) -> None:
@@ -50,7 +33,7 @@ def _web(options: Options) -> int:
         ready=say,
     )  # fmt: skip
     for line in left:
-        streams.complain(streams.one_line(line) + "\n")
+        streams.note(line)
     return 0
 
 

@@ -18,7 +18,7 @@ from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent, carried
 from backplane.contract.receipt import Receipt, Usage
 from backplane.receipts.folded import Folded, fold
-from backplane.view.values import about, words_of
+from backplane.view.values import about, as_list, as_object, words_of
 
 KEPT_MAX: Final = 50
 """Last calls, failures and denials kept: as many as a screen shows; all are counted."""
@@ -229,7 +229,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     retries: int = 0
     files: dict[str, str] = {}
     """Files that events name as changed; a claim of the child."""
-    commands: int = 0
     last_command: Command | None = None
     streamed: str = ""
     """The end of what the agent writes and has not finished."""
@@ -241,9 +240,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     output: str = ""
     """The end of what the open command has printed."""
     faults: list[ReportedFault] = []
-    failures: int = 0
-    warnings: int = 0
-    checkpoints: int = 0
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
     only_announced: Repeat = NO_REPEAT
@@ -314,20 +310,19 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.hooks.pop(ask, None)
 
     def _order(self, fact: dict[str, Any]) -> None:
-        order = _object(fact.get("order"))
-        workspace, config = _object(order.get("workspace")), _object(order.get("config"))
+        order = as_object(fact.get("order"))
+        workspace, config = as_object(order.get("workspace")), as_object(order.get("config"))
         self.run_id = _text(fact.get("run_id"))
         self.started_at = _text(fact.get("started_at"))
         self.boot_id = _text(fact.get("boot_id")) or None
-        self.backend = _text(_object(fact.get("backend")).get("id"))
+        self.backend = _text(as_object(fact.get("backend")).get("id"))
         self.task = _text(order.get("task"))
         self.root, self.mode = _text(workspace.get("root")), _text(workspace.get("mode"))
         self.model = _text(config.get("model")) or None
-        packet = _object(order.get("context"))
-        self.context = sum(len(rows) for name in ("files", "snippets") if isinstance(rows := packet.get(name), list))
-        servers = _object(_object(config.get("vendor")).get("abp")).get("mcp_servers")
-        rows = servers if isinstance(servers, list) else []
-        self.servers = tuple(_text(_object(row).get("name")) for row in rows)
+        packet = as_object(order.get("context"))
+        self.context = sum(len(as_list(packet.get(name))) for name in ("files", "snippets"))
+        servers = as_list(as_object(as_object(config.get("vendor")).get("abp")).get("mcp_servers"))
+        self.servers = tuple(_text(as_object(row).get("name")) for row in servers)
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
@@ -344,8 +339,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     def end(self, receipt: Receipt) -> None:
         """Add the receipt; what the events left open is over."""
-        added, cause = receipt.backplane, _object(receipt.backplane.get("error"))
-        end = _object(added.get("end"))
+        added, cause = receipt.backplane, as_object(receipt.backplane.get("error"))
+        end = as_object(added.get("end"))
         self.run_id = receipt.meta.run_id
         self.started_at = receipt.meta.started_at
         self.backend = self.backend or receipt.backend.id
@@ -416,7 +411,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         return self.open_calls.pop(named[-1]) if named else None
 
     def _ran(self, event: kinds.CommandExecuted) -> None:
-        self.commands += 1
         self.last_command = Command(
             self.events, event.command, event.exit_code, (event.output_preview or self.output)[-ERROR_CHARS_MAX:]
         )
@@ -427,9 +421,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.files[event.path] = event.summary
 
     def _failed(self, event: kinds.Failed) -> None:
-        foreign = _object(event.ext).get("error_code")
+        foreign = as_object(event.ext).get("error_code")
         code = event.error_code if isinstance(event.error_code, str) else foreign if isinstance(foreign, str) else None
-        self.failures += 1
         self.faults = [*self.faults[1 - KEPT_MAX :], ReportedFault(self.events, event.message, code)]
 
     def _asked(self, event: kinds.Approval) -> None:
@@ -477,8 +470,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self._plan(event.body.get("plan"))
 
     def _plan(self, value: Json) -> None:
-        steps = tuple(_steps(value)) if isinstance(value, list) else ()
-        if steps:
+        if steps := tuple(_steps(as_list(value))):
             self.plan = steps
 
     def _retried(self, event: kinds.RetryReported) -> None:
@@ -491,13 +483,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     def _printed(self, event: kinds.OutputReported) -> None:
         self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]
 
-    def _kept(self, event: kinds.CheckpointReported) -> None:
-        self.checkpoints += event.body.get("what") == "made"
-
     def _warned(self, event: kinds.Warned) -> None:
-        self.warnings += 1
-        raw = event.ext.get("raw_message") if isinstance(event.ext, dict) else None
-        named = raw if isinstance(raw, dict) else {}
+        named = as_object(as_object(event.ext).get("raw_message"))
         # Agents call it so in a member of their own message, or in the words that a host puts beside that.
         if any("compact" in _text(named.get(name)).lower() for name in _KINDS) or _COMPACTED.search(event.message):
             self.compactions = _again(self.compactions, event.message, "compacted", self.events)
@@ -519,7 +506,6 @@ _TAKE: Final[dict[type[Any], Callable[[Picture, Any], None]]] = {
     kinds.TaskReported: Picture._told,
     kinds.RetryReported: Picture._retried,
     kinds.OutputReported: Picture._printed,
-    kinds.CheckpointReported: Picture._kept,
 }
 _SILENT: Final = frozenset({kinds.UsageReported, kinds.SessionNamed, kinds.TurnEnded, kinds.LossReported})
 """Events that say nothing of what the agent does."""
@@ -538,10 +524,6 @@ def _steps(value: list[Json]) -> Iterator[Step]:
             if text is not None:
                 state = row.get("status", row.get("state"))
                 yield Step(text, "done" if state in _DONE else "doing" if state in _DOING else "open")
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:

@@ -24,6 +24,7 @@ from backplane.view.picture import Picture
 from backplane.view.report_files import CSS, JS
 from backplane.view.story import DECISIONS_MAX, NOTHING, Story, cut, tone
 from backplane.view.text import in_workspace, printable
+from backplane.view.values import as_list, as_object
 from backplane.view.why import Diagnosis
 
 DIFF_LINES_MAX: Final = 5_000
@@ -233,7 +234,7 @@ def _more(run: Shown, place: str) -> Html:
 
 def _decisions(run: Shown) -> Html:
     end = run.picture.ended
-    rules = _list(_object(end.added.get("enforcement") if end is not None else None).get("rules"))
+    rules = as_list(as_object(end.added.get("enforcement") if end is not None else None).get("rules"))
     # A policy's reason quotes the pattern of its rule.
     layers = {f"'{_member(rule, 'pattern')}'": _member(rule, "layer") for rule in rules}
     rows = [
@@ -255,11 +256,11 @@ def _decisions(run: Shown) -> Html:
 def _claims(run: Shown) -> Html:
     """What the agent says and what was seen, each in a column of its own."""
     added = run.picture.ended.added if run.picture.ended is not None else {}
-    claimed, found = _object(added.get("claimed")), _object(added.get("reconciliation"))
+    claimed, found = as_object(added.get("claimed")), as_object(added.get("reconciliation"))
     verdicts = ("true", "false", "unwitnessed")
     counts = [
         (text(kind), *(text(_member(by, verdict) or "0") for verdict in verdicts))
-        for kind, by in _object(claimed.get("counts")).items()
+        for kind, by in as_object(claimed.get("counts")).items()
     ]
     false = [
         (
@@ -268,7 +269,7 @@ def _claims(run: Shown) -> Html:
             text(_member(row, "claimed")),
             text(_member(row, "seen")),
         )
-        for row in _list(claimed.get("false"))[:FALSE_MAX]
+        for row in as_list(claimed.get("false"))[:FALSE_MAX]
     ]
     differ = [
         (text(name.replace("_", " ")), text(", ".join(map(str, value[:50])) if isinstance(value, list) else value))
@@ -297,16 +298,14 @@ def _usage(run: Shown) -> Html:
 
 def _enforcement(run: Shown) -> Html:
     end = run.picture.ended
-    held = end.added.get("enforcement") if end is not None else None
-    if not isinstance(held, dict):
+    held = as_object(end.added.get("enforcement") if end is not None else None)
+    if not held:
         return NOTHING
-    kinds_of = held.get("kinds")
     rows = [
         (text(name), tag("b", text(_member(kind, "state"))), text(_member(kind, "gap") or _member(kind, "why")))
-        for name, kind in (kinds_of.items() if isinstance(kinds_of, dict) else ())
+        for name, kind in as_object(held.get("kinds")).items()
     ]
     rows.append((text("approvals"), tag("b", text(held.get("approvals", "?"))), NOTHING))
-    found = held.get("rules")
     rules = [
         (
             text(_member(rule, "rule")),
@@ -314,12 +313,11 @@ def _enforcement(run: Shown) -> Html:
             tag("b", text(_member(rule, "layer"))),
             text(_member(rule, "gap")),
         )
-        for rule in (found if isinstance(found, list) else ())[:DECISIONS_MAX]
+        for rule in as_list(held.get("rules"))[:DECISIONS_MAX]
     ]
-    broken = held.get("violations")
     violations = [
         tag("li", text(f"{_member(row, 'rule')}: {_member(row, 'reason')}"), class_="bad")
-        for row in (broken if isinstance(broken, list) else ())[:DECISIONS_MAX]
+        for row in as_list(held.get("violations"))[:DECISIONS_MAX]
     ]
     return join(
         (
@@ -330,14 +328,6 @@ def _enforcement(run: Shown) -> Html:
             else NOTHING,
         )
     )
-
-
-def _object(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _member(value: object, name: str) -> str:

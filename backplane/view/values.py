@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,3 +40,13 @@ def words_of(value: Json) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("text"), str):
         value = value[0]["text"]
     return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """A free-form value that should be an object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """A free-form value that should be a list; an empty one for anything else."""
+    return value if isinstance(value, list) else []

@@ -19,6 +19,7 @@ from backplane.process.table import Process
 from backplane.view.figures import count, lasting, milliseconds
 from backplane.view.picture import Denial, Ended, Picture, ShownCall
 from backplane.view.text import one_line
+from backplane.view.values import as_list, as_object
 
 ALSO_MAX: Final = 3
 """Further kinds named beside the first: more than that is no diagnosis."""
@@ -323,10 +324,6 @@ def _at_work(picture: Picture) -> list[Evidence]:
     """The newest call that had no result yet."""
     call = _newest_call(picture)
     return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # A run that lives -----------------------------------------------------------------------------------------------------
@@ -641,15 +638,15 @@ def _rule_blocks(picture: Picture, moment: Moment) -> Cause | None:
     end = picture.ended
     if end is None or end.outcome == "complete" or end.reason not in ("failed", "partial"):
         return None
-    refusals = _object(end.added.get("network")).get("refusals")
-    rows = [Evidence(f"{text} (held by the sandbox)") for text in (refusals if isinstance(refusals, list) else [])[:3]]
+    refusals = as_list(as_object(end.added.get("network")).get("refusals"))
+    rows = [Evidence(f"{text} (held by the sandbox)") for text in refusals[:3]]
     denied = [row for row in picture.denied if row.by in _BY_US]
     rows += [Evidence(f"{row.tool} {row.about}: {row.reason} (by the {row.by})", row.number) for row in denied[-3:]]
     return _cause("rule_blocks", picture, rows) if rows else None
 
 
 def _interrupted(picture: Picture, end: Ended) -> Cause:
-    return _interruption(_object(end.added.get("durability")).get("machine_restarted") is True, picture)
+    return _interruption(as_object(end.added.get("durability")).get("machine_restarted") is True, picture)
 
 
 _LIMITS_MET: Final = {"idle": "idle_limit", "deadline": "deadline", "budget": "budget", "max_turns": "max_turns"}
@@ -677,7 +674,7 @@ _CANCELLED_BY: Final = (
 
 def _crashed(picture: Picture, end: Ended) -> Cause:
     how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-    rows, noise = [*_said(end), *_words(end)], _object(end.added.get("noise"))
+    rows, noise = [*_said(end), *_words(end)], as_object(end.added.get("noise"))
     if end.signal == 9:
         return _cause("out_of_memory", picture, rows)
     if end.code == "protocol_handshake_failed" and noise:
@@ -688,8 +685,8 @@ def _crashed(picture: Picture, end: Ended) -> Cause:
 
 
 def _refused(picture: Picture, end: Ended) -> Cause:
-    change = _object(end.added.get("negotiation")).get("smallest_change")
-    changes = "; ".join(map(str, change[:3])) if isinstance(change, list) else ""
+    change = as_list(as_object(end.added.get("negotiation")).get("smallest_change"))
+    changes = "; ".join(map(str, change[:3]))
     return _cause("refused", picture, _said(end), hint=changes or end.hint)
 
 
@@ -707,7 +704,7 @@ def _said(end: Ended) -> list[Evidence]:
 
 
 def _words(end: Ended) -> list[Evidence]:
-    return _last_words(end.evidence or str(_object(end.added.get("stderr")).get("tail") or ""))
+    return _last_words(end.evidence or str(as_object(end.added.get("stderr")).get("tail") or ""))
 
 
 _CODES: Final[dict[str, Kind]] = {
@@ -793,11 +790,9 @@ _REFINED: Final[dict[str, Callable[[Picture, Ended, Moment], Cause | None]]] = {
 def _by_policy(picture: Picture, moment: Moment) -> Cause | None:
     """A rule of ours was not kept, or the result may not be applied for it."""
     end = picture.ended
-    rows = _object(end.added.get("enforcement") if end is not None else None).get("violations")
-    if not isinstance(rows, list) or not rows:
-        return None
+    rows = as_list(as_object(end.added.get("enforcement") if end is not None else None).get("violations"))
     told = dict.fromkeys(str(row.get("reason")) for row in rows if isinstance(row, dict))
-    return _cause("rule_broken", picture, [Evidence(reason) for reason in told])
+    return _cause("rule_broken", picture, [Evidence(reason) for reason in told]) if rows else None
 
 
 def _by_code(picture: Picture, end: Ended) -> Cause:
@@ -842,7 +837,7 @@ def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
 
 def _empty_patch(picture: Picture) -> dict[str, Any] | None:
     """What is told of the patch of a run that changed nothing; None where it changed something, or nobody knows."""
-    patch = _object(picture.ended.added.get("patch")) if picture.ended is not None else {}
+    patch = as_object(picture.ended.added.get("patch")) if picture.ended is not None else {}
     return patch if patch.get("bytes") == 0 else None
 
 
@@ -857,8 +852,8 @@ def _done_but_ignored(picture: Picture, moment: Moment) -> Cause | None:
 
 def _done_but_unchanged(picture: Picture, moment: Moment) -> Cause | None:
     added = picture.ended.added if picture.ended is not None else {}
-    claimed = _object(added.get("reconciliation")).get("claimed_only")
-    if _empty_patch(picture) is None or not isinstance(claimed, list) or not claimed:
+    claimed = as_list(as_object(added.get("reconciliation")).get("claimed_only"))
+    if _empty_patch(picture) is None or not claimed:
         return None
     return _cause("done_but_unchanged", picture, [Evidence(f"claimed: {', '.join(map(str, claimed[:5]))}")])
 

@@ -1,0 +1,53 @@
+"""`cost`: what runs have cost, as far as that is known."""
+
+from __future__ import annotations
+
+from backplane.cli import streams
+from backplane.cli.parser import Options
+from backplane.cli.start import before_ms, open_store
+from backplane.receipts.memory import Remembered, remembered
+from backplane.routing.spend import Spend, sums
+from backplane.view.figures import count, milliseconds, money
+
+
+def cost(options: Options) -> int:
+    since = before_ms("--since", options.since) if options.since is not None else None
+    with open_store() as store:
+        runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
+    # The check of a comparison is the caller's own command, and none of its runs.
+    runs = [run for run in runs if run.check_of is None]
+    # A refused run started nothing and one told again did nothing: both cost nothing, and everybody knows that.
+    paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
+    retold = sum(run.is_retold for run in runs)
+    found, total = sums(
+        (_key(run, options.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid
+    )
+    for one in [*found, total]:
+        if options.json:
+            streams.write_record(one)
+        else:
+            streams.write(_row(one, "all" if one is total else None) + "\n")
+    if retold and not options.json:
+        streams.complain(f"{streams.count(retold, 'run')} told again from the store cost nothing\n")
+    return 0
+
+
+def _key(run: Remembered, by: str) -> str | None:
+    keys = {
+        "provider": run.backend,
+        "model": run.model or run.model_told,
+        "day": run.started_at[:10],
+        "session": run.session,
+        "folder": run.root,
+    }
+    return keys[by] or None
+
+
+def _row(one: Spend, label: str | None) -> str:
+    cost = money(one.known_usd_micros if one.runs else 0)
+    if one.unknown and one.known_usd_micros is not None:
+        cost = f"≥ {cost}"
+    unknown = f", of {streams.count(one.unknown, 'run')} unknown" if one.unknown else ""
+    tokens = f"{count(one.input_tokens)} in, {count(one.output_tokens)} out"
+    key = label or (streams.one_line(one.key) if one.key is not None else "(not known)")
+    return f"{key:<24}  {cost:>10}  {streams.count(one.runs, 'run')}{unknown}  {tokens}"
