@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import stat
@@ -30,11 +31,6 @@ from backplane.workspace.tree import (
     read_link,
     unguessable,
 )
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - a system without it has no reflinks either
-    fcntl = None  # type: ignore[assignment]
 
 OVER_QUOTA: Final = "over the quota"
 """Text of the OSError (EDQUOT) that `copy_file` raises, to tell it from the file system's own."""
@@ -122,13 +118,10 @@ def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
 
 
 def _share_blocks(reader: int, writer: int) -> bool:
-    if fcntl is None:
-        return False
-    try:
+    with contextlib.suppress(OSError):
         fcntl.ioctl(writer, _FICLONE, reader)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _data_range(reader: int, place: int, size: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ untrusted tree (hooks, attributes, filters, nested repositories) can start a pro
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ import msgspec
 
 from backplane.errors import BackendError, WorkspaceError
 from backplane.process import Finished, run_tool, search_path
-from backplane.workspace.copying import remove_tree
+from backplane.workspace.copying import copy_whole, remove_tree
 from backplane.workspace.pack import PACK_NAME, Pack
 from backplane.workspace.tree import printable, unguessable
 
@@ -283,28 +284,37 @@ def _simplify(rules: Mapping[str, bytes]) -> str:
     return f"a rule with many '**/' takes git for ever: simplify '{name}'{aside}"
 
 
-def tracked(at: Scratch, index: bytes, shared: Mapping[str, bytes]) -> set[str] | None:
-    """List the paths of a repository's index; None when git cannot read it.
-
-    Args:
-        shared: the files beside it that a split index names.
-    """
-    copy = at.folder / "index"
-    copy.write_bytes(index)
-    for name, data in shared.items():
-        (at.git_dir / name).write_bytes(data)
+def tracked(at: Scratch, git_dir: Path) -> set[str] | None:
+    """List the paths of a repository's index; empty where it has none, None where there is one that git cannot read."""
+    index = git_dir / "index"
+    if os.path.isdir(git_dir) and not os.path.lexists(index):
+        return set()
+    if not os.path.isfile(index):
+        return None
     config = at.git_dir / "config"
     try:
+        _copy_shared(git_dir, at.git_dir)
         # Which hash it is of is not said in it.
         for form in (_CONFIG, _CONFIG_SHA256):
             config.write_text(form)
-            settings = {"GIT_INDEX_FILE": str(copy)}
+            settings = {"GIT_INDEX_FILE": str(index)}
             done = at.git("ls-files", "-z", settings=settings, codes=range(256), timeout_s=RULES_S_MAX)
             if done.code == 0:
                 return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}
+    except OSError:
+        return None
     finally:
         config.write_text(_CONFIG)
     return None
+
+
+def _copy_shared(git_dir: Path, to: Path) -> None:
+    """Copy the files that a split index may be completed by: git notes at them when it used them. Raises OSError."""
+    for path in git_dir.glob("sharedindex.*"):
+        with (git_dir / "index").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as index:
+            named = index.find(bytes.fromhex(path.suffix[1:])) >= 0
+        if named and path.is_file():
+            copy_whole(path, to / path.name)
 
 
 def merge(at: Scratch, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:

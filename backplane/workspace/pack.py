@@ -24,11 +24,8 @@ from backplane.workspace.tree import parent
 STORED_BYTES_MAX: Final = 0xFFFF
 """Longest block that deflate can store as it is."""
 
-_BLOCK_BYTES_MIN: Final = 4096
-"""No shorter block but the last is stored by zlib."""
-
-_HEAD_BYTES_MAX: Final = 10
-"""Kind and size of an object of up to 2^64 bytes."""
+_PIECE_BYTES: Final = 64 * 1024
+"""As much of an object is read at once: nearly all are shorter."""
 
 PACK_NAME: Final = "pack-" + "0" * 40
 """Git wants a name of this shape and does not look at its number."""
@@ -108,19 +105,14 @@ class Pack:
 
     def read(self, oid: bytes) -> bytes:
         """Read an object's content as it is in the file now; empty when that makes no sense any more."""
-        with open(self._name, "rb") as file:
+        stream, data = zlib.decompressobj(), bytearray()
+        with open(self._name, "rb") as file, suppress(zlib.error):
             file.seek(self._objects[oid][0])
-            head = file.read(_HEAD_BYTES_MAX)
-            start = next((at + 1 for at, byte in enumerate(head) if byte < 0x80), len(head))
-            size = head[0] & 15 if head else 0
-            for shift, byte in zip(range(4, 64, 7), head[1:start], strict=False):
-                size |= (byte & 0x7F) << shift
-            # Each stored block has five bytes before it, the stream two before and four after.
-            record = head[start:] + file.read(size + 5 * (size // _BLOCK_BYTES_MIN + 2) + 6)
-        try:
-            return zlib.decompressobj().decompress(record, size) if size else b""
-        except zlib.error:
-            return b""
+            while file.read(1) >= b"\x80":
+                pass  # Of the record's head only the last byte is below that.
+            while not stream.eof and (piece := file.read(_PIECE_BYTES)):
+                data += stream.decompress(piece)
+        return bytes(data)
 
     def finish(self) -> bytes:
         """End the pack and return its index."""
@@ -275,34 +267,19 @@ def _index(leaves: Mapping[str, Leaf], facts: Mapping[str, os.stat_result]) -> b
 
 
 def without_facts(index: bytes) -> bytes:
-    """An index without what it knows of the files' times and places, which say nothing on another machine.
+    """An index of ours without what it knows of the files' times and places, which say nothing on another machine.
 
-    Git looks at such files anew. Of a version other than 2 and 3, or one that git has added to, nothing is taken.
+    Git looks at such files anew.
     """
-    at, found = _INDEX_HEAD.size, bytearray(index[:-20])
-    if len(index) < at + 20:
-        return index
-    mark, version, count = _INDEX_HEAD.unpack_from(index)
-    if mark != b"DIRC" or version not in (2, 3):
-        return index
-    for _ in range(count):
-        if at + _INDEX_ENTRY.size > len(found):
-            return index
+    found, at = bytearray(index[:-20]), _INDEX_HEAD.size
+    while at < len(found):
         *facts, oid, flags = _INDEX_ENTRY.unpack_from(found, at)
         _INDEX_ENTRY.pack_into(found, at, 0, 0, 0, 0, 0, 0, facts[6], 0, 0, 0, oid, flags)
-        name_at = at + _INDEX_ENTRY.size + (2 if flags & _EXTENDED else 0)
-        end = found.find(b"\0", name_at)
-        if end < 0:
-            return index
-        at += (end - at) // 8 * 8 + 8
-    if at != len(found):  # An extension, which may hold times as well.
-        return index
+        at += (found.index(b"\0", at + _INDEX_ENTRY.size) - at) // 8 * 8 + 8
     return bytes(found) + hashlib.sha1(found, usedforsecurity=False).digest()
 
 
 _INDEX_HEAD: Final = struct.Struct(">4sII")
 _INDEX_ENTRY: Final = struct.Struct(">10I20sH")
-_EXTENDED: Final = 0x4000
-"""Of an entry's flags: there are two bytes more of them."""
 _PADDING: Final = [bytes(8 - over) for over in range(8)]
 _WORD: Final = 0xFFFFFFFF

@@ -6,10 +6,8 @@ the workspace is a folder of a larger repository, it is found as git finds it.
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,32 +17,18 @@ import msgspec
 from backplane.workspace import git
 from backplane.workspace.tree import FOLDER_FLAGS, GIT_NAME, opened, read_file
 
-INDEX_BYTES_MAX: Final = 256 << 20
-"""Longest index of the original that is looked at, with the one that it shares; git needs some 100 bytes a file, so
-two million files."""
-
-SHARED_NAMES_MAX: Final = 10_000
-"""Places of an index that may name a shared one and are tried. Paths of a sound one are hardly ever taken for it."""
-
 ANY_NAME: Final = "backplane-asks"
 """Asked about for a whole folder, as no rule but one for all of it names this."""
 
 _POINTER_BYTES_MAX: Final = 8192
 """Longest `.git` file: one path."""
 
-_SHARED: Final = "sharedindex."
-_LINK: Final = b"link"
-_LENGTH_BYTES: Final = 4
-_HASH_BYTES: Final = (20, 32)
-
 
 class Repository(msgspec.Struct, frozen=True):
     """What was read of a repository."""
 
-    index: bytes | None = b""
-    """None where there is one that cannot be read; empty where there is none."""
-    shared: Mapping[str, bytes] = {}
-    """The file that a split index names, by its name."""
+    git_dir: Path | None = None
+    """Where its index is; None where there is no repository."""
     excluded: bytes = b""
     """Content of `info/exclude`."""
     prefix: str = ""
@@ -65,9 +49,9 @@ class Repository(msgspec.Struct, frozen=True):
 
     def tracked(self, scratch: git.Scratch) -> Collection[str] | None:
         """Tracked files of the workspace; None where that cannot be known."""
-        if not self.index:
-            return None if self.index is None else ()
-        found, at = git.tracked(scratch, self.index, self.shared), len(self.prefix)
+        if self.git_dir is None:
+            return ()
+        found, at = git.tracked(scratch, self.git_dir), len(self.prefix)
         return found and {path[at:] for path in found if path.startswith(self.prefix)}
 
     def ignored(self, scratch: git.Scratch, paths: Iterable[str], rules: Mapping[str, bytes]) -> set[str]:
@@ -135,14 +119,8 @@ def _rules(folder: Path, name: str) -> bytes:
 
 def _read(top: Path) -> Repository:
     place = _pointed(top, GIT_NAME, b"gitdir: ") if (top / GIT_NAME).is_file() else top / GIT_NAME
-    try:
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return Repository(index=None)
-    with opened(folder):
-        index = _whole(folder, "index")
-        common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
-        return Repository(index, _shared(folder, index or b""), _rules(common / "info", "exclude"))
+    common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
+    return Repository(place, _rules(common / "info", "exclude"))
 
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
@@ -152,33 +130,3 @@ def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
         if found and found[0].startswith(before) and b"\0" not in found[0]:
             return folder / os.fsdecode(found[0].removeprefix(before).rstrip(b"\r\n"))
     return folder / name / "none"
-
-
-def _whole(folder: int, name: str, bytes_max: int = INDEX_BYTES_MAX) -> bytes | None:
-    try:
-        found = read_file(folder, name, bytes_max)
-    except FileNotFoundError:
-        return b""
-    except OSError:
-        return None
-    return found[0] if found else None
-
-
-def _shared(folder: int, index: bytes) -> dict[str, bytes]:
-    """The one file that a split index is completed by; empty where it names none, or none that is there."""
-    for name in itertools.islice(_named(index), SHARED_NAMES_MAX):
-        with suppress(OSError):
-            os.stat(name, dir_fd=folder, follow_symlinks=False)
-            return {name: _whole(folder, name, INDEX_BYTES_MAX - len(index)) or b""}
-    return {}
-
-
-def _named(index: bytes) -> Iterator[str]:
-    """The names that an index may have in its extension `link`: the length of that, and the file's hash (git's
-    `index-format`, "Split index"). It stands after the entries, whose paths may say the same by chance."""
-    for found in re.finditer(_LINK, index):
-        start = found.end() + _LENGTH_BYTES
-        length = int.from_bytes(index[found.end() : start])
-        for hash_bytes in _HASH_BYTES:
-            if hash_bytes <= length <= len(index) - start:
-                yield _SHARED + index[start : start + hash_bytes].hex()

@@ -22,9 +22,6 @@ from backplane.policy.globs import Globs, compile_globs
 
 T = TypeVar("T")
 
-DEPTH_MAX: Final = 4096
-"""Deepest folder. A shell loop makes 1,200 levels easily; beyond this somebody wants to exhaust us."""
-
 PATHS_CHARS_MAX: Final = 64 << 20
 """All paths of a tree together: a million files have as much with paths of 64 characters. Two thousand nested folders
 of long names would need gigabytes."""
@@ -94,8 +91,6 @@ class Listing(msgspec.Struct):
     """FIFOs, sockets and devices: never opened, never copied."""
     unselected: list[str]
     """Left out by `include` or `exclude`; a folder stands for everything in it."""
-    ours: list[str] = []
-    """Our own folders, left out with all in them."""
     repositories: list[str] = []
     """Folders with a `.git` of their own, with a slash at the end."""
 
@@ -112,8 +107,8 @@ class Scope(msgspec.Struct, frozen=True):
     include: Globs
     exclude: Globs
     stopped: Callable[[], bool]
-    ours: tuple[tuple[int, int], ...] = ()
-    """Device and inode of our own folders; a workspace may well contain them."""
+    ours: tuple[str, ...] = ()
+    """Names of our own folders in it (`names_below`), which are left out with all in them."""
     mend: bool = False
     """Whether rights may be given to folders and files without them: only in a copy of ours."""
 
@@ -239,8 +234,6 @@ def list_tree(root: int, scope: Scope) -> Listing:
         if chars > PATHS_CHARS_MAX:
             fact = f"the paths of the workspace are over {PATHS_CHARS_MAX >> 20} MiB together"
             raise scope.fail(fact, "leave the deepest folders out with --exclude")
-        if below and path.count("/") >= DEPTH_MAX:
-            raise scope.fail(f"the workspace is deeper than {DEPTH_MAX} folders", "leave it out with --exclude")
         waiting += reversed(below)
     _keep_parents(listing)
     return listing
@@ -300,8 +293,8 @@ def _sort_in(
 ) -> None:
     is_folder = stat.S_ISDIR(facts.st_mode)
     path = folder.path + name
-    if is_folder and (facts.st_dev, facts.st_ino) in scope.ours:
-        listing.ours.append(path)
+    if scope.ours and _is_ours(path.lower(), is_folder, scope.ours):
+        listing.unselected.append(path)
         return
     if scope.exclude or scope.include:
         try:
@@ -319,6 +312,20 @@ def _sort_in(
         folder.entries.append((name, facts))
     else:
         listing.special.append(path)
+
+
+def names_below(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
+    """Return the names that lead to these folders below a root: as they were given, and with links followed.
+
+    In lower case, as not every disk tells letters apart.
+    """
+    places = [place for folder in folders for place in (folder.absolute(), folder.resolve())]
+    return tuple({str(place.relative_to(root)).lower() for place in places if place.is_relative_to(root)})
+
+
+def _is_ours(path: str, is_folder: bool, ours: tuple[str, ...]) -> bool:
+    """Whether this is one of our folders, or a file in the place of what leads to one."""
+    return any(path == name or (not is_folder and name.startswith(f"{path}/")) for name in ours)
 
 
 def _keep_parents(listing: Listing) -> None:

@@ -26,7 +26,6 @@ from backplane.policy.globs import Globs, compile_globs
 from backplane.workspace import git, patch, repository
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.copying import remove_tree
-from backplane.workspace.ours import Ours
 from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
 from backplane.workspace.stage import Stage, over_quota
@@ -36,6 +35,7 @@ from backplane.workspace.tree import (
     Scope,
     identity,
     list_tree,
+    names_below,
     open_known,
     open_root,
     opened,
@@ -84,7 +84,6 @@ class Workspace:
         stage_dir: Path,
         tree: Path,
         scope: Scope,
-        ours: Ours,
         unread: Globs,
     ) -> None:
         self.original = original
@@ -95,7 +94,6 @@ class Workspace:
         self._run_dir = run_dir
         self._stage_dir = stage_dir
         self._scope = scope
-        self._ours = ours
         self._unread = unread
         self._special = NO_NAMES
         self._identity = (0, 0)
@@ -184,20 +182,12 @@ class Workspace:
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
-        self._leave_out_ours(listing)
         if self.mode != "staged" or not (self._scope.include or self._special):
             return
         for folder in listing.folders:
             hidden = [entry for entry in folder.entries if self._is_hidden(folder.path + entry[0])]
             listing.unselected += [folder.path + name for name, _ in hidden]
             folder.entries = [entry for entry in folder.entries if entry not in hidden]
-
-    def _leave_out_ours(self, listing: Listing) -> None:
-        for folder in listing.folders if self._ours.inside else ():
-            whole = self._ours.hold_folder(folder.path)
-            held = [entry for entry in folder.entries if whole or self._ours.hold(folder.path + entry[0])]
-            listing.unselected += [folder.path + name for name, _ in held]
-            folder.entries = [entry for entry in folder.entries if entry not in held]
 
     def _is_hidden(self, path: str) -> bool:
         if path in self._baseline.known:
@@ -243,8 +233,6 @@ class Workspace:
         with ExitStack() as opened_here:
             source = opened_here.enter_context(opened(open_root(self.original)))
             listing = list_tree(source, self._scope)
-            self._ours.add(listing.ours)
-            self._leave_out_ours(listing)
             self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
@@ -359,9 +347,9 @@ def open_workspace(
     original = find_original(Path(root))
     try:
         _make_folders(run_dir, stage_dir, tree)
-        ours = Ours(original, [run_dir, stage_dir, *([state] if state is not None else [])])
-        selection = msgspec.structs.replace(selection, ours=ours.identities)
-        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, ours, compile_globs(unread))
+        ours = names_below(original, [run_dir, stage_dir, *([state] if state is not None else [])])
+        selection = msgspec.structs.replace(selection, ours=ours)
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, compile_globs(unread))
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:
