@@ -229,7 +229,7 @@ def _git_names(path: str) -> Iterator[str]:
     """Every file that a name in git's form may be of."""
     quoted = path.split("\t")[0]
     name = quoted.strip('"')
-    for spelled in (name, _unescaped(name)) if quoted.startswith('"') else (name,):
+    for spelled in (name, unescaped(name)) if quoted.startswith('"') else (name,):
         first, _, rest = spelled.partition("/")
         if first and rest:
             yield rest  # Without its prefix, whatever that is.
@@ -237,7 +237,7 @@ def _git_names(path: str) -> Iterator[str]:
             yield spelled
 
 
-def _unescaped(name: str) -> str:
+def unescaped(name: str) -> str:
     """What git has put in quotes: bytes in octal, and C's escapes."""
 
     def plain(escape: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.moves import PathState
+from backplane.workspace.moves import PathState, folders_above
 from backplane.workspace.pack import LINK, Leaf, blob_id
 from backplane.workspace.patch import CODE, PATCH_NAME, PathTarget, SavedPatch, failure, hashed, load, names
 from backplane.workspace.transaction import exchange, marks_of, settle
@@ -203,23 +203,13 @@ class _Plan:
         ]
 
     def _in_the_way(self, path: str, gone: set[str]) -> bool:
-        parts = path.split("/")
-        for end in range(1, len(parts)):
-            above = "/".join(parts[:end])
-            kind = self._kind(above)
-            if kind is None or (kind != stat.S_IFDIR and above in gone):
+        for place in (*folders_above([path]), path):
+            kind = look_at(self.root, place, lambda folder, name, facts: stat.S_IFMT(facts.st_mode))
+            if kind is None or (kind != stat.S_IFDIR and place in gone):
                 return False
             if kind != stat.S_IFDIR:
                 return True
-        kind = self._kind(path)
-        return kind is not None and not (kind == stat.S_IFDIR and self._holds_only(path, gone))
-
-    def _kind(self, path: str) -> int | None:
-        try:
-            with opened(open_folder(self.root, parent(path))) as handle:
-                return stat.S_IFMT(os.stat(path[len(parent(path)) :], dir_fd=handle, follow_symlinks=False).st_mode)
-        except OSError:
-            return None
+        return not self._holds_only(path, gone)
 
     def _holds_only(self, path: str, gone: set[str]) -> bool:
         """Whether a folder will be empty once these files are gone."""
@@ -259,7 +249,7 @@ class _Plan:
             return PathState(mode, functools.partial(self._present, path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        with git.scratch(self.saved.blobs.parent, CODE) as scratch:
+        with git.scratch(self.saved.blobs[0].parent, CODE) as scratch:
             data = b"".join(self._present(path, ours))
             both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from backplane.errors import WorkspaceError
+from backplane.policy.paths import unescaped
 from backplane.workspace import git
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
 from backplane.workspace.baseline import BLOB_BYTES_MAX, git_mode
@@ -37,8 +38,6 @@ from backplane.workspace.tree import (
 _BECOMES: Final = re.compile(rb"index [0-9a-f]{40}\.\.([0-9a-f]{40})")
 """What a file of the patch shall be; lines of its content begin with another character."""
 _SOURCES: Final = (b"rename from ", b"copy from ")
-_ESCAPE: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
-_LETTERS: Final = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
 
 
 def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, merge: bool = False) -> Applied:
@@ -89,7 +88,7 @@ class _Made:
         targets = {path: PathTarget(path, before[path], after[path]) for path in paths}
         known = becomes | {leaf.oid for leaf in before.values() if leaf is not None}
         merged = [path for path, leaf in after.items() if leaf is not None and leaf.oid not in known]
-        return SavedPatch(root, "staged", targets, {}, self._blobs), merged
+        return SavedPatch(root, "staged", targets, {}, (self._blobs,)), merged
 
     def _take(self, patch: Path, sha256: str) -> None:
         """Copy the patch to where nobody changes it, and see whose it is."""
@@ -110,7 +109,8 @@ class _Made:
         with self._patch.open("rb") as file:
             for line in file:
                 if line.startswith(_SOURCES):
-                    paths.add(os.fsdecode(_unquoted(line.split(b" from ", 1)[1].rstrip(b"\n"))))
+                    name = os.fsdecode(line.split(b" from ", 1)[1].rstrip(b"\n"))
+                    paths.add(unescaped(name[1:-1]) if name.startswith('"') else name)
                 elif (found := _BECOMES.match(line)) is not None:
                     becomes.add(bytes.fromhex(found[1].decode()))
         for path in paths:
@@ -158,15 +158,3 @@ class _Made:
                 raise failure(APPLIED_ALREADY, "nothing is left to do") from error
             said = " ".join(str(error.evidence or error.message).split())[:300]
             raise failure(f"the patch does not fit this folder: {said}", "nothing was changed") from error
-
-
-def _unquoted(raw: bytes) -> bytes:
-    """A name as it is, of one as git writes it in a patch."""
-    if not raw.startswith(b'"'):
-        return raw
-
-    def meant(found: re.Match[bytes]) -> bytes:
-        code = found[1]
-        return bytes([int(code, 8) & 0xFF if len(code) == 3 else _LETTERS.get(code[0], code[0])])
-
-    return _ESCAPE.sub(meant, raw[1:-1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,8 +27,6 @@ from backplane.workspace.patch import (
     PathTarget,
     SavedPatch,
     failure,
-    leaf_json,
-    read_leaf,
 )
 from backplane.workspace.tree import parent, printable
 from backplane.workspace.workspace import Workspace
@@ -132,26 +129,18 @@ class Checkpoints:
         changes = self._workspace.changes(take)
         targets = {
             path: PathTarget(path, changes.before.get(path), changes.after.get(path))
-            for path in sorted({*changes.before, *changes.after})
+            for path in {*changes.before, *changes.after}
         }
         tree = write_trees(ObjectNames(), self._leaves(targets)).hex()
         if why == "tool" and self.made and self.made[-1].tree == tree:
             return None
         while len(self.made) >= CHECKPOINTS_MAX and self._drop_oldest():
             pass
-        head = {"id": id, "name": name, "at": at, "why": why, "tree": tree}
-        rows = [
-            {"path": path, "before": leaf_json(target.before), "after": leaf_json(target.after)}
-            for path, target in targets.items()
-        ]
-        workspace = self._workspace
-        record = {**head, "root": str(workspace.original), "mode": workspace.mode, "files": rows}
-        # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
-        data = (json.dumps(record) + "\n").encode("ascii")
-        (self._folder / f"{id}.json").write_bytes(data)
+        head = {"root": str(self._workspace.original), "mode": self._workspace.mode}
+        record = patch.write_record(self._folder / f"{id}.json", head, changes.before, changes.after)
         made = Checkpoint(
-            id=id, name=name, at=at, why=why, tree=tree, files=len(rows), left_out=len(changes.left_out),
-            record_sha256=hashlib.sha256(data).hexdigest(),
+            id=id, name=name, at=at, why=why, tree=tree, files=len(targets), left_out=len(changes.left_out),
+            record_sha256=record,
         )  # fmt: skip
         self._targets[id] = targets
         self.made.append(made)
@@ -195,7 +184,7 @@ class Checkpoints:
 
     def _put(self, steps: dict[str, PathTarget]) -> Applied:
         root = self._workspace.root
-        saved = SavedPatch(str(root), self._workspace.mode, steps, {}, self._blobs)
+        saved = SavedPatch(str(root), self._workspace.mode, steps, {}, (self._blobs,))
         try:
             # What is cut off in a copy of ours goes with the copy.
             staged = self._workspace.mode == "staged"
@@ -318,11 +307,7 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> SavedPatch:
         data = patch.read_kept(folder / f"{checkpoint.id}.json", RECORD_BYTES_MAX)
         if hashlib.sha256(data).hexdigest() != checkpoint.record_sha256:
             raise failure(f"the record of checkpoint {checkpoint.name!r} is not what was kept", "do not trust it")
-        record: dict[str, Any] = json.loads(data)
-        rows = [PathTarget(row["path"], read_leaf(row["before"]), read_leaf(row["after"])) for row in record["files"]]
-        for row in rows:
-            patch.check_path(row.path)
-        return SavedPatch(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
+        return patch.read_record(data, folder / "blobs")[1]
     except FileNotFoundError:
         raise failure(f"checkpoint {checkpoint.name!r} is not kept any more") from None
     except OSError as error:
@@ -354,8 +339,8 @@ def rewind_original(
         if now != was:
             steps[path] = PathTarget(path, now, was)
     try:
-        folders = (run_dir / FOLDER_NAME / "blobs",)
-        saved = SavedPatch(final.root, "staged", steps, {}, run_dir / BLOBS_NAME, folders)
+        blobs = (run_dir / BLOBS_NAME, run_dir / FOLDER_NAME / "blobs")
+        saved = SavedPatch(final.root, "staged", steps, {}, blobs)
         return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:

@@ -83,11 +83,11 @@ def prepare(begun: Intent, root: int, depot: int, seen: Seen, results: Mapping[s
         os.fsync(depot)
     else:
         os.sync()
-    above = _folders(path for path in gone if seen.get(path))
+    above = folders_above(path for path in gone if seen.get(path))
     return msgspec.structs.replace(
         begun,
         steps=tuple(steps),
-        made=tuple(folder for folder in _folders(fresh) if not _is_there(root, folder)),
+        made=tuple(folder for folder in folders_above(fresh) if not _is_there(root, folder)),
         dropped=tuple(PathMove(folder, f"folder{number}") for number, folder in enumerate(above)),
     )
 
@@ -107,7 +107,7 @@ def _written(depot: int, name: str, result: PathState) -> Iterator[int | None]:
         yield file
 
 
-def _folders(paths: Iterable[str]) -> list[str]:
+def folders_above(paths: Iterable[str]) -> list[str]:
     """All folders above these paths, parents first."""
     return sorted({path[:place] for path in paths for place, letter in enumerate(path) if letter == "/"})
 
@@ -165,7 +165,7 @@ class Move:
 
     def _put_in(self, step: PathMove, new: str) -> None:
         """Move a new file from the depot to its place, whose old file goes to the depot first."""
-        for path in _folders([step.path]):
+        for path in folders_above([step.path]):
             folder, name = _split(path)
             with opened(open_folder(self._root, folder)) as handle, contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=handle)

@@ -122,38 +122,45 @@ class Draft:
             self.bytes = self.path.stat().st_size
         else:
             self.path.write_bytes(b"")
-        self._write_record(root, mode, before, after, rows)
+        renames = {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None}
+        head: dict[str, str | int] = {"root": str(root), "mode": mode, "bytes": self.bytes, "sha256": self.sha256}
+        self.record_sha256 = write_record(self._run_dir / RECORD_NAME, head, before, after, renames)
         self._done = True
         return rows
 
-    def _write_record(
-        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[DiffRow]
-    ) -> None:
-        digest = hashlib.sha256()
-        with (self._run_dir / RECORD_NAME).open("wb") as file:
-            for piece in self._record(root, mode, before, after, rows):
-                data = piece.encode("ascii")
-                digest.update(data)
-                file.write(data)
-        self.record_sha256 = digest.hexdigest()
 
-    def _record(
-        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[DiffRow]
-    ) -> Iterator[str]:
-        """The record a piece at a time, as the whole takes a few times the space of its paths."""
-        # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
-        head = {"root": str(root), "mode": mode, "bytes": self.bytes, "sha256": self.sha256}
-        yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "files": ['
-        comma = ""
-        for path in sorted({*before, *after}):
-            fact = {"path": path, "before": leaf_json(before.get(path)), "after": leaf_json(after.get(path))}
-            yield f"{comma}\n  {json.dumps(fact)}"
-            comma = ","
-        renames = {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None}
-        yield f'\n ],\n "renames": {json.dumps(renames)}\n}}\n'
+def write_record(
+    path: Path,
+    head: Mapping[str, str | int],
+    before: Mapping[str, Leaf],
+    after: Mapping[str, Leaf],
+    renames: Mapping[str, str] | None = None,
+) -> str:
+    """Write what each path was and is; return the SHA-256 of the record."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in _record(head, before, after, renames or {}):
+            data = piece.encode("ascii")
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
 
 
-def leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
+def _record(
+    head: Mapping[str, str | int], before: Mapping[str, Leaf], after: Mapping[str, Leaf], renames: Mapping[str, str]
+) -> Iterator[str]:
+    """The record a piece at a time, as the whole takes a few times the space of its paths."""
+    # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
+    yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "files": ['
+    comma = ""
+    for path in sorted({*before, *after}):
+        fact = {"path": path, "before": _leaf_json(before.get(path)), "after": _leaf_json(after.get(path))}
+        yield f"{comma}\n  {json.dumps(fact)}"
+        comma = ","
+    yield f'\n ],\n "renames": {json.dumps(renames)}\n}}\n'
+
+
+def _leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
     return None if leaf is None else {"mode": f"{leaf.mode:06o}", "blob": leaf.oid.hex()}
 
 
@@ -173,10 +180,8 @@ class SavedPatch(msgspec.Struct, frozen=True):
     targets: dict[str, PathTarget]
     renames: dict[str, str]
     """New path → old path."""
-    blobs: Path
-    """Folder of the kept contents, by their names."""
-    more_blobs: tuple[Path, ...] = ()
-    """Folders that are looked in for what is not there."""
+    blobs: tuple[Path, ...]
+    """Folders of the kept contents, by their names."""
 
     def content(self, leaf: Leaf) -> bytes:
         """A kept content whole. Raises as `pieces`."""
@@ -188,7 +193,8 @@ class SavedPatch(msgspec.Struct, frozen=True):
         Raises:
             OSError, WorkspaceError: `execution_workspace_error`, it is not what was kept.
         """
-        path = self._place_of(leaf)
+        places = [folder / leaf.oid.hex() for folder in self.blobs]
+        path = next(filter(os.path.lexists, places), places[0])
         with opened(open_root(path.parent)) as folder, opened(os.open(path.name, FILE_FLAGS, dir_fd=folder)) as file:
             facts = os.fstat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > BLOB_BYTES_MAX:
@@ -196,10 +202,6 @@ class SavedPatch(msgspec.Struct, frozen=True):
             digest = yield from hashed(file, facts.st_size)
         if digest != leaf.oid:
             raise failure("a kept file of the run is not what was kept", "the run's folder was changed by somebody")
-
-    def _place_of(self, leaf: Leaf) -> Path:
-        places = [folder / leaf.oid.hex() for folder in (self.blobs, *self.more_blobs)]
-        return next(filter(os.path.lexists, places), places[0]) if self.more_blobs else places[0]
 
 
 def hashed(file: int, size: int) -> Generator[bytes, None, bytes]:
@@ -236,13 +238,7 @@ def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
         if record_sha256 is not None and hashlib.sha256(data).hexdigest() != record_sha256:
             hint = "look what else was changed: backplane receipts verify"
             raise failure(f"'{RECORD_NAME}' is not the one that the receipt names; nothing was changed", hint)
-        record = json.loads(data.decode("ascii"))
-        targets = [
-            PathTarget(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
-        ]
-        saved = SavedPatch(
-            record["root"], record["mode"], {t.path: t for t in targets}, dict(record["renames"]), run_dir / BLOBS_NAME
-        )
+        record, saved = read_record(data, run_dir / BLOBS_NAME)
         expected, expected_bytes = record["sha256"], record["bytes"]
     except FileNotFoundError:
         raise failure(f"there is no patch in '{printable(str(run_dir))}'", "name a run that has finished") from None
@@ -253,9 +249,22 @@ def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
         same = os.fstat(file.fileno()).st_size == expected_bytes
         if not same or hashlib.file_digest(file, "sha256").hexdigest() != expected:
             raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
-    for path in saved.targets:
-        check_path(path)
     return saved
+
+
+def read_record(data: bytes, blobs: Path) -> tuple[dict[str, Any], SavedPatch]:
+    """Read what `write_record` wrote; return it as it is, too.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, it names what is no file of a workspace.
+        ValueError, LookupError, TypeError, RecursionError: it is no record.
+    """
+    record: dict[str, Any] = json.loads(data)
+    rows = [PathTarget(row["path"], _read_leaf(row["before"]), _read_leaf(row["after"])) for row in record["files"]]
+    for row in rows:
+        check_path(row.path)
+    targets = {row.path: row for row in rows}
+    return record, SavedPatch(record["root"], record["mode"], targets, dict(record["renames"]), (blobs,))
 
 
 def read_kept(path: Path, bytes_max: int) -> bytes:
@@ -272,7 +281,7 @@ def _not_kept(path: Path, bytes_max: int) -> WorkspaceError:
     return failure(fact, "the run's folder was changed by somebody")
 
 
-def read_leaf(value: Any) -> Leaf | None:
+def _read_leaf(value: Any) -> Leaf | None:
     return None if value is None else Leaf(int(value["mode"], 8), bytes.fromhex(value["blob"]))
 
 

@@ -13,8 +13,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -106,14 +106,19 @@ class Workspace:
         Raises:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
         """
-        scope = self._result_scope()
+        with self._compared() as (scope, scratch, root), patch.Draft(self._run_dir, scratch) as draft:
+            return self._write(draft, self._find(scope, scratch, root, draft.take, None))
+
+    @contextmanager
+    def _compared(self) -> Iterator[tuple[Scope, git.Scratch, int]]:
+        """How, with what and where the tree is looked at once more."""
+        staged = self.mode == "staged"
+        # What `include` did not name was not copied, but the agent may have made it anew.
+        include = compile_globs(()) if staged else self._scope.include
+        scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
         try:
-            with (
-                git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch,
-                opened(self._open_again()) as root,
-                patch.Draft(self._run_dir, scratch) as draft,
-            ):
-                return self._write(draft, self._find(scope, scratch, root, draft.take, None))
+            with git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch, opened(self._open_again()) as root:
+                yield scope, scratch, root
         except OSError as error:
             raise scope.cannot("compare", _about(error, self.root), error) from error
 
@@ -124,7 +129,7 @@ class Workspace:
 
     def content(self, leaf: Leaf) -> bytes:
         """What one of the files of `start` held. Raises WorkspaceError when our store was changed."""
-        return self._baseline.content(leaf, self._result_scope())
+        return self._baseline.content(leaf, msgspec.structs.replace(self._scope, code=_RESULT))
 
     def changes(self, take: Take, rules: Mapping[str, bytes] | None = None) -> Changes:
         """What differs from the start now, while the agent may be at work.
@@ -136,18 +141,8 @@ class Workspace:
         Raises:
             WorkspaceError: as `difference`.
         """
-        scope = self._result_scope()
-        try:
-            with git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch, opened(self._open_again()) as root:
-                return self._find(scope, scratch, root, take, rules)
-        except OSError as error:
-            raise scope.cannot("compare", _about(error, self.root), error) from error
-
-    def _result_scope(self) -> Scope:
-        staged = self.mode == "staged"
-        # What `include` did not name was not copied, but the agent may have made it anew.
-        include = compile_globs(()) if staged else self._scope.include
-        return msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
+        with self._compared() as (scope, scratch, root):
+            return self._find(scope, scratch, root, take, rules)
 
     def _find(
         self, scope: Scope, scratch: git.Scratch, root: int, take: Take, rules: Mapping[str, bytes] | None
@@ -230,8 +225,7 @@ class Workspace:
 
     def prepare(self) -> None:
         """Copy the original, or only take its baseline. Called once, by `open_workspace`."""
-        with ExitStack() as opened_here:
-            source = opened_here.enter_context(opened(open_root(self.original)))
+        with opened(open_root(self.original)) as source:
             listing = list_tree(source, self._scope)
             self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
