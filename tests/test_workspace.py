@@ -747,20 +747,20 @@ def test_a_replaced_file_keeps_its_access_list_and_what_is_noted_at_it(place: Pl
     assert (secret.stat().st_mode, os.getxattr(secret, "user.note")) == (mode, b"keep")
 
 
-def test_where_no_access_list_can_be_set_the_group_gets_no_more_than_it_had(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.write({"secret": "v1\n"})
-    secret = place.original / "secret"
-    access_list(secret, group=4, other=0)
-    place.patch_of([("secret", "v2\n")])
+def test_where_no_access_list_can_be_set_nothing_is_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.write({"key.pem": "s\n"})
+    access_list(place.original / "key.pem", group=0, other=0)
+    place.patch_of([("key.pem", "S\n")])
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOTSUP, "not here")
+        raise OSError(errno.ENOTSUP, "made to fail")
 
-    monkeypatch.setattr(os, "setxattr", refuse)
-    apply_patch(place.run_dir)
-    assert (secret.read_text(), stat.S_IMODE(secret.stat().st_mode)) == ("v2\n", 0o640)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "setxattr", refuse)
+        with pytest.raises(WorkspaceError, match=r"E(NOTSUP|OPNOTSUPP)"):
+            apply_patch(place.run_dir)
+    assert (place.original / "key.pem").read_text() == "s\n"
+    assert apply_patch(place.run_dir).files == ("key.pem",)
 
 
 def test_a_replaced_file_gets_no_access_list_that_it_did_not_have(place: Place) -> None:

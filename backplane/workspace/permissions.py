@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from typing import Final
 
 from backplane.workspace.tree import FILE_FLAGS, open_folder, opened, parent
 
 _ACCESS: Final = "system.posix_acl_access"
-_KEPT: Final = ("user.", "security.selinux")
-_ENTRY: Final = struct.Struct("<HHI")
-"""Of an access list, which begins with four bytes of version: tag, rights, id."""
-_OWNING_GROUP: Final = 4
+_KEPT: Final = ("user.", "security.selinux", _ACCESS)
 
 
 def hand_over(file: int, root: int, path: str, old: os.stat_result, *, program: bool) -> None:
@@ -33,12 +29,11 @@ def hand_over(file: int, root: int, path: str, old: os.stat_result, *, program: 
     if os.fstat(file).st_gid != old.st_gid:
         # Another group's members may do what anybody may.
         rights &= ~0o070 | (rights & 0o007) << 3
-    access = found.pop(_ACCESS, b"")
+    if _ACCESS in _attributes(file).keys() - found.keys():
+        os.removexattr(file, _ACCESS)  # A new file has one from its folder.
     for name, value in found.items():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(PermissionError):
             os.setxattr(file, name, value)
-    if not _set_access(file, access):
-        rights = _unlisted(rights, access)
     # Last, as it says again what the list's mask is.
     os.fchmod(file, rights)
 
@@ -49,29 +44,9 @@ def _attributes(handle: int) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     with contextlib.suppress(OSError):
         for name in os.listxattr(handle):
-            if name == _ACCESS or name.startswith(_KEPT):
+            if name.startswith(_KEPT):
                 found[name] = os.getxattr(handle, name)
     return found
-
-
-def _set_access(file: int, access: bytes) -> bool:
-    """Set this access list, or remove the one that a new file has from its folder; whether it is as wanted."""
-    try:
-        if access:
-            os.setxattr(file, _ACCESS, access)
-        elif _ACCESS in _attributes(file):
-            os.removexattr(file, _ACCESS)
-    except OSError:
-        return False
-    return True
-
-
-def _unlisted(mode: int, access: bytes) -> int:
-    """The mode with no more for the owning group than its entry in the list gives it."""
-    for tag, rights, _ in _ENTRY.iter_unpack(access[4:]):
-        if tag == _OWNING_GROUP:
-            mode &= ~0o070 | rights << 3
-    return mode
 
 
 def _runnable(old: int, program: bool) -> int:
