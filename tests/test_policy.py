@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,17 +21,11 @@ from backplane.policy.rules import (
     AUDITED,
     POLICY_BYTES_MAX,
     PROFILES,
-    Action,
-    Connect,
-    Policy,
-    ReadPath,
     Rule,
-    ToolAction,
-    WritePath,
+    Ruling,
     compile_policy,
     enforcement,
     parse_policy,
-    tool_names,
 )
 from backplane.policy.urls import URL_CHARS_MAX, read_target
 
@@ -257,15 +252,14 @@ PATHS: list[tuple[tuple[str, ...], str, bool]] = [
 def test_a_path_is_judged_as_it_is_folded(patterns: tuple[str, ...], path: str, denied: bool) -> None:
     reads = compile_policy(PolicyProfile(deny_read=patterns), defaults=False)
     writes = compile_policy(PolicyProfile(deny_write=patterns), defaults=False)
-    for policy, action, name in (
-        (reads, ReadPath(path, ROOT), "deny_read"),
-        (writes, WritePath(path, ROOT), "deny_write"),
+    for decision, name in (
+        (reads.decide_read(path, ROOT), "deny_read"),
+        (writes.decide_write(path, ROOT), "deny_write"),
     ):
-        decision = policy.decide(action)
         assert decision.allowed == ("deny" if denied else "allow")
         assert (decision.rule is None) is not denied
         assert decision.rule is None or (decision.rule.name, decision.rule.pattern in patterns) == (name, True)
-    assert writes.decide(ReadPath(path, ROOT)).allowed == "allow"
+    assert writes.decide_read(path, ROOT).allowed == "allow"
 
 
 # Outside the root: path, what is read is denied by **/.env* and /etc/shadow.
@@ -286,19 +280,18 @@ def test_outside_the_root_writing_is_denied_and_reading_is_judged_by_the_absolut
     path: str, read_denied: bool
 ) -> None:
     policy = compile_policy(PolicyProfile(deny_read=("**/.env*", "/etc/shadow")))
-    written = policy.decide(WritePath(path, ROOT))
+    written = policy.decide_write(path, ROOT)
     assert (written.allowed, written.rule) == ("deny", Rule("workspace"))
     assert "outside the workspace" in written.reason
-    assert policy.decide(ReadPath(path, ROOT)).allowed == ("deny" if read_denied else "allow")
+    assert policy.decide_read(path, ROOT).allowed == ("deny" if read_denied else "allow")
 
 
 @pytest.mark.parametrize("path", ["", "\0", "a\0/.env", "x" * (PATH_BYTES_MAX + 1), "é" * PATH_BYTES_MAX])
 def test_what_names_no_file_is_denied(path: str) -> None:
     policy = compile_policy(PolicyProfile())
-    actions: list[Action] = [ReadPath(path, ROOT), WritePath(path, ROOT)]
-    for action in actions:
-        assert policy.decide(action).rule == Rule("malformed")
-        assert len(policy.decide(action).reason) < 1000
+    for ruling in (policy.decide_read(path, ROOT), policy.decide_write(path, ROOT)):
+        assert ruling.rule == Rule("malformed")
+        assert len(ruling.reason) < 1000
 
 
 # Tools ----------------------------------------------------------------------------------------------------------------
@@ -355,7 +348,6 @@ def test_a_tool_is_judged_by_all_its_names(
     for _ in range(2):  # the second answer is the remembered one
         decision = policy.decide_tool_call(name, inputs, root=ROOT, aliases=ALIASES)
         assert (decision.allowed, decision.rule) == (allowed, rule)
-    assert policy.decide(ToolAction(tool_names(name, ALIASES), inputs, ROOT)) == decision
 
 
 def test_a_name_is_worked_out_anew_when_the_aliases_change() -> None:
@@ -675,7 +667,7 @@ def test_a_connection_is_judged_by_where_it_leads(
     allow: list[str], deny: list[str], target: str, allowed: bool
 ) -> None:
     policy = compile_policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)), defaults=False)
-    decision = policy.decide(Connect(target))
+    decision = policy.decide_connection(target)
     assert decision.allowed == ("allow" if allowed else "deny")
     assert "\n" not in decision.reason
 
@@ -696,7 +688,7 @@ def test_a_tool_that_chooses_where_it_goes_needs_an_open_network(
 ) -> None:
     policy = compile_policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)), defaults=False)
     assert policy.decide_tool_call("WebSearch", {"query": "x"}).allowed == ("allow" if allowed else "deny")
-    assert policy.decide(Connect(None)).allowed == ("allow" if allowed else "deny")
+    assert policy.decide_connection(None).allowed == ("allow" if allowed else "deny")
 
 
 # Profiles, audit, enforcement -----------------------------------------------------------------------------------------
@@ -706,34 +698,34 @@ def test_an_empty_profile_becomes_the_default_one_and_any_other_stays_as_it_is()
     assert compile_policy(PolicyProfile()).profile == PROFILES["default"]
     assert compile_policy(PolicyProfile(), defaults=False).profile == PolicyProfile()
     own = PolicyProfile(disallowed_tools=("x",))
-    assert compile_policy(own).decide(WritePath(".git/config", ROOT)).allowed == "allow"
+    assert compile_policy(own).decide_write(".git/config", ROOT).allowed == "allow"
 
 
 def test_the_default_profile_lets_the_agent_use_its_own_repository() -> None:
     policy = compile_policy(PolicyProfile())
-    allowed: list[Action] = [
-        WritePath(".git/index", ROOT),
-        WritePath("src/a.py", ROOT),
-        ReadPath(".git/config", ROOT),
-        ReadPath(".env", ROOT),
-        Connect("https://example.com/"),
-        ToolAction(("Bash",), {"command": "git commit"}),
+    rulings = [
+        policy.decide_write(".git/index", ROOT),
+        policy.decide_write("src/a.py", ROOT),
+        policy.decide_read(".git/config", ROOT),
+        policy.decide_read(".env", ROOT),
+        policy.decide_connection("https://example.com/"),
+        policy.decide_tool_call("Bash", {"command": "git commit"}),
     ]
-    assert [policy.decide(action).allowed for action in allowed] == ["allow"] * len(allowed)
-    assert policy.decide(WritePath("vendored/.git/hooks/post-checkout", ROOT)).allowed == "deny"
+    assert [ruling.allowed for ruling in rulings] == ["allow"] * len(rulings)
+    assert policy.decide_write("vendored/.git/hooks/post-checkout", ROOT).allowed == "deny"
 
 
 def test_the_strict_profile_keeps_secrets_unread_and_the_network_shut() -> None:
     policy = compile_policy(PROFILES["strict"])
-    denied: list[Action] = [
-        WritePath(".git/hooks/x", ROOT),
-        ReadPath(".env", ROOT),
-        ReadPath("/home/u/.ssh/id_ed25519", ROOT),
-        Connect("https://example.com/"),
-        Connect(None),
+    rulings = [
+        policy.decide_write(".git/hooks/x", ROOT),
+        policy.decide_read(".env", ROOT),
+        policy.decide_read("/home/u/.ssh/id_ed25519", ROOT),
+        policy.decide_connection("https://example.com/"),
+        policy.decide_connection(None),
     ]
-    assert [policy.decide(action).allowed for action in denied] == ["deny"] * len(denied)
-    assert policy.decide(ReadPath("src/a.py", ROOT)).allowed == "allow"
+    assert [ruling.allowed for ruling in rulings] == ["deny"] * len(rulings)
+    assert policy.decide_read("src/a.py", ROOT).allowed == "allow"
 
 
 def test_the_audit_says_what_would_have_been_denied() -> None:
@@ -741,7 +733,7 @@ def test_the_audit_says_what_would_have_been_denied() -> None:
         PolicyProfile(disallowed_tools=("Bash",), deny_write=("locked/**",), require_approval_for=("Write",))
     )
     write = ToolCall(ts=TS, tool_name="replace", input={"file_path": "/ws/locked/x"})
-    assert policy.audit(write, root=ROOT, aliases=ALIASES) == policy.decide(WritePath("locked/x", ROOT))
+    assert policy.audit(write, root=ROOT, aliases=ALIASES) == policy.decide_write("locked/x", ROOT)
     asked = policy.audit(ToolCall(ts=TS, tool_name="Write", input={"file_path": "x"}), root=ROOT)
     assert asked is not None
     assert asked.allowed == "ask"
@@ -860,28 +852,28 @@ HOSTILE = ["*a" * 20, "**/a/" * 12, "*a*a*a*a*b", "**/" * 30 + "x", "{a,aa,aaa}*
 LONG_PATHS = ["a" * PATH_BYTES_MAX, "a/" * (PATH_BYTES_MAX // 2 - 1) + "a", "/".join("ab" for _ in range(1365))]
 
 
-def worst(policy: Policy, actions: list[Action]) -> float:
+def worst(decide: Callable[[str], Ruling], texts: list[str]) -> float:
     times = []
-    for action in actions:
+    for text in texts:
         began = time.process_time()
-        policy.decide(action)
+        decide(text)
         times.append(time.process_time() - began)
     return max(times)
 
 
 def test_a_decision_is_bounded_whatever_the_patterns_and_the_path() -> None:
     policy = compile_policy(PolicyProfile(deny_read=tuple(HOSTILE), deny_write=tuple(HOSTILE)))
-    actions: list[Action] = [*map(ReadPath, LONG_PATHS), *map(WritePath, LONG_PATHS)]
-    assert worst(policy, actions) < ACTION_S_MAX * MARGIN
+    assert worst(policy.decide_read, LONG_PATHS) < ACTION_S_MAX * MARGIN
+    assert worst(policy.decide_write, LONG_PATHS) < ACTION_S_MAX * MARGIN
 
 
 def test_a_connection_is_decided_in_bounded_time_whatever_the_patterns_and_the_url() -> None:
     hosts = tuple(f"{pattern}.{n}".replace("/", ".") for n, pattern in enumerate(HOSTILE))
     paths = tuple(f"https://x.example/{pattern}" for pattern in HOSTILE)
     policy = compile_policy(PolicyProfile(deny_network=hosts + paths))
-    actions: list[Action] = [Connect(f"https://x.example/{path[:4000]}") for path in LONG_PATHS]
-    actions += [Connect("a" * 253), Connect("a." * 120 + "a"), Connect("@" * 8000), Connect("%41" * 2700)]
-    assert worst(policy, actions) < ACTION_S_MAX * MARGIN
+    targets = [f"https://x.example/{path[:4000]}" for path in LONG_PATHS]
+    targets += ["a" * 253, "a." * 120 + "a", "@" * 8000, "%41" * 2700]
+    assert worst(policy.decide_connection, targets) < ACTION_S_MAX * MARGIN
 
 
 def test_a_list_of_hosts_that_costs_too_much_as_a_whole_is_refused() -> None:
@@ -895,10 +887,12 @@ def test_no_text_makes_a_decision_fail(text: str) -> None:
     policy = compile_policy(
         PolicyProfile(deny_read=("*x",), deny_network=("*.evil.example",), allow_network=("https://a/*",))
     )
-    actions: list[Action] = [ReadPath(text, ROOT), WritePath(text, text), Connect(text), Connect(f"https://{text}/")]
-    actions += [
-        ToolAction((text, "read_file"), {text: text, "path": text}),
-        ToolAction(("web_fetch",), {"prompt": text}),
+    rulings = [
+        policy.decide_read(text, ROOT),
+        policy.decide_write(text, text),
+        policy.decide_connection(text),
+        policy.decide_connection(f"https://{text}/"),
+        policy.decide_tool_call(text, {text: text, "path": text}, root=ROOT, aliases={text: "read_file"}),
+        policy.decide_tool_call("web_fetch", {"prompt": text}),
     ]
-    for action in actions:
-        assert policy.decide(action).allowed in ("allow", "deny")
+    assert {ruling.allowed for ruling in rulings} <= {"allow", "deny"}

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.policy.rules import Policy, WritePath
+from backplane.policy.rules import Policy
 
 
 def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
@@ -25,7 +25,7 @@ def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
         return Decision(decision=verdict.allowed, reason=verdict.reason)
     if ask.kind == "patch":
         for path in ask.files or ():
-            verdict = policy.decide(WritePath(path, root))
+            verdict = policy.decide_write(path, root)
             if verdict.allowed == "deny":
                 return Decision(decision="deny", reason=verdict.reason)
         return Decision(decision="allow", reason="no rule forbids it")

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
-from backplane.policy.rules import Policy, Ruling, WritePath, tool_names
+from backplane.policy.rules import Policy, Ruling, tool_names
 
 CALLS_OPEN_MAX: Final = 1000
 """Calls of one run that may still be asked about; agents have a few at once, and answer them in order."""
@@ -183,7 +183,7 @@ class Backtest:
         """A file that changed; where the call that changed it differs alike, that is the same decision."""
         number = self.decisions
         self.decisions += 1
-        both = self._both(lambda policy: policy.decide(WritePath(path, self._root)))
+        both = self._both(lambda policy: policy.decide_write(path, self._root))
         if not any(it.event is not None and it.after.reason == both[1].reason for it in self._found.values()):
             self._keep(number, both, event=place, kind=kind, subject=_short(shown))
 
@@ -195,7 +195,7 @@ class Backtest:
 
 
 def _of_files(policy: Policy, files: list[str], root: str) -> Ruling:
-    decisions = [policy.decide(WritePath(path, root)) for path in files]
+    decisions = [policy.decide_write(path, root) for path in files]
     return next((it for it in decisions if it.allowed == "deny"), Ruling("allow", "no rule forbids it"))
 
 

@@ -8,6 +8,7 @@ afterwards which layer held each rule.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -80,42 +81,6 @@ class Ruling(msgspec.Struct, frozen=True):
     """None when nothing matched."""
 
 
-class ToolAction(msgspec.Struct, frozen=True):
-    """A tool call: tool, path and network rules at once, the strictest wins."""
-
-    names: tuple[str, ...]
-    """Every name it goes by, the vendor's own first."""
-    input: Json = None
-    root: str | None = None
-    """Absolute folder of the workspace, links followed."""
-    cwd: str | None = None
-    """Where relative paths count from; None is the root."""
-
-
-class ReadPath(msgspec.Struct, frozen=True):
-    """Reading a file or folder. Outside the root it is judged by its absolute path, by the same patterns."""
-
-    path: str
-    root: str | None = None
-    cwd: str | None = None
-
-
-class WritePath(msgspec.Struct, frozen=True):
-    """Making, changing or deleting a file. Outside the root it is always denied."""
-
-    path: str
-    root: str | None = None
-    cwd: str | None = None
-
-
-class Connect(msgspec.Struct, frozen=True):
-    """A connection to a URL or `host[:port]`; None when the tool chooses where it goes."""
-
-    target: str | None
-
-
-Action = ToolAction | ReadPath | WritePath | Connect
-
 _PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
 _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
 """What people call a tool whose name here is not alike."""
@@ -173,9 +138,52 @@ class Policy:
         self._aliases: Mapping[str, str] = _NO_ALIASES
         self._known: dict[str, _KnownTool] = {}
 
-    def decide(self, action: Action) -> Ruling:
-        """Allow, deny or ask, with the rule that decided. Deny wins; an empty allow list restricts nothing."""
-        return _DECIDE[type(action)](self, action)
+    def decide_read(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
+        """Allow or deny to read a file or folder.
+
+        Args:
+            root: absolute folder of the workspace, links followed. A path outside of it is judged as an absolute one,
+                by the same patterns.
+            cwd: where a relative path counts from; None is the root.
+        """
+        return self._listed(path, root, cwd, "deny_read", self._reads_denied)
+
+    def decide_write(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
+        """Allow or deny to make, change or delete a file; outside the root that is always denied.
+
+        Args:
+            root, cwd: as for `decide_read`.
+        """
+        place = locate(path, root, cwd)
+        if place is not None and place.outside:
+            return Ruling("deny", f"writing {_shown(path)} is outside the workspace", _OUTSIDE)
+        return self._listed(path, root, cwd, "deny_write", self._writes_denied)
+
+    def decide_connection(self, target: str | None) -> Ruling:
+        """Allow or deny a connection.
+
+        Args:
+            target: a URL or `host[:port]`; None when the tool chooses where it goes.
+        """
+        if not self._connects:
+            return ALLOWED
+        if target is None:
+            return self._connect_anywhere()
+        from backplane.policy.urls import read_target
+
+        place, shown = read_target(target), _shown(_UNTOLD.sub("", target))
+        if place is None:
+            return Ruling("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
+        denied = next((rule for rule in self._hosts_denied if rule.matches(place, unsaid=True)), None)
+        if denied is not None:
+            reason = f"connecting to {shown} is forbidden by {denied.pattern!r}"
+            return Ruling("deny", reason, Rule("deny_network", denied.pattern))
+        allowed = next((rule for rule in self._hosts_allowed if rule.matches(place, unsaid=False)), None)
+        if allowed is not None:
+            return Ruling("allow", f"{shown} is allowed by {allowed.pattern!r}", Rule("allow_network", allowed.pattern))
+        if self._hosts_allowed:
+            return Ruling("deny", f"{shown} is not among the allowed hosts", Rule("allow_network"))
+        return ALLOWED
 
     def decide_tool_call(
         self,
@@ -197,7 +205,7 @@ class Policy:
             known = self._learn(name, aliases)
         if not known.has_places:
             return known.verdict
-        return self._places(ToolAction(known.names, input, root, cwd), known)
+        return self._places(known, input, root, cwd)
 
     def audit(
         self,
@@ -217,7 +225,7 @@ class Policy:
         if isinstance(event, ToolCall):
             decision = self.decide_tool_call(event.tool_name, event.input, root=root, cwd=cwd, aliases=aliases)
         elif isinstance(event, FileChanged):
-            decision = self._write(WritePath(event.path, root))
+            decision = self.decide_write(event.path, root)
         else:
             decision = self._tool(_COMMAND_NAMES).verdict
         return None if decision.allowed == "allow" else decision
@@ -228,10 +236,6 @@ class Policy:
             for pattern in getattr(self.profile, name):
                 yield Rule(name, pattern)
         yield _OUTSIDE
-
-    def _tool_use(self, use: ToolAction) -> Ruling:
-        tool = self._tool(use.names)
-        return self._places(use, tool) if tool.has_places else tool.verdict
 
     def _learn(self, name: str, aliases: Mapping[str, str]) -> _KnownTool:
         """Work a tool's name out once: a run asks about the same few tools again and again."""
@@ -248,17 +252,18 @@ class Policy:
         shape = next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
         return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
 
-    def _places(self, use: ToolAction, tool: _KnownTool) -> Ruling:
-        shape, found = tool.shape, touched(tool.shape, use.input)
+    def _places(self, tool: _KnownTool, input: Json, root: str | None, cwd: str | None) -> Ruling:
+        shape, found, name = tool.shape, touched(tool.shape, input), tool.names[0]
         if found.unreadable is not None:
-            return Ruling("deny", f"tool '{use.names[0]}': {found.unreadable}", _MALFORMED)
+            return Ruling("deny", f"tool '{name}': {found.unreadable}", _MALFORMED)
         if shape.names_place and not found.paths and not found.urls:
-            return Ruling("deny", f"tool '{use.names[0]}' names no place that could be checked", _MALFORMED)
-        for path in found.paths:
-            objection = self._path_objection(shape, path, use)
-            if objection is not None:
-                return objection
-        return self._url_objection(shape, found.urls) or tool.verdict
+            return Ruling("deny", f"tool '{name}' names no place that could be checked", _MALFORMED)
+        targets: Sequence[str | None] = found.urls or ([None] if shape.connects and not shape.names_place else [])
+        rulings = itertools.chain(
+            (ruling for path in found.paths for ruling in self._path_rulings(shape, path, root, cwd)),
+            map(self.decide_connection, targets),
+        )
+        return next((ruling for ruling in rulings if ruling.allowed == "deny"), tool.verdict)
 
     def _has_places(self, shape: ToolShape) -> bool:
         if shape is _UNKNOWN_TOOL:
@@ -267,22 +272,15 @@ class Policy:
         reads = (shape.reads or shape.connects) and self._reads_denied is not None
         return shape.writes or reads or (shape.connects and self._connects)
 
-    def _path_objection(self, shape: ToolShape, path: str, use: ToolAction) -> Ruling | None:
+    def _path_rulings(self, shape: ToolShape, path: str, root: str | None, cwd: str | None) -> Iterator[Ruling]:
         unknown = shape is _UNKNOWN_TOOL
-        checks: list[Ruling] = []
         if shape.reads or shape.connects or unknown:
-            checks.append(self._read(ReadPath(path, use.root, use.cwd)))
+            yield self.decide_read(path, root, cwd)
         if shape.writes:
-            checks.append(self._write(WritePath(path, use.root, use.cwd)))
+            yield self.decide_write(path, root, cwd)
         elif unknown:
             # Whether it reads or writes is not known, so the lists count both ways, the workspace's edge does not.
-            checks.append(self._listed(path, use.root, use.cwd, "deny_write", self._writes_denied))
-        return next((decision for decision in checks if decision.allowed == "deny"), None)
-
-    def _url_objection(self, shape: ToolShape, urls: Sequence[str]) -> Ruling | None:
-        targets: Sequence[str | None] = urls or ([None] if shape.connects and not shape.names_place else [])
-        decisions = (self._connect(Connect(target)) for target in targets)
-        return next((decision for decision in decisions if decision.allowed == "deny"), None)
+            yield self._listed(path, root, cwd, "deny_write", self._writes_denied)
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:
         if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
@@ -301,15 +299,6 @@ class Policy:
             return Ruling("allow", f"tool '{shown}' is allowed by {permitted!r}", Rule("allowed_tools", permitted))
         return ALLOWED
 
-    def _read(self, action: ReadPath) -> Ruling:
-        return self._listed(action.path, action.root, action.cwd, "deny_read", self._reads_denied)
-
-    def _write(self, action: WritePath) -> Ruling:
-        place = locate(action.path, action.root, action.cwd)
-        if place is not None and place.outside:
-            return Ruling("deny", f"writing {_shown(action.path)} is outside the workspace", _OUTSIDE)
-        return self._listed(action.path, action.root, action.cwd, "deny_write", self._writes_denied)
-
     def _listed(self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None) -> Ruling:
         place = locate(path, root, cwd)
         if place is None:
@@ -320,30 +309,6 @@ class Policy:
         verb = "reading" if name == "deny_read" else "writing"
         return Ruling("deny", f"{verb} {_shown(place.path)} is forbidden by {pattern!r}", Rule(name, pattern))
 
-    def _connect(self, action: Connect) -> Ruling:
-        if not self._connects:
-            return ALLOWED
-        if action.target is None:
-            return self._connect_anywhere()
-        from backplane.policy.urls import read_target
-
-        target, shown = read_target(action.target), _shown(_UNTOLD.sub("", action.target))
-        if target is None:
-            return Ruling("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
-        denied = next((rule for rule in self._hosts_denied if rule.matches(target, unsaid=True)), None)
-        if denied is not None:
-            return Ruling(
-                "deny",
-                f"connecting to {shown} is forbidden by {denied.pattern!r}",
-                Rule("deny_network", denied.pattern),
-            )
-        allowed = next((rule for rule in self._hosts_allowed if rule.matches(target, unsaid=False)), None)
-        if allowed is not None:
-            return Ruling("allow", f"{shown} is allowed by {allowed.pattern!r}", Rule("allow_network", allowed.pattern))
-        if self._hosts_allowed:
-            return Ruling("deny", f"{shown} is not among the allowed hosts", Rule("allow_network"))
-        return ALLOWED
-
     def _connect_anywhere(self) -> Ruling:
         everything = next((rule for rule in self._hosts_denied if rule.everything), None)
         if everything is not None:
@@ -352,14 +317,6 @@ class Policy:
         if self._hosts_allowed and not any(rule.everything for rule in self._hosts_allowed):
             return Ruling("deny", "only listed hosts are allowed, and this tool names none", Rule("allow_network"))
         return ALLOWED
-
-
-_DECIDE: Final[dict[type[Any], Callable[[Policy, Any], Ruling]]] = {
-    ToolAction: Policy._tool_use,
-    ReadPath: Policy._read,
-    WritePath: Policy._write,
-    Connect: Policy._connect,
-}
 
 
 def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:

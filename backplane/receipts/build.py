@@ -45,7 +45,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES, BackplaneError
-from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
+from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
 from backplane.protocol import Events
 from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -324,7 +324,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         """
         assert self.policy is not None
         # A file named `~` is no home folder here.
-        decisions = (self.policy.decide(WritePath(f"./{path}", self.root)) for path in sorted(paths))
+        decisions = (self.policy.decide_write(f"./{path}", self.root) for path in sorted(paths))
         rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
         self.counts["objections"] += len(rows)
         told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])

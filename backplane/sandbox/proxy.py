@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.policy.rules import Connect, Policy, Rule
+from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
 from backplane.sandbox.connections import Connections
 from backplane.sandbox.resolver import Resolver
@@ -84,7 +84,7 @@ class ConnectionRules:
             raise ConnectionRefused("400 Bad Request", "the target does not say clearly where it leads")
         if self._is_endpoint(place):
             return True
-        decision = self._policy.decide(Connect(target))
+        decision = self._policy.decide_connection(target)
         if decision.rule == _NOT_LISTED and self._is_https(place):
             return False
         if decision.allowed != "allow":
@@ -95,7 +95,7 @@ class ConnectionRules:
         """Whether a tunnel is one that a rule on https means: to its own port, or to the one that the rule names."""
         if place.scheme is not None or place.path is not None:
             return False
-        rule = self._policy.decide(Connect(f"https://{place.host}:{place.port}/")).rule
+        rule = self._policy.decide_connection(f"https://{place.host}:{place.port}/").rule
         if rule is None or rule.name != "allow_network" or rule.pattern is None:
             return False
         return place.port in (_HTTPS_PORT, network_rule(rule.pattern).port)
@@ -110,7 +110,7 @@ class ConnectionRules:
         mapped = getattr(place, "ipv4_mapped", None)
         place = mapped or place
         text = f"[{place}]:{port}" if place.version == 6 else f"{place}:{port}"
-        decision = self._policy.decide(Connect(text))
+        decision = self._policy.decide_connection(text)
         # With an allow list of names, an address of the open internet is what the name stands for. Others, this
         # machine's own and its neighbours', must be allowed themselves, or whoever owns the name chooses them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 
 from backplane.errors import ConfigError
-from backplane.policy.rules import Connect, Policy
+from backplane.policy.rules import Policy
 from backplane.tools.places import ToolRefused
 from backplane.tools.results import CallResult, shortened
 from backplane.upstream.clients import making_client
@@ -78,7 +78,7 @@ async def _follow(client: httpx.AsyncClient, policy: Policy, url: str) -> CallRe
     for _ in range(REDIRECTS_MAX + 1):
         if urlsplit(url).scheme not in ("http", "https"):
             raise ToolRefused("only http and https addresses can be fetched")
-        decision = policy.decide(Connect(url))
+        decision = policy.decide_connection(url)
         if decision.allowed == "deny":
             raise ToolRefused(f"policy_denied: {decision.reason}")
         async with client.stream("GET", url, headers=_HEADERS) as response:

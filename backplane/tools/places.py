@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from backplane.policy.rules import Policy, ReadPath, WritePath
+from backplane.policy.rules import Policy
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest file read or written whole: more than any source file, far below what would trouble the host."""
@@ -54,7 +54,7 @@ class Tree:
 
     def may_read(self, place: str) -> str | None:
         """Why a place may not be read; None when it may."""
-        decision = self.policy.decide(ReadPath(place, self.root))
+        decision = self.policy.decide_read(place, self.root)
         return decision.reason if decision.allowed == "deny" else None
 
     def read(self, path: str) -> bytes:
@@ -103,7 +103,7 @@ class Tree:
             Refused: not allowed, or the system says no.
         """
         place = self.find(path)
-        decision = self.policy.decide(WritePath(place, self.root))
+        decision = self.policy.decide_write(place, self.root)
         if decision.allowed == "deny":
             raise ToolRefused(f"policy_denied: {decision.reason}")
         try:

@@ -13,7 +13,6 @@ import msgspec
 from backplane.agents.codex.items import OpenCall, called
 from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
-from backplane.policy.rules import ReadPath
 
 COMMAND: Final = "item/commandExecution/requestApproval"
 PATCH: Final = "item/fileChange/requestApproval"
@@ -31,8 +30,8 @@ class Question(msgspec.Struct, frozen=True):
     id: str
     """Of the item."""
     call: OpenCall
-    reads: tuple[ReadPath, ...] = ()
-    """Files that the agent itself sees the command read."""
+    reads: tuple[tuple[str, str, str], ...] = ()
+    """Files that the agent itself sees the command read: path, root, and where the path counts from."""
     wider: bool = False
     """It asks for more than the call: for a whole folder, say."""
 
@@ -61,10 +60,10 @@ def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Op
     return None
 
 
-def _reads(params: Mapping[str, Any], root: str) -> tuple[ReadPath, ...]:
-    cwd = params.get("cwd") if isinstance(params.get("cwd"), str) else root
+def _reads(params: Mapping[str, Any], root: str) -> tuple[tuple[str, str, str], ...]:
+    cwd = params["cwd"] if isinstance(params.get("cwd"), str) else root
     named = [row.get("path") for row in mappings(params.get("commandActions"))[:ACTIONS_MAX]]
-    return tuple(ReadPath(path, root, cwd) for path in named if isinstance(path, str) and path)
+    return tuple((path, root, cwd) for path in named if isinstance(path, str) and path)
 
 
 def answer(question: Question, decision: Literal["allow", "deny"]) -> Json:

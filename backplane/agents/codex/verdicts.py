@@ -136,7 +136,7 @@ class Verdicts:
         decisions = [
             policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: name}) for name in neutral
         ]
-        decisions += [policy.decide(read) for read in question.reads]
+        decisions += [policy.decide_read(*read) for read in question.reads]
         return next((decision for decision in decisions if decision.allowed == "deny"), None)
 
 
