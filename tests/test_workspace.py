@@ -792,6 +792,23 @@ def test_a_folder_that_is_brought_back_is_the_one_that_was_there(place: Place, m
     assert os.getxattr(place.original / "d", "system.posix_acl_access") == kept
 
 
+def test_a_folder_that_was_emptied_and_made_anew_is_brought_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.write({"d/f": "f\n"})
+    (place.original / "d").chmod(0o750)
+    place.patch_of([("d/f", None), ("d/g/x", "x\n")])
+    before = snapshot(place.original), (place.original / "d").stat()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "made to fail")
+
+    monkeypatch.setattr(transaction, "sync", broken)
+    with pytest.raises(WorkspaceError, match="EIO"):
+        apply_patch(place.run_dir)
+    after = (place.original / "d").stat()
+    assert snapshot(place.original) == before[0]
+    assert (after.st_ino, after.st_mode) == (before[1].st_ino, before[1].st_mode)
+
+
 OUTSIDE = ["../evil", "/tmp/evil", "a/../../evil", ".git/hooks/x", "sub/.GIT/config", "a//b", "./a", ""]
 
 

@@ -8,6 +8,7 @@ patch text, and no link of the workspace is followed.
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import functools
 import os
@@ -74,21 +75,31 @@ def apply_patch(
         WorkspaceError: `execution_workspace_error`; there is no patch, a file has changed (named),
             a merge has conflicts (named), or a write failed: then everything is as before.
     """
-    ended = saved is None
-    try:
-        settle(marks_of(run_dir))
+    with applying(run_dir, is_end=saved is None):
         saved = saved if saved is not None else load(run_dir, record_sha256)
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
         where = Path(saved.root) if root is None else root.resolve(strict=True)
         return put(saved, run_dir, where, check=check, merge=merge, done=done)
+
+
+@contextlib.contextmanager
+def applying(run_dir: Path, *, is_end: bool = True) -> Iterator[None]:
+    """Settle what was cut off of a run's patch before the block; say what the system refuses in it.
+
+    Args:
+        is_end: it is the patch at the run's end, which lies there as a file.
+    """
+    try:
+        settle(marks_of(run_dir))
+        yield
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "unknown error")
         about = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(run_dir))
         hint = "nothing was changed"
         if error.errno == errno.EXDEV:
             hint += "; another file system is mounted there, where files cannot be exchanged"
-            hint += f": use 'git apply' with '{printable(str(run_dir / PATCH_NAME))}'" if ended else ""
+            hint += f": use 'git apply' with '{printable(str(run_dir / PATCH_NAME))}'" if is_end else ""
         raise failure(f"the patch cannot be applied: {name} at '{about}'", hint) from error
 
 

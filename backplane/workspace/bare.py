@@ -6,7 +6,6 @@ is, all of it or nothing. Whose patch it is, the receipt says by its hash.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -19,12 +18,11 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.policy.paths import unescaped
 from backplane.workspace import git
-from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
-from backplane.workspace.baseline import BLOB_BYTES_MAX, git_mode
+from backplane.workspace.apply import APPLIED_ALREADY, Applied, applying, put
+from backplane.workspace.baseline import read_leaf
 from backplane.workspace.git import Scratch
-from backplane.workspace.pack import LINK, Leaf, blob_id
+from backplane.workspace.pack import LINK, Leaf
 from backplane.workspace.patch import CODE, PATCH_NAME, PathTarget, SavedPatch, check_path, failure, names
-from backplane.workspace.transaction import marks_of, settle
 from backplane.workspace.tree import (
     FILE_FLAGS,
     READ_BYTES,
@@ -32,7 +30,6 @@ from backplane.workspace.tree import (
     open_root,
     opened,
     printable,
-    read_file,
 )
 
 _BECOMES: Final = re.compile(rb"index [0-9a-f]{40}\.\.([0-9a-f]{40})")
@@ -52,8 +49,7 @@ def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, m
         WorkspaceError: `execution_workspace_error`; it is another patch, a file has changed (named), it does not fit,
             or a write failed: then everything is as before.
     """
-    try:
-        settle(marks_of(run_dir))
+    with applying(run_dir):
         root = root.resolve(strict=True)
         with git.scratch(run_dir, CODE) as scratch, opened(open_root(root)) as handle:
             saved, merged = _Made(scratch, handle).saved(run_dir / PATCH_NAME, sha256, str(root))
@@ -61,10 +57,6 @@ def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, m
                 fact = f"changed since the run began: {names(merged)}"
                 raise failure(fact, "look at them, or merge with --merge")
             return msgspec.structs.replace(put(saved, run_dir, root, check=check), merged=bool(merged))
-    except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "unknown error")
-        about = printable(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else str(run_dir)
-        raise failure(f"the patch cannot be applied: {name} at '{about}'", "nothing was changed") from error
 
 
 class _Made:
@@ -121,16 +113,10 @@ class _Made:
         """A file or link, its content kept; None where there is neither."""
 
         def look(folder: int, name: str, facts: os.stat_result) -> tuple[Leaf, bytes] | None:
-            if stat.S_ISLNK(facts.st_mode):
-                data = os.fsencode(os.readlink(name, dir_fd=folder))
-            elif stat.S_ISREG(facts.st_mode):
-                found = read_file(folder, name, BLOB_BYTES_MAX)
-                if found is None:
-                    raise failure(f"'{printable(path)}' is too large", "give the patch to 'git apply'")
-                data = found[0]
-            else:
-                return None
-            return Leaf(git_mode(facts), blob_id(data)), data
+            found = read_leaf(folder, name, facts)
+            if found is None and stat.S_ISREG(facts.st_mode):
+                raise failure(f"'{printable(path)}' is too large", "give the patch to 'git apply'")
+            return found
 
         seen = look_at(root, path, look)
         if seen is None:

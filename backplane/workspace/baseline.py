@@ -62,6 +62,17 @@ def git_mode(facts: os.stat_result) -> int:
     return PROGRAM if facts.st_mode & 0o100 else FILE
 
 
+def read_leaf(folder: int, name: str, facts: os.stat_result) -> tuple[Leaf, bytes] | None:
+    """Read a link or a file whole; None for another one, or one over `BLOB_BYTES_MAX`. Raises OSError."""
+    if stat.S_ISLNK(facts.st_mode):
+        data = os.fsencode(read_link(folder, name))
+    elif found := read_file(folder, name, BLOB_BYTES_MAX):
+        data, facts = found
+    else:
+        return None
+    return Leaf(git_mode(facts), blob_id(data)), data
+
+
 class Baseline:
     """Files as they were; `keep` and `note` until `seal`, then `content` and `find_changes`."""
 
@@ -208,20 +219,13 @@ def _read(
     """A file's leaf and content; no leaf when it is too large, None when it is not there any more."""
     try:
         with opened(open_known(root, folder)) as handle:
-            if stat.S_ISLNK(facts.st_mode):
-                target = os.fsencode(read_link(handle, name))
-                return Leaf(LINK, blob_id(target)), target
             if scope.mend and not facts.st_mode & 0o400:
                 give_rights(name, facts.st_mode | 0o400, handle)
-            found = read_file(handle, name, BLOB_BYTES_MAX)
+            return read_leaf(handle, name, facts) or (None, b"")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise scope.cannot("read", folder.path + name, error) from error
-    if found is None:
-        return None, b""
-    data, now = found
-    return Leaf(git_mode(now), blob_id(data)), data
 
 
 def _take_old(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: Take) -> None:

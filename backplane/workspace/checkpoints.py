@@ -152,7 +152,7 @@ class Checkpoints:
         Raises:
             WorkspaceError: `execution_workspace_error`: there is no such checkpoint, or somebody writes meanwhile.
         """
-        to = self.find(name)
+        to = found(self.made, name)
         targets = self._targets[to.id] if to is not None else {}
         start, leaves = self._workspace.start, self._leaves(targets)
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,10 +177,6 @@ class Checkpoints:
         finally:
             self._collect()
         return Rewound(to, len(done.files))
-
-    def find(self, name: str) -> Checkpoint | None:
-        """The checkpoint of this name or id; None for the start. Raises WorkspaceError."""
-        return found(self.made, name)
 
     def _put(self, steps: dict[str, PathTarget]) -> Applied:
         root = self._workspace.root

@@ -206,7 +206,8 @@ def undo(root: int, depot: int, intent: Intent) -> Undone:
         # One that has never left the depot: then its place need not even be looked at.
         if step.new is not None and not (new and new.st_nlink == 1):
             each(step.path, _unlink, step.made)
-    for path in reversed(intent.made):
+    anew = (move.path for move in intent.dropped if _facts(depot, move.old))
+    for path in sorted({*intent.made, *anew}, reverse=True):
         each(path, _remove_folder)
     for move in (*intent.dropped, *intent.steps):
         if _facts(depot, move.old):

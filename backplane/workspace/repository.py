@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from backplane.workspace import git
-from backplane.workspace.tree import FOLDER_FLAGS, GIT_NAME, opened, read_file
+from backplane.workspace.tree import GIT_NAME, opened, read_file
 
 ANY_NAME: Final = "backplane-asks"
 """Asked about for a whole folder, as no rule but one for all of it names this."""
@@ -81,18 +81,10 @@ def find(root: Path) -> Repository:
     top = _top_above(root)
     if top is None:
         return NONE
-    folders = [top, *(top.joinpath(*root.relative_to(top).parts[:count]) for count in range(1, _depth(root, top)))]
-    rules = {folder: _rules(folder, git.RULES_NAME) for folder in folders}
-    above = {_slashed(folder, top): text for folder, text in rules.items() if text}
-    return msgspec.structs.replace(_read(top), prefix=_slashed(root, top), above=above)
-
-
-def _depth(root: Path, top: Path) -> int:
-    return len(root.relative_to(top).parts)
-
-
-def _slashed(folder: Path, top: Path) -> str:
-    return "".join(f"{part}/" for part in folder.relative_to(top).parts)
+    parts = [f"{part}/" for part in root.relative_to(top).parts]
+    folders = ("".join(parts[:count]) for count in range(len(parts)))
+    above = {folder: text for folder in folders if (text := _rules(top / folder, git.RULES_NAME))}
+    return msgspec.structs.replace(_read(top), prefix="".join(parts), above=above)
 
 
 def _top_above(root: Path) -> Path | None:
@@ -110,10 +102,14 @@ def _top_above(root: Path) -> Path | None:
 
 
 def _rules(folder: Path, name: str) -> bytes:
-    """A file of rules; empty where there is none that is plain and short."""
-    with suppress(OSError), opened(os.open(folder, FOLDER_FLAGS)) as handle:
-        found = read_file(handle, name, git.RULES_BYTES_MAX)
-        return git.without_holes(found[0]) if found else b""
+    return git.without_holes(_short(folder, name, git.RULES_BYTES_MAX))
+
+
+def _short(folder: Path, name: str, bytes_max: int) -> bytes:
+    """Read a file; empty where there is none that is plain and short."""
+    with suppress(OSError), opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
+        found = read_file(handle, name, bytes_max)
+        return found[0] if found else b""
     return b""
 
 
@@ -125,8 +121,7 @@ def _read(top: Path) -> Repository:
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
     """Where a file with one path leads; a folder that is not there when it says none."""
-    with suppress(OSError), opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
-        found = read_file(handle, name, _POINTER_BYTES_MAX)
-        if found and found[0].startswith(before) and b"\0" not in found[0]:
-            return folder / os.fsdecode(found[0].removeprefix(before).rstrip(b"\r\n"))
+    said = _short(folder, name, _POINTER_BYTES_MAX)
+    if said.startswith(before) and b"\0" not in said:
+        return folder / os.fsdecode(said.removeprefix(before).rstrip(b"\r\n"))
     return folder / name / "none"
