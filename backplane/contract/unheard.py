@@ -8,6 +8,7 @@ name would not be in force, so an order with one is refused. Everything else tha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -174,29 +175,30 @@ def unknown_members(order: Json) -> Iterator[tuple[Unheard, Json]]:
     yield from _unknown(order, _ORDER, "")
 
 
+def _settings_at(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str, Json]]:
+    """Yield the JSON pointer, name and value of each setting in the place of ours, below `abp` or as `abp.NAME`."""
+    own = vendor.get("abp")
+    for name, value in sorted(own.items(), key=itemgetter(0)) if isinstance(own, dict) else ():
+        yield _pointer("/config/vendor", "abp", name), name, value
+    for key in sorted(key for key in vendor if key.startswith("abp.")):
+        yield _pointer("/config/vendor", key), key.removeprefix("abp."), vendor[key]
+
+
 def unheard_settings(vendor: Mapping[str, Any]) -> Iterator[Unheard]:
-    """Yield each setting in the place of ours, below `abp` or as `abp.NAME`, that is none of ours."""
-    own = vendor.get("abp", {})
-    nested = own if isinstance(own, dict) else {}
-    if own is not nested:
+    """Yield each setting in the place of ours that is none of ours."""
+    if not isinstance(vendor.get("abp", {}), dict):
         yield Unheard("/config/vendor/abp", None, True)
-    flat = [name for name in vendor if name.startswith("abp.")]
-    given = {*nested, *(name.removeprefix("abp.") for name in flat)}
+    given = {name for _, name, _ in _settings_at(vendor)}
     missing = sorted({*SETTINGS, *OTHERS_SETTINGS} - given)
-    for keys in [*(("abp", name) for name in sorted(nested)), *((name,) for name in sorted(flat))]:
-        name = keys[-1].removeprefix("abp.")
+    for pointer, name, _ in _settings_at(vendor):
         if name not in SETTINGS and name not in OTHERS_SETTINGS:
             meant = misspelt(name, missing)
-            yield Unheard(_pointer("/config/vendor", *keys), meant, meant is not None)
+            yield Unheard(pointer, meant, meant is not None)
 
 
 def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the JSON pointer of each setting of ours whose value has another shape, and what is wrong with it."""
-    own = vendor.get("abp", {})
-    nested = own if isinstance(own, dict) else {}
-    found = {"/config/vendor/abp/" + name: (name, value) for name, value in nested.items()}
-    found |= {"/config/vendor/" + name: (name[4:], value) for name, value in vendor.items() if name.startswith("abp.")}
-    for pointer, (name, value) in found.items():
+    for pointer, name, value in _settings_at(vendor):
         shape = SETTINGS.get(name, Any)
         try:
             msgspec.convert(value, shape | None)

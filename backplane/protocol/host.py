@@ -56,16 +56,11 @@ class HostEnd:
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes from the control plane, give what they complete, in order."""
-        out: list[Received] = []
-        for line in self._lines.feed(data):
-            received = self._line(line)
-            if received is not None:
-                out.append(received)
-        return out
+        return [one for line in self._lines.feed(data) if (one := self._message(line)) is not None]
 
     def end(self) -> list[Received]:
         """The stream is over; a last line without its newline still counts, as shells write them."""
-        received = self._line(self._lines.end())
+        received = self._message(self._lines.end())
         return [received] if received is not None else []
 
     def refuse(self, broken: Broken) -> bytes:
@@ -81,17 +76,10 @@ class HostEnd:
         """What the control plane announced with this run."""
         return self._open.get(ref_id, ())
 
-    def _line(self, line: bytes) -> Received | None:
-        return self._overlong(line) if isinstance(line, Overlong) else self._message(line)
-
-    def _overlong(self, head: bytes) -> Broken:
-        return Broken(
-            "protocol_invalid_envelope",
-            f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)",
-            head[:EVIDENCE_BYTES],
-        )
-
     def _message(self, line: bytes) -> Received | None:
+        if isinstance(line, Overlong):
+            fact = f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)"
+            return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
         if not line.strip():
             return None
         try:
