@@ -287,7 +287,7 @@ def decision_ms() -> float:
 def test_a_decision_is_the_same_however_often_it_is_made() -> None:
     draw = random.Random(5)
     data, order = world(draw), task(draw)
-    assert decided(data, order, "balanced").to_wire() == decided(data, order, "balanced").to_wire()
+    assert decided(data, order, "balanced").told() == decided(data, order, "balanced").told()
 
 
 # Single rules ---------------------------------------------------------------------------------------------------------

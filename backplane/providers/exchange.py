@@ -32,6 +32,7 @@ from backplane.dialects.pairing import paired
 from backplane.errors import BackendError, ConfigError
 from backplane.ir import Conversation
 from backplane.providers import store
+from backplane.providers.orders import without_proofs
 from backplane.redact.secrets import Redactor
 
 IMPORTED: Final = "import:"
@@ -113,7 +114,10 @@ def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root
     messages = tuple(message for turn in file.turns[file.cleared :] for message in turn.messages)
     if not messages:
         raise ConfigError("config_invalid", f"nothing was said in the session {file.id}", hint="`sessions show ID`")
-    bare = tuple(_bare(message) for message in messages)
+    bare = tuple(
+        msgspec.structs.replace(without_proofs(message), thinking=()) if isinstance(message, AgentMessage) else message
+        for message in messages
+    )
     losses = [] if bare == messages else ["dropped: thinking and proofs, which only go back to who made them"]
     losses += ["dropped: system_prompt, the program has its own"] if file.system_prompt else []
     module: Any = importlib.import_module(STORES[vendor])
@@ -139,13 +143,6 @@ def into_store(written: Written) -> None:
         raise BackendError("capability_unsupported", fact, hint=f"export to a FILE, then: {written.takes_in}")
     for path, data in reversed(written.files.items()):  # The conversation last: what it needs is there then.
         put(data, path)
-
-
-def _bare(message: Message) -> Message:
-    if not isinstance(message, AgentMessage):
-        return message
-    calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
-    return msgspec.structs.replace(message, thinking=(), tool_calls=calls, signature=None)
 
 
 def put(data: bytes, path: Path) -> None:

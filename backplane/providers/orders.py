@@ -264,7 +264,7 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
     messages = _fitting(messages, wanted.images, losses)
     losses.append("emulated: history, it is said in the user's words")
     losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
-    proven = any(isinstance(one, AgentMessage) and _without_proofs(one) != one for one in messages)
+    proven = any(isinstance(one, AgentMessage) and without_proofs(one) != one for one in messages)
     losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
     unknown = {call.id for call in unresolved(tuple(messages))}
     record = [_shown(message, unknown, images) for message in messages]
@@ -300,7 +300,7 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
             losses.append(f"dropped: signatures of thinking, which only {turn.provider} can read")
         if thinking:
             losses.append("dropped: thinking of another provider or model")
-        thinking, bare = (), _without_proofs(message)
+        thinking, bare = (), without_proofs(message)
         if bare != message:
             losses.append(f"dropped: proofs of words and calls, which only {turn.provider} can read")
         message = bare
@@ -313,7 +313,7 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
     return msgspec.structs.replace(message, thinking=thinking, tool_calls=calls)
 
 
-def _without_proofs(message: AgentMessage) -> AgentMessage:
+def without_proofs(message: AgentMessage) -> AgentMessage:
     """The same without the proofs of its words and calls; thinking is left as it is."""
     calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
     return msgspec.structs.replace(message, tool_calls=calls, signature=None)

@@ -36,11 +36,6 @@ STOPS: Final[dict[str, StopReason]] = {
 """Why a model stopped, where that is why a turn ended."""
 
 
-def typed(event: wire.AgentEvent) -> wire.AgentEvent:
-    """Return an event of a stored trace as a run gives it."""
-    return wire.carried(event)
-
-
 def own_name(name: str) -> str:
     """Return a function's name as the program knows it; any other tool's as it is."""
     return name.removeprefix(PREFIX)

@@ -125,7 +125,15 @@ class Provider:
             raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
         if config.session_id is not None:
             return await self.resume(config.session_id, config)
-        return await self._opened(config, new_file(config, self.name))
+        file, saved = new_file(config, self.name), None
+        if config.save:
+            saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
+        try:
+            return Session(self, config, saved, file)
+        except BaseException:
+            if saved is not None:
+                saved.close()
+            raise
 
     async def resume(self, session_id: str, config: SessionConfig | None = None) -> Session:
         """Go on with a saved session, also one of another provider: that is a handover.
@@ -212,17 +220,6 @@ class Provider:
             saved.close()
             raise
         return session
-
-    async def _opened(self, config: SessionConfig, file: SessionFile) -> Session:
-        saved = None
-        if config.save:
-            saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
-        try:
-            return Session(self, config, saved, file)
-        except BaseException:
-            if saved is not None:
-                saved.close()
-            raise
 
 
 def _level(level: object) -> bool | None:

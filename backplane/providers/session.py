@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import anyio
@@ -32,7 +33,7 @@ from backplane.contract.conversation import (
     ToolResultMessage,
     UserMessage,
 )
-from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta
+from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta, ToolCall
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
@@ -179,7 +180,10 @@ class Session:
 
     def get_history(self) -> tuple[Message, ...]:
         """Return what was said, oldest first; also what a turn under way has said so far."""
-        return tuple(message for turn in self._turns() for message in turn.messages)
+        turns = self._file.turns[self._file.cleared :]
+        if self._open is not None:
+            turns = (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
+        return tuple(message for turn in turns for message in turn.messages)
 
     def clear_history(self) -> None:
         """Begin anew: the agent knows nothing of what was said. The receipts stay.
@@ -246,8 +250,7 @@ class Session:
             ended: list[StreamEvent] = [MessageDoneEvent(message=last, usage=used, stop_reason=stop)]
             return [ErrorEvent(error=failure), *ended] if failure is not None else ended
 
-        begin = self._beginning(message, model, root, policy)
-        return Stream(self, begin, reader.read, done)
+        return Stream(self, partial(self._say, message, model, root, policy), reader.read, done)
 
     async def run(self, message: str | UserMessage | ToolResultMessage, **given: Any) -> TurnOutcome:
         """Say something and wait for the end of the turn; arguments and errors as `send_message`."""
@@ -299,7 +302,7 @@ class Session:
 
         Requests for approval wait for `send_input` while this is read, unless the session has an `on_ask`.
         """
-        reader = reading.UnifiedReader(self.provider, self._is_asked)
+        reader = reading.UnifiedReader(self.provider, lambda id: self._open is not None and id in self._open.answers)
 
         def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[unified.UnifiedEvent]:
             ended: list[unified.UnifiedEvent] = [unified.TurnComplete(stop_reason=stop)]
@@ -315,9 +318,6 @@ class Session:
             return [] if told else [unified.SessionStarted(session_id=self.id, provider=self.provider)]
 
         return Stream(self, begin, reader.read, done)
-
-    def _is_asked(self, id: str) -> bool:
-        return self._open is not None and id in self._open.answers
 
     async def interrupt(self) -> None:
         """Stop the turn and not the session; go on reading for its last events."""
@@ -350,7 +350,8 @@ class Session:
 
     async def save(self) -> None:
         """Write the session's file; every turn does it by itself. Raises StoreError: `receipt_store_failed`."""
-        await self._save()
+        if self._saved is not None:
+            await anyio.to_thread.run_sync(self._saved.write, self._file, self._provider.backend.secrets)
 
     async def handover(self, provider: Provider, *, model: str | None = None) -> tuple[str, ...]:
         """Go on with another provider; return what cannot be carried to it, as far as it is known before the turn.
@@ -375,7 +376,7 @@ class Session:
         wanted = self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None)
         for loss in (*losses, *compose(wanted).losses):
             self._lose(loss)
-        await self._save()
+        await self.save()
         return tuple(loss for loss in self.losses if loss not in before)
 
     def goes_on(self, saved: SessionFile, *, copied: bool) -> None:
@@ -398,12 +399,6 @@ class Session:
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
-    def _turns(self) -> tuple[SessionTurn, ...]:
-        turns = self._file.turns[self._file.cleared :]
-        if self._open is None:
-            return turns
-        return (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
-
     def _said(self, open: _Open) -> tuple[Message, ...]:
         return (open.said, *open.transcript.messages())
 
@@ -416,23 +411,20 @@ class Session:
         if loss not in self.losses:
             self._file = msgspec.structs.replace(self._file, losses=(*self.losses, loss))
 
-    def _beginning(
+    async def _say(
         self,
         message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
         model: str | None,
         root: str | None,
         policy: PolicyProfile | None,
-    ) -> Callable[[], Any]:
-        async def begin() -> list[Any]:
-            said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
-            if isinstance(said, str | UserMessage):
-                await self._begin(UserMessage(content=said) if isinstance(said, str) else said, model, root, policy)
-            else:
-                for result in (said,) if isinstance(said, ToolResultMessage) else said:
-                    self._give(result)
-            return []
-
-        return begin
+    ) -> list[Any]:
+        said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
+        if isinstance(said, str | UserMessage):
+            await self._begin(UserMessage(content=said) if isinstance(said, str) else said, model, root, policy)
+        else:
+            for result in (said,) if isinstance(said, ToolResultMessage) else said:
+                self._give(result)
+        return []
 
     def _give(self, result: ToolResultMessage) -> None:
         open = self._open
@@ -463,7 +455,9 @@ class Session:
             self.set_model(model)
         await self._carry_folder()
         whole = self._policy if policy is None else tightened(self._policy, policy)
-        where = root or self._config.root or await self._own_folder()
+        where = root or self._config.root or self._folder
+        if where is None:
+            where = self._folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "backplane-session-")
         run_id = str(uuid.uuid4())
         tools = self._tools
         block = OwnTask(self._started(said, whole, where, run_id))
@@ -471,12 +465,12 @@ class Session:
         before = self._file
         self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
         try:
-            await self._save()  # First: whoever finds it after a crash can ask the store what became of the run.
+            await self.save()  # First: whoever finds it after a crash can ask the store what became of the run.
             run = await block.__aenter__()
         except BaseException:
             self._file = before
             with anyio.CancelScope(shield=True):
-                await self._save()
+                await self.save()
             raise
         self._open = _Open(block, run, said, tools)
 
@@ -536,11 +530,6 @@ class Session:
             fresh=self._fresh,
         )
 
-    async def _own_folder(self) -> str:
-        if self._folder is None:
-            self._folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "backplane-session-")
-        return self._folder
-
     async def _abandon(self) -> None:
         """End a turn that its reader has left."""
         open = self._open
@@ -568,7 +557,9 @@ class Session:
                 continue
             open.transcript.take(event)
             if open.tools.handed and reading.handed(event, open.tools.handed):
-                return self._hand_over(open, event, taken)
+                assert isinstance(event, ToolCall)
+                open.calls[event.tool_use_id or event.tool_name] = reading.own_name(event.tool_name)
+                return open, taken, None, "tool_use"
         if taken:
             return open, taken, None, None
         async for batch in open.batches:
@@ -588,12 +579,6 @@ class Session:
                 if id not in decided:
                     open.waiting(id)
 
-    def _hand_over(
-        self, open: _Open, event: Any, taken: list[AgentEvent]
-    ) -> tuple[_Open, list[AgentEvent], None, StopReason]:
-        open.calls[event.tool_use_id or event.tool_name] = reading.own_name(event.tool_name)
-        return open, taken, None, "tool_use"
-
     async def _end(self, open: _Open) -> ProviderError | None:
         """Close a turn that has ended, and keep what was said in it."""
         run, failure = open.run, None
@@ -604,14 +589,12 @@ class Session:
             failure = self._keep(open, run) if run.is_sealed else self._lost(open, run)
             self._fresh = self._file.turns[-1].stop_reason in (None, "error", "user_interrupt")
             with anyio.CancelScope(shield=True):
-                await self._save()
+                await self.save()
         return failure
 
     def _lost(self, open: _Open, run: Run) -> ProviderError:
         """Note a turn whose receipt could not be stored; the next start of a control plane seals it."""
-        *before, last = self._file.turns
-        turn = msgspec.structs.replace(last, stop_reason="error", messages=self._said(open))
-        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
+        self._note(open, stop_reason="error")
         fact = f"run {run.id} ended without a receipt"
         return ProviderError(self.provider, run.error or StoreError("receipt_store_failed", fact))
 
@@ -622,21 +605,16 @@ class Session:
         if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False
             self._system_known = True
-        *before, last = self._file.turns
-        turn = msgspec.structs.replace(
-            last,
-            receipt_sha256=receipt.receipt_sha256,
-            stop_reason=stop,
-            messages=self._said(open),
-            usage=reading.usage_of(receipt),
-            conversation=self._native,
-        )
-        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
+        usage = reading.usage_of(receipt)
+        sha256 = receipt.receipt_sha256
+        self._note(open, stop_reason=stop, receipt_sha256=sha256, usage=usage, conversation=self._native)
         return ProviderError(self.provider, cause) if cause is not None else None
 
-    async def _save(self) -> None:
-        if self._saved is not None:
-            await anyio.to_thread.run_sync(self._saved.write, self._file, self._provider.backend.secrets)
+    def _note(self, open: _Open, **ended: Any) -> None:
+        """Note in the session how its last turn ended."""
+        *before, last = self._file.turns
+        turn = msgspec.structs.replace(last, messages=self._said(open), **ended)
+        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
 
     # Approvals --------------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,11 @@ from backplane.contract.conversation import (
     SessionTurn,
     ThinkingBlock,
 )
+from backplane.contract.events import carried
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
+from backplane.receipts.journal import replace_file
 from backplane.receipts.store import Store
 from backplane.redact.secrets import MARK, Redactor
 
@@ -52,16 +54,7 @@ class Saved:
         if len(data) > FILE_BYTES_MAX:
             fact = f"the session {file.id} would be over {FILE_BYTES_MAX} bytes"
             raise StoreError("receipt_store_failed", fact, hint="`clear_history`, or begin another session")
-        fresh = self.path.with_suffix(".new")  # One writer, so one such name.
-        try:
-            fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(fd)
-            os.replace(fresh, self.path)
-        except OSError as error:
-            raise StoreError("receipt_store_failed", f"{self.path}: {error.strerror}") from error
+        replace_file(self.path, data, durable=True)
 
     def close(self) -> None:
         """Let others write it."""
@@ -224,7 +217,7 @@ def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
         return msgspec.structs.replace(turn, stop_reason="error")
     transcript = reading.Transcript()
     for event in receipt.trace:
-        transcript.take(reading.typed(event))
+        transcript.take(carried(event))
     return msgspec.structs.replace(
         turn,
         receipt_sha256=receipt.receipt_sha256,

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from backplane.contract import canonical
+from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.receipts.database import FIRST_LINK, link_of
@@ -133,27 +134,33 @@ def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
 
 def patch_hash(receipt: Receipt) -> str | None:
     """The hash of the patch that a receipt vouches for: as it names it, else of the one inside it."""
-    claim = receipt.backplane.get("patch")
-    if isinstance(claim, dict) and isinstance(claim.get("sha256"), str):
-        return str(claim["sha256"])
-    diff = receipt.verification.git_diff
-    return canonical.sha256_hex(diff.encode()) if diff else None
+    return _promised_patch(receipt)[0]
 
 
 def patch_bytes(receipt: Receipt) -> int | None:
     """The size of that patch; None where the receipt does not say."""
-    claim = receipt.backplane.get("patch")
-    if isinstance(claim, dict) and isinstance(claim.get("sha256"), str):
-        return claim["bytes"] if isinstance(claim.get("bytes"), int) else None
-    diff = receipt.verification.git_diff
-    return len(diff.encode()) if diff else None
+    return _promised_patch(receipt)[1]
+
+
+def _promised_patch(receipt: Receipt) -> tuple[str | None, int | None]:
+    claim = patch_claim(receipt)
+    sha256, size = claim.get("sha256"), claim.get("bytes")
+    if isinstance(sha256, str):
+        return sha256, size if isinstance(size, int) else None
+    diff = (receipt.verification.git_diff or "").encode()
+    return (canonical.sha256_hex(diff), len(diff)) if diff else (None, None)
 
 
 def record_hash(receipt: Receipt) -> str | None:
     """The hash of the record that the patch is applied from; None where the receipt does not say."""
-    claim = receipt.backplane.get("patch")
-    found = claim.get("record_sha256") if isinstance(claim, dict) else None
+    found = patch_claim(receipt).get("record_sha256")
     return found if isinstance(found, str) else None
+
+
+def patch_claim(receipt: Receipt) -> dict[str, Json]:
+    """What a receipt says of its patch, unchecked; empty where it says nothing."""
+    claim = receipt.backplane.get("patch")
+    return claim if isinstance(claim, dict) else {}
 
 
 def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError, StoreError
 from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import Policy, compile_policy
+from backplane.receipts.audit import patch_claim
 from backplane.receipts.journal import HeadOrder, read_head
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
@@ -102,7 +103,6 @@ class Rejudge:
 
 
 def _unread(receipt: Receipt, diff: str | None) -> str | None:
-    patch = receipt.backplane.get("patch")
-    if diff is None and isinstance(patch, dict) and patch.get("bytes"):
+    if diff is None and patch_claim(receipt).get("bytes"):
         return "its patch is too long, binary or redacted, so files that no event names were not judged"
     return None

@@ -337,17 +337,15 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._turns += 1
             if limits.max_turns is not None and self._turns > limits.max_turns:
                 self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
-        if isinstance(event, UsageReported):
-            self._spend_tokens()
-        cost = event.body.get("estimated_cost_usd") if isinstance(event, UsageReported) else None
-        if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
-            self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
-
-    def _spend_tokens(self) -> None:
+        if not isinstance(event, UsageReported):
+            return
         tokens_max, used = self.order.abp("budget_tokens"), self.folded.usage
         known = (used.input_tokens or 0) + (used.output_tokens or 0)  # At least so many: enough to be too many.
         if isinstance(tokens_max, int) and known > tokens_max:
             self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
+        cost = event.body.get("estimated_cost_usd")
+        if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
+            self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
         self.claim, self.claim_raw = claim, raw
@@ -559,7 +557,8 @@ def build(
     claims = {**own.get("claims", {}), **_claims(facts, meta, outcome, git_diff)}
     if claims:
         own["claims"] = claims
-    usage_raw = dict(_usage_raw(claim))
+    raw = {} if claim is None else claim.usage_raw
+    usage_raw = dict(raw) if isinstance(raw, dict) else {"value": raw}
     if claim is not None and "backplane" in usage_raw:
         inner = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
         own["inner"] = {**inner, "verified": inner_verified}
@@ -575,12 +574,6 @@ def build(
         outcome=outcome,
         mode="passthrough" if facts.mode == "passthrough" else "mapped",
     )
-
-
-def _usage_raw(claim: Receipt | None) -> dict[str, Json]:
-    if claim is None:
-        return {}
-    return claim.usage_raw if isinstance(claim.usage_raw, dict) else {"value": claim.usage_raw}
 
 
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:

@@ -22,7 +22,7 @@ from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts import signatures
-from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
+from backplane.receipts.audit import patch_bytes, patch_claim, patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, Journal, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import ReceiptRow
@@ -187,8 +187,7 @@ def _patch_inside(receipt: Receipt) -> bytes:
 
 
 def _check_size(receipt: Receipt, path: Path, patch: bytes) -> None:
-    claim = receipt.backplane.get("patch")
-    told = claim.get("bytes", 0) if isinstance(claim, dict) else 0
+    told = patch_claim(receipt).get("bytes", 0)
     if not isinstance(told, int) or isinstance(told, bool) or told < 0:
         raise ContractError(
             "contract_invalid_receipt", f"{path} gives {told!r} as the size of its patch, which is no number of bytes"

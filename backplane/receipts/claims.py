@@ -258,7 +258,14 @@ class Judge:
                 self._add("file_changed", "unwitnessed")
             elif path in seen.changed:
                 self._add("file_changed", "true")
-            elif not change.sure or seen.hidden or self._stood_so(path):
+            elif (
+                not change.sure
+                or seen.hidden
+                or (
+                    # It has the content that was written, and had it before.
+                    path in self._writes and found.get(path) == self._writes[path].sha256
+                )
+            ):
                 self._add("file_changed", "unwitnessed")
             else:
                 self._fail("file_changed", change.event, path, "not in the difference")
@@ -270,11 +277,6 @@ class Judge:
                 self._add("file_content", "unwitnessed")
             else:
                 self._fail("file_content", write.event, path, "other bytes" if sha256 else "no such file")
-
-    def _stood_so(self, path: str) -> bool:
-        """The file has the content that was written, and had it before."""
-        write = self._writes.get(path)
-        return write is not None and self._found.get(path) == write.sha256
 
     def final(self, claim: Receipt) -> None:
         """Judge the host's own receipt."""

@@ -116,7 +116,9 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
             raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
         there = _is_there(path)
         if readonly and not there:
-            return _in_memory()
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            _make_table(connection)
+            return connection
         if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
@@ -127,7 +129,15 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
     except OSError as error:
         raise disk_error(str(path), error) from error
     with translated(path):
-        return _open_readable(home, path) if readonly else _open_writable(path)
+        if readonly:
+            return _open_readable(home, path)
+        connection = _open(path, "mode=rw")
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def _is_there(path: Path) -> bool:
@@ -151,16 +161,6 @@ def _make_writable(path: Path) -> None:
         if not os.access(path, os.W_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(path)) from None
-
-
-def _open_writable(path: Path) -> sqlite3.Connection:
-    connection = _open(path, "mode=rw")
-    try:
-        _prepare(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
@@ -201,12 +201,6 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
     )
     # A flipped bit in a text must not keep `verify` from reading on.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    return connection
-
-
-def _in_memory() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    _make_table(connection)
     return connection
 
 

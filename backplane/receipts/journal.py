@@ -20,7 +20,6 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import StoreError
 from backplane.receipts.trace import Trace, open_plain
@@ -218,14 +217,7 @@ class Journal:
 
     def keep_words(self, words: bytes) -> None:
         """Keep what the host said last on its stderr, in place of what was kept before."""
-        with _disk(str(self.folder)):
-            fresh = self.folder / f".{WORDS}.new"
-            fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-            try:
-                os.write(fd, words)
-            finally:
-                os.close(fd)
-            os.rename(fresh, self.folder / WORDS)
+        replace_file(self.folder / WORDS, words)
 
     def drop_words(self) -> None:
         """Remove them: the receipt has them."""
@@ -234,14 +226,8 @@ class Journal:
 
     def keep_patch(self, patch: bytes) -> None:
         """Write the patch that belongs to a copied run."""
-        with _disk(str(self.folder)):
-            fd = _open_new(self.folder / PATCH)
-            try:
-                left = memoryview(patch)
-                while left:
-                    left = left[os.write(fd, left) :]
-            finally:
-                os.close(fd)
+        with _disk(str(self.folder)), open(_open_new(self.folder / PATCH), "wb") as file:
+            file.write(patch)
 
     @property
     def trace(self) -> Trace:
@@ -314,27 +300,18 @@ def read_facts(folder: Path) -> list[Facts]:
     return facts
 
 
-class _First(msgspec.Struct):
-    """The first fact, as far as it is of interest to a list: the rest of the order is passed over."""
-
-    backend: BackendIdentity
+def opening_of(folder: Path) -> JournalHead:
+    """Read the first fact of the journal in this folder; an empty one where that cannot be read."""
+    try:
+        return read_head(folder)
+    except (OSError, msgspec.MsgspecError):
+        return JournalHead()
 
 
 def backend_name(folder: Path) -> str | None:
     """What a run's backend was called here, before it said its own name; None where the head does not say."""
-    try:
-        with open_plain(folder / HEAD) as file:
-            return msgspec.json.decode(file.readline(HEAD_BYTES_MAX), type=_First).backend.id
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def is_check(folder: Path) -> bool:
-    """Whether a run checks the result of another one; not where the head does not say."""
-    try:
-        return read_head(folder).check is not None
-    except (OSError, msgspec.MsgspecError):
-        return False
+    backend = opening_of(folder).backend
+    return None if backend is None else backend.id
 
 
 def boot_id() -> str | None:
@@ -390,6 +367,31 @@ def _disk(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_error(what, error) from error
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file in the place of the one before: a reader sees one or the other, never half.
+
+    Args:
+        durable: force it to the disk first.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}.new")
+    with _disk(str(path)):
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        try:
+            with open(_open_new(fresh), "wb") as file:
+                file.write(data)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except BaseException:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
 
 
 def disk_error(what: str, error: OSError) -> StoreError:

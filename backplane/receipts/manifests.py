@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from backplane.contract import canonical
 from backplane.contract.canonical import timestamp_at
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
+from backplane.receipts.journal import replace_file
 
 
 def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
@@ -55,18 +54,7 @@ def keep_manifest(home: Path, key: str, hello: dict[str, Any]) -> None:
     Raises:
         StoreError: `receipt_store_failed` when the disk fails; callers may go on without.
     """
-    path = _path(home, key)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
-    try:
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
-        with open(fd, "wb") as file:
-            file.write(canonical.encode({"key": key, "hello": hello}))
-        os.replace(fresh, path)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
-        raise disk_error(str(path), error) from error
+    replace_file(_path(home, key), canonical.encode({"key": key, "hello": hello}))
 
 
 def _path(home: Path, key: str) -> Path:

@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, tags_of
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts.journal import COPIED, TRACE, JournalHead, read_head
+from backplane.receipts.journal import COPIED, TRACE, JournalHead, opening_of
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
@@ -144,7 +144,7 @@ def of_folder(folder: Path) -> Remembered | None:
     """What is known of a run that has no receipt yet; None where its folder is none of a run's or is gone."""
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
-    opening, abandoned = _opening(folder), is_abandoned(folder)
+    opening, abandoned = opening_of(folder), is_abandoned(folder)
     asked = _asked(opening)
     left = abandoned and asked["queued"] is not None
     return Remembered(
@@ -167,7 +167,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
     """What is known of a run that has a receipt."""
     opening, body = JournalHead(), _Body()
     if is_run_id(row.run_id):
-        opening = _opening(store.folder(row.run_id))
+        opening = opening_of(store.folder(row.run_id))
     try:
         data = store.body(row)
         body = _read_body(data) if data else body
@@ -184,13 +184,15 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         backend=opening.backend.id if opening.backend is not None else row.backend,
         **{
             **asked,
-            "session": asked["session"] or _session(added),
+            "session": asked["session"]
+            or _text(_member(added, "parent").get("session"))
+            or _text(_member(added, "session").get("id")),
             "check_of": asked["check_of"] or _text(_member(added, "check").get("of")),
             "is_retold": asked["is_retold"] or bool(_member(added, "replay")),
         },
         outcome=row.outcome,
         reason=row.reason,
-        code=error.code or _code_of(added),
+        code=error.code or _text(_member(added, "end").get("code")),
         cause=error.message,
         duration_ms=None if added.get("duration") == "unknown" else row.duration_ms,
         files=files if isinstance(files, int) else None,
@@ -205,7 +207,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
 
 def _asked(opening: JournalHead) -> dict[str, Any]:
     order = opening.order
-    known = order.task is not None
+    known, own = order.task is not None, _member(order.config.vendor, "abp")
     return {
         "task": order.task,
         "root": order.workspace.root or None if known else None,
@@ -215,13 +217,8 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "check_of": _text((opening.check or {}).get("of")),
         "queued": order.id if known and opening.fact == COPIED else None,
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
-        "session": _text(_member(_member(order.config.vendor, "abp"), "parent").get("session")),
+        "session": _text(_member(own, "parent").get("session")),
     }
-
-
-def _session(added: dict[str, Any]) -> str | None:
-    ours = _text(_member(added, "parent").get("session"))
-    return ours or _text(_member(added, "session").get("id"))
 
 
 def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
@@ -230,13 +227,6 @@ def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
     told = usage_raw.get("model") if isinstance(usage_raw, dict) else None
     told = told or (by_model[0] if len(by_model) == 1 else None)
     return _text(told) or _text(_member(_member(added, "route"), "chosen").get("model"))
-
-
-def _opening(folder: Path) -> JournalHead:
-    try:
-        return read_head(folder)
-    except (OSError, msgspec.MsgspecError):
-        return JournalHead()
 
 
 def _cause(store: Store, row: ReceiptRow, added: dict[str, Any]) -> _Error:
@@ -255,11 +245,6 @@ def _cause(store: Store, row: ReceiptRow, added: dict[str, Any]) -> _Error:
 
 def _text(value: Json) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _code_of(added: dict[str, Any]) -> str | None:
-    code = _member(added, "end").get("code")
-    return code if isinstance(code, str) else None
 
 
 class _TraceError(msgspec.Struct, frozen=True):
@@ -338,7 +323,7 @@ def _of_order(store: Store, name: str) -> Remembered | None:
         ConfigError: `config_invalid`, several orders begin so.
     """
     rows = {row.work_order_id: row for row in store.of_orders(name)}
-    begun = {_opening(store.folder(run.run_id)).order.id: run for run in reversed(unsettled(store))}
+    begun = {opening_of(store.folder(run.run_id)).order.id: run for run in reversed(unsettled(store))}
     begun = {id: run for id, run in begun.items() if id.startswith(name)}
     ids = sorted({*rows, *begun})
     if not ids:

@@ -18,7 +18,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
+from backplane.receipts.journal import disk_error, replace_file
 from backplane.receipts.rows import ChainCheckpoint
 
 if TYPE_CHECKING:
@@ -259,18 +259,7 @@ def keep(home: Path, run_id: str, envelope: bytes) -> None:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    path = path_of(home, run_id)
-    part = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        fd = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-        with open(fd, "wb") as file:
-            file.write(envelope)
-            file.flush()
-            os.fsync(fd)
-        os.replace(part, path)
-    except OSError as error:
-        raise disk_error(str(path), error) from error
+    replace_file(path_of(home, run_id), envelope, durable=True)
 
 
 def read(path: Path) -> bytes | None:

@@ -25,7 +25,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
-from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, is_check
+from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, opening_of
 from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
@@ -189,7 +189,11 @@ class Store:
         if back is not None:
             # Without those that check what another run made.
             rows = self.newest(min(back + 1, _PAGE_ROWS))
-            own = (row for row in rows if not (recovery.is_run_id(row.run_id) and is_check(self.folder(row.run_id))))
+            own = (
+                row
+                for row in rows
+                if not recovery.is_run_id(row.run_id) or opening_of(self.folder(row.run_id)).check is None
+            )
             newest = next(islice(own, back, None), None)
             if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"

@@ -18,7 +18,7 @@ import msgspec
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, WorkspaceError
 from backplane.policy.rules import PROFILES
-from backplane.receipts.audit import record_hash
+from backplane.receipts.audit import patch_claim, record_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
@@ -190,9 +190,9 @@ async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str |
 
 def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
     receipt = run.receipt
-    cost, patch = receipt.usage.estimated_cost_usd, receipt.backplane.get("patch")
+    cost = receipt.usage.estimated_cost_usd
     files = changes(_patch_lines(run))
-    sha256 = patch.get("sha256") if isinstance(patch, dict) and files else None
+    sha256 = patch_claim(receipt).get("sha256") if files else None
     return Trial(
         side=side.name,
         round=number,

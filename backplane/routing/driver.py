@@ -19,11 +19,12 @@ import msgspec
 from backplane.agents.shipped import ShippedAgent
 from backplane.config import BackendSettings, Settings
 from backplane.contract.canonical import Json
-from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.capability import read_manifest
 from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
+from backplane.receipts.audit import patch_claim
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.memory import Remembered, remembered
 from backplane.receipts.store import Store
@@ -126,6 +127,7 @@ def _candidate(
             status = msgspec.structs.replace(status, ready=False, why=error.message, fix=error.hint or "")
     agent = backend.agent if backend is not None else None
     manifest = kept_manifest(home, backend.key) if backend is not None else None
+    ours = CAPABILITY.values() if declared.remote else _HERE
     return BackendState(
         name=name,
         group=declared.group or name,
@@ -133,7 +135,7 @@ def _candidate(
         named_only=name in backends.NEVER_CHOSEN or host in backends.NEVER_CHOSEN,
         not_ready=_why_not_ready(status, declared),
         fix=status.fix,
-        manifest=None if manifest is None else _with_ours(read_manifest(manifest), remote=declared.remote),
+        manifest=None if manifest is None else supplied(read_manifest(manifest), ours),
         runs_max=declared.runs_max or settings.limits.runs_max,
         runs_per_minute=declared.runs_per_minute,
     )
@@ -144,10 +146,6 @@ def _why_not_ready(status: backends.BackendStatus, declared: BackendSettings) ->
     if not status.ready:
         return status.why or "it is not ready"
     return status.fix.partition(";")[0] if status.fix and not declared.env else ""
-
-
-def _with_ours(manifest: Manifest, *, remote: bool) -> Manifest:
-    return supplied(manifest, CAPABILITY.values() if remote else _HERE)
 
 
 def _models(name: str, declared: BackendSettings, agent: ShippedAgent | None, settings: Settings) -> tuple[Model, ...]:
@@ -323,8 +321,8 @@ class Attempts:
     @property
     def route(self) -> dict[str, Json]:
         """What the receipt tells of the choice, and of the attempts before."""
-        wire = self.decision.to_wire()
-        return {**wire, "tried": [msgspec.to_builtins(one) for one in self.tried]} if self.tried else wire
+        wire: dict[str, Json] = msgspec.to_builtins(self.decision.told())
+        return wire | ({"tried": msgspec.to_builtins(self.tried)} if self.tried else {})
 
     async def after(self, plane: ControlPlane, run: Run) -> bool:
         """Choose the next backend after a run that has ended; False where that was the order's end."""
@@ -416,8 +414,7 @@ def attempt_of(run: Run) -> FailoverAttempt:
     if code is None and receipt.outcome != "complete":
         said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
         code = said[-1] if said and isinstance(said[-1], str) else None
-    patch, lane = receipt.backplane.get("patch"), receipt.backplane.get("lane")
-    size = patch.get("bytes") if isinstance(patch, dict) else 0
+    size, lane = patch_claim(receipt).get("bytes"), receipt.backplane.get("lane")
     return FailoverAttempt(
         backend=run.backend_id,
         model=run.order.config.model,

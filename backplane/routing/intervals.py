@@ -134,25 +134,21 @@ def judge(measure: Measure, found: Mapping[str, Interval | None]) -> Verdict:
         found: by backend; more is better for `success`, less for the others.
     """
     unknown = [name for name, one in found.items() if one is None]
-    few = [name for name, one in found.items() if one is not None and (one.runs < RUNS_MIN or one.low is None)]
+    known = {
+        name: (one.low, one.high)
+        for name, one in found.items()
+        if one is not None and one.runs >= RUNS_MIN and one.low is not None and one.high is not None
+    }
+    few = [name for name in found if name not in known]
     if len(found) < 2:
         return Verdict(measure=measure, better=None, why="there is nothing to compare it with")
     if unknown:
         return Verdict(measure=measure, better=None, why=f"not known of {', '.join(unknown)}")
     if few:
         return Verdict(measure=measure, better=None, why=f"fewer than {RUNS_MIN} runs of {', '.join(few)}")
-    for name, one in found.items():
-        others = [other for each, other in found.items() if each != name]
-        if all(_is_better(measure, one, other) for other in others):
+    for name, (low, high) in known.items():
+        others = [each for each in known if each != name]
+        is_more, is_less = (all(low > known[each][1] for each in others), all(high < known[each][0] for each in others))
+        if is_more if measure == "success" else is_less:
             return Verdict(measure=measure, better=name, why="its interval lies apart from every other")
     return Verdict(measure=measure, better=None, why="the intervals overlap")
-
-
-def _is_better(measure: Measure, one: Interval | None, other: Interval | None) -> bool:
-    if one is None or other is None or None in (one.low, one.high, other.low, other.high):
-        return False
-    assert one.low is not None
-    assert one.high is not None
-    assert other.low is not None
-    assert other.high is not None
-    return one.low > other.high if measure == "success" else one.high < other.low

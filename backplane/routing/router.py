@@ -11,10 +11,10 @@ from typing import Final, Literal, cast
 
 import msgspec
 
-from backplane.contract.canonical import Json, timestamp_at
-from backplane.contract.capability import Level, Manifest, Requirement, Requirements, Threshold
+from backplane.contract.canonical import timestamp_at
+from backplane.contract.capability import Manifest, Requirements
 from backplane.errors import CapabilityError, ConfigError
-from backplane.policy.capabilities import RequirementCheck, negotiate
+from backplane.policy.capabilities import negotiate
 from backplane.routing.estimates import Estimate, Measures
 from backplane.routing.task import PREFERENCES, SHARES, TYPES, Custom, Strategy, TaskDescriptor
 
@@ -180,10 +180,6 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
             considered=tuple(option.told() for option in self.options[:TOLD_MAX]),
             not_told=max(0, len(self.options) - TOLD_MAX),
         )
-
-    def to_wire(self) -> dict[str, Json]:
-        wire: dict[str, Json] = msgspec.to_builtins(self.told())
-        return wire
 
     def chosen(self) -> Option:
         """The option that was chosen.
@@ -386,12 +382,14 @@ class _Look:
             yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
             return
         levels = manifest.levels
-        if all(_is_met(levels.get(one.capability), one) for one in self._required):
+        here = [(levels.get(one.capability), one.min_support) for one in self._required]
+        if all(level is not None and level.satisfies(least) for level, least in here):
             return
         found = negotiate(Requirements(self._required), manifest)
         changes = {(change.capability, change.min_support): str(change) for change in found.smallest_change}
         for finding in found.unmet:
-            yield _incapable(finding, changes)
+            change = changes[finding.capability, finding.min_support]
+            yield Obstacle("capability", finding.reason, change, finding.capability)
 
     def _fits(self, candidate: BackendState, model: Model) -> Iterator[Obstacle]:
         """What is in the way with the model."""
@@ -431,15 +429,6 @@ class _Look:
             elif latency.value > latency_max:
                 fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
                 yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
-
-
-def _is_met(level: Level | None, requirement: Requirement) -> bool:
-    return level is not None and level.satisfies(requirement.min_support)
-
-
-def _incapable(finding: RequirementCheck, changes: Mapping[tuple[str, Threshold], str]) -> Obstacle:
-    change = changes[finding.capability, finding.min_support]
-    return Obstacle("capability", finding.reason, change, finding.capability)
 
 
 def priced(model: Model, task: TaskDescriptor) -> Estimate | None:

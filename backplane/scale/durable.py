@@ -26,7 +26,6 @@ from dbos._error import DBOSStreamTimeoutError, DBOSWorkflowIDInUseError
 from dbos._serialization import DefaultSerializer, Serializer
 
 from backplane.contract.approval import Decision
-from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.process.watchdog import Watchdog
 from backplane.scale.engine import (
@@ -43,8 +42,8 @@ from backplane.scale.engine import (
     Worker,
     check_label,
     check_priority,
-    decode_job,
     encode_job,
+    read_row,
     unknown_order,
 )
 from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
@@ -234,7 +233,7 @@ class DurableEngine:
             row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_output=True))
             state = _STATES.get(row.status, "broken")
             if state == "done":
-                return _result(row.output)
+                return read_row(row.output, OrderResult, "result")
             if state == "broken":
                 raise BackendError("internal", f"order {order_id} ended without a receipt: {row.status} {row.error}")
             if time.monotonic() >= until:
@@ -264,7 +263,7 @@ class DurableEngine:
     async def job(self, order_id: str) -> Job:
         """What was submitted. Raises ConfigError `config_invalid`, no such order."""
         row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
-        return decode_job(next(iter(_argument(row.input)), None))
+        return read_row(next(iter(_argument(row.input)), None), Job, "order")
 
     async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
         """The newest orders first, of all states and labels or of one."""
@@ -408,14 +407,6 @@ def _argument(given: Any) -> list[Any]:
     return list(given["args"]) if isinstance(given, dict) and "args" in given else []
 
 
-def _result(text: Any) -> OrderResult:
-    """The result in a row that anybody may have written."""
-    try:
-        return msgspec.json.decode(text, type=OrderResult)
-    except (TypeError, msgspec.MsgspecError) as error:
-        raise ConfigError("config_invalid", f"a row of the queue holds no result of ours: {error}") from error
-
-
 def _queue(label: str) -> str:
     return f"{NAME}.{check_label(label)}"
 
@@ -444,28 +435,26 @@ def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*lost, attempt_id(row.workflow_id, row.executor_id))))
 
 
-def _wanted_usd_micros(order: WorkOrder) -> int:
-    return round((order.config.max_budget_usd or 0) * 1_000_000)
+class _Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row of a stream: events of an attempt."""
+
+    attempt: str
+    seq: int
+    """Of the first."""
+    records: tuple[str, ...]
+    superseded: str | None = None
 
 
 def _events(row: Any, offset: int) -> Sequence[Event]:
-    """The events of one row of a stream, which anybody may have written."""
-    try:
-        batch = json.loads(row)
-        return [
-            Event(
-                batch["attempt"],
-                batch["seq"] + place,
-                offset * BATCH_EVENTS_MAX + place + 1
-                if place < len(batch["records"]) - 1
-                else (offset + 1) * BATCH_EVENTS_MAX,
-                record.encode(),
-                batch.get("superseded") if place == 0 else None,
-            )
-            for place, record in enumerate(batch["records"])
-        ]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError("config_invalid", f"a row of the queue holds no events of ours: {error}") from error
+    batch = read_row(row, _Batch, "batch of events")
+    # The last one's cursor is that of the whole row: to go on after it is to go on with the next row.
+    cursors = [*range(offset * BATCH_EVENTS_MAX + 1, offset * BATCH_EVENTS_MAX + len(batch.records))]
+    cursors.append((offset + 1) * BATCH_EVENTS_MAX)
+    rows = enumerate(zip(batch.records, cursors, strict=False))
+    return [
+        Event(batch.attempt, batch.seq + place, cursor, record.encode(), batch.superseded if place == 0 else None)
+        for place, (record, cursor) in rows
+    ]
 
 
 class _Worker:
@@ -529,8 +518,8 @@ class _Worker:
 
     async def _attempt(self, text: str) -> str:
         order_id = str(DBOS.workflow_id)
-        job = decode_job(text)
-        wanted = _wanted_usd_micros(job.order)
+        job = read_row(text, Job, "order")
+        wanted = round((job.order.config.max_budget_usd or 0) * 1_000_000)
         attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, self.id, wanted)
         if attempt is None:
             raise asyncio.CancelledError
@@ -539,11 +528,10 @@ class _Worker:
         async def emit(records: Sequence[bytes]) -> None:
             nonlocal told
             for start in range(0, len(records), BATCH_EVENTS_MAX):
-                part = [record.decode() for record in records[start : start + BATCH_EVENTS_MAX]]
-                batch: dict[str, Any] = {"attempt": attempt.id, "seq": told + 1, "records": part}
-                if attempt.earlier and not told:
-                    batch["superseded"] = attempt.earlier[-1]
-                await DBOS.write_stream_async(STREAM, json.dumps(batch))
+                part = tuple(record.decode() for record in records[start : start + BATCH_EVENTS_MAX])
+                superseded = attempt.earlier[-1] if attempt.earlier and not told else None
+                batch = _Batch(attempt.id, told + 1, part, superseded)
+                await DBOS.write_stream_async(STREAM, msgspec.json.encode(batch).decode())
                 told += len(part)
 
         self._live[attempt.id] = (order_id, control)

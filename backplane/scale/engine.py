@@ -7,7 +7,7 @@ stands on every event, so that a reader can tell the events of a lost attempt fr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from backplane.errors import ConfigError
 
 OnLostWorker = Literal["rerun", "fail"]
 State = Literal["waiting", "running", "done", "broken"]
+T = TypeVar("T")
 
 DEFAULT_LABEL: Final = "default"
 LABEL_CHARS_MAX: Final = 64
@@ -193,12 +194,12 @@ def encode_job(job: Job) -> str:
     return data.decode()
 
 
-def decode_job(text: Any) -> Job:
-    """Read a job from a row that anybody may have written. Raises ConfigError `config_invalid`."""
+def read_row(text: Any, kind: type[T], what: str) -> T:
+    """Read a row of the queue, which anybody may have written. Raises ConfigError `config_invalid`."""
     try:
-        return msgspec.json.decode(text, type=Job)
+        return msgspec.json.decode(text, type=kind)
     except (TypeError, ValueError) as error:
-        raise ConfigError("config_invalid", f"a row of the queue is no order of ours: {error}") from error
+        raise ConfigError("config_invalid", f"a row of the queue is no {what} of ours: {error}") from error
 
 
 def unknown_order(order_id: str) -> ConfigError:

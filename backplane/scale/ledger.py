@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -49,7 +49,7 @@ _LOSE: Final = (
     "SELECT CAST(:order AS VARCHAR), CAST(:worker AS VARCHAR), COUNT(*) + 1, {now} FROM backplane_lost "
     "WHERE order_id = :order ON CONFLICT (order_id, worker) DO NOTHING"
 )
-_FACTS: Final = sa.text(
+_FACTS: Final = (
     "SELECT 'lost' AS kind, worker AS text, CAST(number AS BIGINT) AS number FROM backplane_lost "
     "WHERE order_id = :order "
     "UNION ALL SELECT 'cancel', why, 0 FROM backplane_cancel WHERE order_id = :order "
@@ -58,11 +58,11 @@ _FACTS: Final = sa.text(
     "UNION ALL SELECT 'alive', '', 0 FROM backplane_worker WHERE id = :worker AND claimed_ms = 0 ORDER BY 3"
 )
 """All that an attempt is to know, in one statement without a transaction: it is most of what we add to the engine."""
-_NEWS: Final = sa.text(
+_NEWS: Final = (
     "SELECT order_id, '' AS attempt, '' AS ask, why AS text FROM backplane_cancel WHERE order_id IN :ids "
     "UNION ALL SELECT order_id, attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids"
-).bindparams(sa.bindparam("ids", expanding=True))
-_TAKE: Final = sa.text(
+)
+_TAKE: Final = (
     "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :wanted WHERE limit_usd_micros IS NULL "
     "OR spent_usd_micros + :wanted <= limit_usd_micros"
 )
@@ -70,9 +70,6 @@ _CLOCKS: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
-
-
-T = TypeVar("T")
 
 
 class News(msgspec.Struct, frozen=True):
@@ -139,8 +136,7 @@ class Ledger:
         """Say that this worker is alive, and hear of its orders."""
         update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
         news = News(self._do(update, id=worker) == 1, {}, {})
-        asked = {"ids": list(orders)}
-        for order, attempt, ask, text in self._connected(lambda one: one.execute(_NEWS, asked).all()) if orders else ():
+        for order, attempt, ask, text in self._rows(_NEWS, ids=orders):
             if ask:
                 news.answers.setdefault(attempt, {})[ask] = msgspec.json.decode(text, type=Decision)
             else:
@@ -150,7 +146,7 @@ class Ledger:
     def workers(self) -> Sequence[Worker]:
         """All workers, dead ones that nobody has taken over from included."""
         select = f"SELECT id, label, slots, {self._now} - beat_ms FROM backplane_worker ORDER BY id"
-        return [Worker(*row) for row in self._all(select)]
+        return [Worker(*row) for row in self._rows(select)]
 
     def claim_dead(self, owners: Collection[str]) -> Sequence[str]:
         """Claim the dead whose orders are to be resumed; each is claimed by one worker, once a lease.
@@ -181,10 +177,8 @@ class Ledger:
         Returns:
             None where this worker was taken for dead.
         """
-        with_own = {"order": order_id, "worker": worker}
-        facts = self._connected(lambda one: one.execute(_FACTS, with_own).all(), is_patient=True)
         by_kind: dict[str, list[Any]] = {}
-        for kind, text, number in facts:
+        for kind, text, number in self._rows(_FACTS, is_patient=True, order=order_id, worker=worker):
             by_kind.setdefault(kind, []).append(number if kind == "left" else text)
         if "alive" not in by_kind:
             return None
@@ -197,7 +191,7 @@ class Ledger:
         """Take an attempt's share of the budget, or say why there is none."""
         if not wanted and (left is None or left > 0):
             return None
-        if wanted and self._connected(lambda one: one.execute(_TAKE, {"wanted": wanted}).rowcount, is_patient=True):
+        if wanted and self._do(_TAKE, is_patient=True, wanted=wanted):
             return None
         asked = f"${wanted / 1e6:.6f}" if wanted else "something"
         return f"the order may cost {asked}, and ${max(left or 0, 0) / 1e6:.6f} of the queue's budget is left"
@@ -205,13 +199,13 @@ class Ledger:
     def settle(self, reserved_usd_micros: int, cost_usd_micros: int) -> None:
         """Put what an attempt has cost in the place of what it had reserved; a database that is away is waited for."""
         more = cost_usd_micros - reserved_usd_micros
-        add = sa.text("UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more")
         if more:
-            self._connected(lambda one: one.execute(add, {"more": more}), is_patient=True)
+            add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
+            self._do(add, is_patient=True, more=more)
 
     def budget(self) -> Budget:
         """What the whole queue may cost and has cost."""
-        (row,) = self._all("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
+        (row,) = self._rows("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
         return Budget(*row)
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
@@ -230,53 +224,50 @@ class Ledger:
     def remove(self, orders: Collection[str]) -> None:
         """Forget orders that have ended; what they have cost stays counted."""
         for table in ("lost", "cancel", "answer"):
-            self._in(f"DELETE FROM backplane_{table}", orders)
+            self._do(f"DELETE FROM backplane_{table} WHERE order_id IN :ids", ids=orders)
 
     def lost(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The lost attempts of these orders, oldest first."""
         found: dict[str, tuple[str, ...]] = {}
-        for order_id, worker in self._in("SELECT order_id, worker FROM backplane_lost", orders, "ORDER BY number"):
+        select = "SELECT order_id, worker FROM backplane_lost WHERE order_id IN :ids ORDER BY number"
+        for order_id, worker in self._rows(select, ids=orders):
             found[order_id] = (*found.get(order_id, ()), attempt_id(order_id, worker))
         return found
 
     def cancels(self, orders: Collection[str]) -> dict[str, str]:
         """Why these orders are to end, those of them that are."""
-        return dict(self._in("SELECT order_id, why FROM backplane_cancel", orders))
+        return dict(self._rows("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids", ids=orders))
 
     def cancel(self, order_id: str, why: str) -> None:
         """Have an order end; the first reason stays."""
         insert = "INSERT INTO backplane_cancel (order_id, why) VALUES (:id, :why) ON CONFLICT (order_id) DO NOTHING"
         self._do(insert, id=order_id, why=why[:1000])
 
-    def _in(self, statement: str, orders: Collection[str], order: str = "") -> Sequence[Any]:
-        if not orders:
-            return []
-        text = sa.text(f"{statement} WHERE order_id IN :ids {order}").bindparams(sa.bindparam("ids", expanding=True))
+    def _rows(self, statement: str, *, is_patient: bool = False, **values: Any) -> Sequence[Any]:
+        return self._run(statement, values, is_patient)[0]
 
-        def rows(connection: sa.Connection) -> Sequence[Any]:
-            found = connection.execute(text, {"ids": list(orders)})
-            return found.all() if found.returns_rows else []
+    def _do(self, statement: str, *, is_patient: bool = False, **values: Any) -> int:
+        """Run a statement; return how many rows it changed."""
+        return self._run(statement, values, is_patient)[1]
 
-        return self._connected(rows)
-
-    def _do(self, statement: str, **values: Any) -> int:
-        return self._connected(lambda connection: connection.execute(sa.text(statement), values).rowcount)
-
-    def _all(self, statement: str) -> Sequence[Any]:
-        return self._connected(lambda connection: connection.execute(sa.text(statement)).all())
-
-    def _connected(self, work: Callable[[sa.Connection], T], *, is_patient: bool = False) -> T:
-        """Do something on a connection, on a fresh one where the first has ended since it was last used.
+    def _run(self, statement: str, values: dict[str, Any], is_patient: bool) -> tuple[Sequence[Any], int]:
+        """Run a statement, on a fresh connection where the first has ended since it was last used.
 
         Args:
+            values: by name; `ids` is a collection.
             is_patient: again for as long as the database is away. A statement whose answer was cut off is done twice:
                 then the budget counts too much, never too little.
         """
+        text = sa.text(statement)
+        if "ids" in values:
+            text = text.bindparams(sa.bindparam("ids", expanding=True))
+            values["ids"] = list(values["ids"])
         may_be_old = True
         while True:
             try:
                 with self._engine.connect() as connection:
-                    return work(connection)
+                    done = connection.execute(text, values)
+                    return done.all() if done.returns_rows else (), done.rowcount
             except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
                 if may_be_old and error.connection_invalidated:
                     may_be_old = False

@@ -56,24 +56,21 @@ class Runner:
             BackendError: `stream_closed`, the attempt was fenced.
             BackplaneError: of the engine, where events could not be passed on.
         """
-        order, backend, route = job.order, self._backend(job), None
+        order, backend = job.order, self._backend(job)
         for name in OF_QUEUE:
             order = order.without_abp(name)
         added: dict[str, Json] = {"queue": _place(job, attempt)}
-        why = self._refusal(job, attempt)
-        if why is None:
-            try:
-                order, backend, route = await backend_for(order, self._plane, job.backend)
-            except BackplaneError as error:
-                why = error
-        if why is not None:
-            run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
-            return await self._result(run, attempt)
         async with incoming(self._plane.home) as folder:
             try:
-                order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
+                if attempt.cancelled is None:
+                    self._check(job, attempt)
+                    order, backend, route = await backend_for(order, self._plane, job.backend)
+                    order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
+                why: str | BackplaneError | None = attempt.cancelled
             except BackplaneError as error:
-                run = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
+                why = error
+            if why is not None:
+                run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
                 return await self._result(run, attempt)
             desk = Desk(_asking(control)) if job.asks else None
             on_ask = desk.answer if desk is not None else None
@@ -89,26 +86,21 @@ class Runner:
                 raise BackendError("stream_closed", control.fenced)
             return await self._result(run, attempt)
 
-    def _refusal(self, job: Job, attempt: Attempt) -> str | BackplaneError | None:
-        """Why this attempt is not begun; None when it is."""
-        if attempt.cancelled is not None:
-            return attempt.cancelled
+    def _check(self, job: Job, attempt: Attempt) -> None:
+        """Raise why this attempt is not begun, where it is not to be."""
         if attempt.earlier and job.on_lost_worker == "fail":
             fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
-            return BackendError("backend_crashed", fact, hint="config.vendor.abp.on_lost_worker = rerun allows one")
+            raise BackendError("backend_crashed", fact, hint="config.vendor.abp.on_lost_worker = rerun allows one")
         if attempt.over_budget is not None:
             hint = "backplane queue limit --budget-usd raises it"
-            return PolicyError("policy_denied", attempt.over_budget, hint=hint)
+            raise PolicyError("policy_denied", attempt.over_budget, hint=hint)
         if attempt.number > ATTEMPTS_MAX:
-            return BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
-        try:
-            check_secrets(job.order)
-        except BackplaneError as error:
-            return error
-        return None
+            raise BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
+        check_secrets(job.order)
 
     def _backend(self, job: Job) -> Backend:
-        name = job.backend or _named(job.order)
+        named = job.order.abp("backend")
+        name = job.backend or (named if isinstance(named, str) else None)
         try:
             return self._plane.find_backend(name)
         except BackplaneError:
@@ -175,11 +167,6 @@ async def _watch(run: Run, control: Control) -> None:
         while control.fenced is None:
             await anyio.sleep(LOOK_S)
         run.hurry()
-
-
-def _named(order: WorkOrder) -> str | None:
-    name = order.abp("backend")
-    return name if isinstance(name, str) else None
 
 
 def _place(job: Job, attempt: Attempt) -> Json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -82,14 +82,18 @@ def send(told: ours.RunTelemetry, run_id: str, processor: SpanProcessor, parent:
     provider.add_span_processor(processor)
     tracer = provider.get_tracer(SERVICE, _version())
     contexts: dict[int, Any] = {}
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    links = [] if parent is None else [Link(SpanContext(*parent, is_remote=True, trace_flags=sampled))]
+    # A context without a span in it: what the program around us traces is no parent of a run.
+    nothing = set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
     for span in told.spans:
         ids.next_span = span.id
         made = tracer.start_span(
             span.name,
-            context=contexts[span.parent] if span.parent is not None else _nothing(),
+            context=contexts[span.parent] if span.parent is not None else nothing,
             kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
             attributes=span.attributes,
-            links=list(_links(parent)) if span.parent is None else None,
+            links=links if span.parent is None else None,
             start_time=span.start_ns,
         )
         contexts[span.id] = set_span_in_context(made)
@@ -99,17 +103,6 @@ def send(told: ours.RunTelemetry, run_id: str, processor: SpanProcessor, parent:
             made.set_status(Status(StatusCode.ERROR, span.error))
         made.end(span.end_ns)
     provider.shutdown()
-
-
-def _nothing() -> Any:
-    """A context without a span in it: what the program around us traces is no parent of a run."""
-    return set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
-
-
-def _links(parent: tuple[int, int] | None) -> Iterator[Link]:
-    if parent is not None:
-        trace, span = parent
-        yield Link(SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)))
 
 
 def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:

@@ -177,6 +177,11 @@ class _Story:
         attributes = {OPERATION: "invoke_agent", AGENT_NAME: name, AGENT_ID: backend.id, **self._common}
         return attributes if backend.backend_version is None else {**attributes, AGENT_VERSION: backend.backend_version}
 
+    def _begun(self, name: str, number: int, above: RunSpan, attributes: Attributes) -> RunSpan:
+        """A span that begins with this event."""
+        id = span_id(self._run_id, number)
+        return RunSpan(name=name, id=id, parent=above.id, start_ns=self._now_ns, attributes=attributes)
+
     def _add(self, span: RunSpan) -> bool:
         if len(self._spans) >= SPANS_MAX:
             self._dropped += 1
@@ -231,13 +236,8 @@ class _Story:
             attributes[TOOL_CALL_ID] = event.tool_use_id
         if self._about.content:
             attributes[TOOL_ARGUMENTS] = _json(event.input)
-        span = RunSpan(
-            name=f"execute_tool {event.tool_name}",
-            id=span_id(self._run_id, number),
-            parent=self._above(event.parent_tool_use_id).id,
-            start_ns=self._now_ns,
-            attributes=attributes,
-        )
+        above = self._above(event.parent_tool_use_id)
+        span = self._begun(f"execute_tool {event.tool_name}", number, above, attributes)
         if self._add(span):
             self._tools[event.tool_use_id or f"#{number}"] = self._last_tool = span
 
@@ -297,15 +297,8 @@ class _Story:
         attributes |= _usage(_added(self._counted, self._folded.usage))
         self._counted = self._folded.usage
         model = attributes.get(RESPONSE_MODEL, self._about.model)
-        span = RunSpan(
-            name=f"chat {model}" if model else "chat",
-            id=span_id(self._run_id, number),
-            parent=self._root.id,
-            kind="client",
-            start_ns=self._turn_since_ns,
-            end_ns=self._now_ns,
-            attributes=attributes,
-        )
+        span = self._begun(f"chat {model}" if model else "chat", number, self._root, attributes)
+        span.kind, span.start_ns, span.end_ns = "client", self._turn_since_ns, self._now_ns
         if self._first_chunk_ns is not None:
             waited_ns = self._first_chunk_ns - span.start_ns
             attributes[FIRST_CHUNK] = waited_ns / 1e9
@@ -323,16 +316,9 @@ class _Story:
         plan = event.body.get("plan")
         if isinstance(plan, list):
             attributes = {OPERATION: "plan", "backplane.plan.steps": len(plan), **self._common}
-            self._add(
-                RunSpan(
-                    name="plan",
-                    id=span_id(self._run_id, number),
-                    parent=self._root.id,
-                    start_ns=self._now_ns,
-                    end_ns=self._now_ns,
-                    attributes=attributes,
-                )
-            )
+            span = self._begun("plan", number, self._root, attributes)
+            span.end_ns = self._now_ns
+            self._add(span)
 
     def _decided(self, event: kinds.Approval | kinds.ApprovalAnswered) -> None:
         body, id = event.body, str(event.body.get("id", ""))
