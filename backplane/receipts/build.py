@@ -200,9 +200,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
     guarded: bool = False
+    """The host was a program of its own, under a guard."""
     start: str = "cold"
     """`warm`: the host was started before the order came."""
-    """The host was a program of its own, under a guard."""
     claimed_paths: Set[str] = frozenset()
     _claimed_chars: int = 0
     redactor: Redactor = NO_SECRETS

@@ -23,7 +23,7 @@ from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_claim, patch_faults, patch_hash
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, Journal, disk_error
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
@@ -119,11 +119,8 @@ def write_receipt(receipt: Receipt, path: Path) -> None:
             file.write(chunk)
 
 
-def import_bundle(store: Store, path: Path, journal: Journal | None = None) -> ReceiptRow:
+def import_bundle(store: Store, path: Path) -> ReceiptRow:
     """Keep a foreign receipt, from a folder of `export` or a single file.
-
-    Args:
-        journal: of a folder's receipt, see `Store.adopt`.
 
     Raises:
         ConfigError: `config_invalid`: not readable, or too large.
@@ -133,15 +130,16 @@ def import_bundle(store: Store, path: Path, journal: Journal | None = None) -> R
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
     if not os.path.isdir(path):
-        receipt = parse_receipt(_read(path), str(path))
-        patch = _patch_inside(receipt)
+        receipt = parse_receipt(read_bounded(path), str(path))
+        inside = (receipt.verification.git_diff or "").encode()
+        # Nothing where it is another one than the receipt names.
+        patch = inside if patch_hash(receipt) == canonical.sha256_hex(inside) else b""
         _check_size(receipt, path, patch)
         return store.adopt(receipt, patch)
     receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
     patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
-    _check_size(receipt, path / RECEIPT, patch)
-    _check_vouched(receipt, path / PATCH, patch)
-    row = store.adopt(receipt, patch, journal)
+    check_patch(receipt, path / PATCH, patch)
+    row = store.adopt(receipt, patch)
     signature = signatures.read(path / SIGNATURE)
     if signature is not None:
         signatures.keep(store.home, row.run_id, signature)
@@ -180,12 +178,6 @@ def _in_memory(receipt: Receipt) -> Receipt:
     return msgspec.structs.replace(receipt, trace=Trace.of(receipt.trace))
 
 
-def _patch_inside(receipt: Receipt) -> bytes:
-    """The patch as the receipt holds it; nothing when it is another one than the receipt names."""
-    diff = (receipt.verification.git_diff or "").encode()
-    return diff if patch_hash(receipt) == canonical.sha256_hex(diff) else b""
-
-
 def _check_size(receipt: Receipt, path: Path, patch: bytes) -> None:
     told = patch_claim(receipt).get("bytes", 0)
     if not isinstance(told, int) or isinstance(told, bool) or told < 0:
@@ -198,7 +190,16 @@ def _check_size(receipt: Receipt, path: Path, patch: bytes) -> None:
         raise StoreError("receipt_hash_mismatch", fact)
 
 
-def _check_vouched(receipt: Receipt, path: Path, patch: bytes) -> None:
+def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
+    """Compare the patch that came with a receipt with what the receipt says of it.
+
+    Args:
+        path: where the patch was read; where it is empty there need be no file.
+
+    Raises:
+        ContractError, StoreError: as `import_bundle`.
+    """
+    _check_size(receipt, path, patch)
     expected = patch_hash(receipt)
     if patch and expected is None:
         raise StoreError("receipt_hash_mismatch", f"{path}: the receipt does not vouch for this patch")
@@ -216,10 +217,11 @@ def _read_inside(path: Path) -> bytes:
         raise ConfigError("config_invalid", f"{path} cannot be read: {error.strerror}") from error
     if not is_file:
         raise ConfigError("config_invalid", f"{path} is no regular file", hint="export it anew")
-    return _read(path)
+    return read_bounded(path)
 
 
-def _read(path: Path) -> bytes:
+def read_bounded(path: Path) -> bytes:
+    """Read a file of `RECEIPT_BYTES_MAX` at most. Raises ConfigError, `config_invalid`."""
     try:
         with path.open("rb") as file:
             data = file.read(RECEIPT_BYTES_MAX + 1)

@@ -39,31 +39,19 @@ _READ_TRIES: Final = 3
 FIRST_LINK: Final = "0" * 64
 """What the first receipt of a store follows."""
 
-_TABLE: Final = """
-CREATE TABLE receipts (
-  sequence INTEGER PRIMARY KEY,
-  run_id TEXT NOT NULL UNIQUE,
-  work_order_id TEXT NOT NULL,
-  backend TEXT NOT NULL,
-  outcome TEXT NOT NULL,
-  reason TEXT,
-  started_at TEXT NOT NULL,
-  finished_at TEXT NOT NULL,
-  duration_ms INTEGER NOT NULL,
-  sha256 TEXT NOT NULL,
-  body BLOB NOT NULL,
-  trace_count INTEGER NOT NULL,
-  trace_bytes INTEGER NOT NULL,
-  previous_link TEXT NOT NULL,
-  link TEXT NOT NULL
-)
-"""
+_TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
+_MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}
+_COLUMNS: Final = {
+    name: _MORE.get(name) or _TYPES.get(kind, "TEXT") for name, kind in get_type_hints(ReceiptRow).items()
+}
+_TABLE: Final = f"CREATE TABLE receipts ({', '.join(map(' '.join, _COLUMNS.items()))}, body BLOB NOT NULL)"
+INSERT: Final = f"INSERT INTO receipts ({', '.join(_COLUMNS)}, body) VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 
 READ: Final = ", ".join(
-    {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
-    for name, kind in get_type_hints(ReceiptRow).items()
+    f"CAST(IFNULL({name}, '') AS TEXT)" if kind == "TEXT NOT NULL" else f"CAST({name} AS {kind.split()[0]})"
+    for name, kind in _COLUMNS.items()
 )
-"""Columns as `Row` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
+"""Columns as `ReceiptRow` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
 
 _NETWORK_KINDS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gfs2", "ocfs2", "beegfs"}

@@ -10,8 +10,9 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
     from backplane.contract.receipt import Receipt
+
+T = TypeVar("T")
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -176,34 +179,32 @@ def private_key(key: str) -> Ed25519PrivateKey:
         ConfigError: `config_invalid`: the library is missing, or this is no private Ed25519 key; no word of the key
             is in the message.
     """
-    _library()
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    data, called = _key_bytes(key)
-    try:
-        made = Ed25519PrivateKey.from_private_bytes(data) if len(data) == 32 else load_pem_private_key(data, None)
-    except Exception as error:  # The library has a dozen classes for a file that is no key.
-        raise _no_key(called, "private") from error
-    if not isinstance(made, Ed25519PrivateKey):
-        raise _no_key(called, "private")
-    return made
+    ed25519, pem = _library()
+    kind: type[Ed25519PrivateKey] = ed25519.Ed25519PrivateKey
+    return _loaded(key, "private", kind, kind.from_private_bytes, lambda data: pem.load_pem_private_key(data, None))
 
 
 def public_key(key: str) -> Ed25519PublicKey:
     """Load a public key, from PEM, 32 bytes or 64 hexadecimal digits. Raises as `private_key`."""
-    _library()
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    ed25519, pem = _library()
+    kind: type[Ed25519PublicKey] = ed25519.Ed25519PublicKey
+    return _loaded(key, "public", kind, kind.from_public_bytes, pem.load_pem_public_key)
 
+
+def _loaded(
+    key: str, word: str, kind: type[T], from_bytes: Callable[[bytes], T], from_pem: Callable[[bytes], object]
+) -> T:
     data, called = _key_bytes(key)
+    cause: Exception | None = None
     try:
-        made = Ed25519PublicKey.from_public_bytes(data) if len(data) == 32 else load_pem_public_key(data)
-    except Exception as error:  # As above.
-        raise _no_key(called, "public") from error
-    if not isinstance(made, Ed25519PublicKey):
-        raise _no_key(called, "public")
-    return made
+        made = from_bytes(data) if len(data) == 32 else from_pem(data)
+        if isinstance(made, kind):
+            return made
+    except Exception as error:  # The library has a dozen classes for a file that is no key.
+        cause = error
+    fact = f"{called} is no {word} Ed25519 key, in PEM without a password, or as 32 bytes"
+    make = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
+    raise ConfigError("config_invalid", fact, hint=make) from cause
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -211,12 +212,15 @@ def key_id(key: Ed25519PublicKey) -> str:
     return canonical.sha256_hex(key.public_bytes_raw())
 
 
-def _library() -> None:
+def _library() -> tuple[Any, Any]:
+    """Load the modules with the keys and with their files."""
     try:
-        import cryptography  # noqa: F401
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         hint = "python3 -m pip install 'backplane[sign]'"
         raise ConfigError("config_invalid", "signatures need the library `cryptography`", hint=hint) from error
+    return ed25519, serialization
 
 
 def _key_bytes(key: str) -> tuple[bytes, str]:
@@ -237,12 +241,6 @@ def _key_bytes(key: str) -> tuple[bytes, str]:
 
 def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # A pipe in its place keeps nobody waiting.
-
-
-def _no_key(called: str, kind: str) -> ConfigError:
-    fact = f"{called} is no {kind} Ed25519 key, in PEM without a password, or as 32 bytes"
-    make = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
-    return ConfigError("config_invalid", fact, hint=make)
 
 
 # Where they lie -------------------------------------------------------------------------------------------------------

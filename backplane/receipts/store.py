@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -39,12 +38,6 @@ AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
 """Files that could not be removed, in an error's line: one is mostly like the other."""
 _PAGE_ROWS: Final = 256
-
-
-_COLUMNS: Final = ", ".join(ReceiptRow.__struct_fields__)
-_INSERT: Final = (
-    f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(ReceiptRow.__struct_fields__) + 1))})"
-)
 
 
 class Store:
@@ -71,9 +64,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -483,7 +474,7 @@ class Store:
             link = database.link_of(previous, sequence, columns)
             row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
-                connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
+                connection.execute(database.INSERT, (*msgspec.structs.astuple(row), body))
             except sqlite3.IntegrityError as error:
                 raise _known(row.run_id) from error
         return row

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader, BytesIO
 from itertools import islice
@@ -25,8 +24,8 @@ from backplane.errors import StoreError
 CHUNK_BYTES: Final = 1 << 17
 """Read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block; from
 256 KiB on it maps fresh pages each time, measured at twice the cost."""
-MARK_LINES: Final = 1_024
-"""One remembered place in the file every so many events: a million events cost a thousand integers."""
+BATCH_EVENTS: Final = 1_024
+"""Encoded at once, where the events are not in a file."""
 
 _decode_event: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
 
@@ -47,7 +46,6 @@ class Trace(Sequence[AgentEvent]):
         self.source = source
         self.size_bytes = size_bytes
         self._count = count
-        self._marks: list[int] = []
 
     @classmethod
     def of(cls, events: Iterable[AgentEvent]) -> Trace:
@@ -95,14 +93,13 @@ class Trace(Sequence[AgentEvent]):
     def __getitem__(self, index: int | slice) -> AgentEvent | list[AgentEvent]:
         if isinstance(index, slice):
             wanted = range(self._count)[index]
-            if wanted.step == 1:
-                return list(islice(self._from(wanted.start), len(wanted))) if wanted else []
-            return [self[position] for position in wanted]
-        position = range(self._count)[index]
-        event = next(self._from(position), None)
-        if event is None:
-            raise self._short()
-        return event
+            lines = islice(enumerate(self.lines()), max(wanted, default=-1) + 1)
+            found = [self._event(line) for place, line in lines if place in wanted]
+            return found if wanted.step > 0 else found[::-1]
+        return self._event(next(islice(self.lines(), range(self._count)[index], None)))
+
+    def __reversed__(self) -> Iterator[AgentEvent]:
+        return reversed(list(self))  # One event after the other would read the file as often.
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -113,22 +110,6 @@ class Trace(Sequence[AgentEvent]):
 
     def __repr__(self) -> str:
         return f"<Trace of {self._count} events, {self.size_bytes} bytes>"
-
-    def _from(self, position: int) -> Iterator[AgentEvent]:
-        marks = self._marks or self._mark()
-        row = bisect_right(range(0, len(marks) * MARK_LINES, MARK_LINES), position) - 1
-        with self._open() as file:
-            file.seek(marks[row])
-            yield from map(self._event, islice(file, position - row * MARK_LINES, self._count - row * MARK_LINES))
-
-    def _mark(self) -> list[int]:
-        offset, marks = 0, [0]
-        for number, line in enumerate(self.lines(), 1):
-            offset += len(line) + 1
-            if number % MARK_LINES == 0:
-                marks.append(offset)
-        self._marks = marks
-        return marks
 
     def _event(self, line: bytes) -> AgentEvent:
         try:
@@ -173,7 +154,7 @@ def trace_chunks(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
         return
     events = iter(trace)
     separator = b""
-    while batch := list(islice(events, MARK_LINES)):
+    while batch := list(islice(events, BATCH_EVENTS)):
         yield separator + b",".join(map(canonical.encode, batch))
         separator = b","
 
@@ -181,5 +162,5 @@ def trace_chunks(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
 def line_batches(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
     """Batches as `Journal.append` takes them, for any sequence of events."""
     events = iter(trace)
-    while batch := list(islice(events, MARK_LINES)):
+    while batch := list(islice(events, BATCH_EVENTS)):
         yield canonical.encode_lines(batch)

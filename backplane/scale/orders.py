@@ -14,7 +14,7 @@ from backplane.contract.events import Approval, ApprovalAnswered, carried, read_
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError, StoreError
-from backplane.receipts.bundle import RECEIPT, import_bundle, parse_receipt
+from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_bounded
 from backplane.receipts.journal import PATCH, Journal
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
@@ -196,17 +196,6 @@ def _by(reason: str, by: str) -> str:
     return f"{reason} ({by})".strip() if by else reason
 
 
-def result_bytes(result: OrderResult, content: Contents, folder: Path) -> bytes:
-    """The receipt of a result, wherever it lies. Blocks; raises as `Contents.fetch`."""
-    if result.receipt is not None:
-        return result.receipt.encode()
-    path = folder / "fetched"
-    content.fetch(str(result.receipt_content), path)
-    data = path.read_bytes()
-    path.unlink()
-    return data
-
-
 def keep(
     store: Store, order_id: str, result: OrderResult, content: Contents, journal: Journal | None = None
 ) -> ReceiptRow:
@@ -221,7 +210,11 @@ def keep(
         WorkspaceError: `workspace_staging_failed`, what travelled is not there.
     """
     with archive.incoming(store.home) as folder:
-        data = result_bytes(result, content, folder)
+        if result.receipt is None:
+            content.fetch(str(result.receipt_content), folder / RECEIPT)
+            data = read_bounded(folder / RECEIPT)
+        else:
+            data = result.receipt.encode()
         receipt = parse_receipt(data, f"the receipt of order {order_id}")
         run_id = receipt.meta.run_id
         if receipt.meta.work_order_id != order_id or run_id != result.attempts[-1]:
@@ -234,11 +227,9 @@ def keep(
             if journal is not None:
                 journal.close()
             return row
-        bundle = folder / "bundle"
-        bundle.mkdir()
-        (bundle / RECEIPT).write_bytes(data)
+        path, patch = folder / PATCH, (receipt.verification.git_diff or "").encode()
         if result.patch is not None:
-            content.fetch(result.patch, bundle / PATCH)
-        elif receipt.verification.git_diff:
-            (bundle / PATCH).write_bytes(receipt.verification.git_diff.encode())
-        return import_bundle(store, bundle, journal)
+            content.fetch(result.patch, path)
+            patch = read_bounded(path)
+        check_patch(receipt, path, patch)
+        return store.adopt(receipt, patch, journal)

@@ -56,7 +56,6 @@ USAGE: Final = {
     "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
 }
 """The contract's counter → theirs. Both count as input all that was sent, cached or not."""
-REASONING: Final = "gen_ai.usage.reasoning.output_tokens"
 
 RUN_ID: Final = "backplane.run.id"
 OUTCOME: Final = "backplane.outcome"
