@@ -424,8 +424,6 @@ class Chat:
                 continue
             results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
             others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
-            if results and others and not isinstance(message.parts[0], ir.ToolOutput):
-                ledger.degrade(message.at, "order", "results come before the rest of their message")
             made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
             if results and not others:
                 ledger.put_ext(message, made[-1])
@@ -472,8 +470,6 @@ class Chat:
         is_known = native in self.roles and ROLES.get(native or "") == message.role != "tool"
         is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
         out: dict[str, Any] = {"role": native if is_known or is_own else message.role}
-        if message.role == "tool" and not ledger.is_home:
-            out["role"] = "user"  # only a result may speak as a tool
         if message.name is not None:
             out["name"] = message.name
         if message.role == "assistant":

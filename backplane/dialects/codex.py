@@ -330,8 +330,6 @@ def _again(message: ir.Message) -> ir.Message | None:
 def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
     results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
     others = [part for part in message.parts if not isinstance(part, ir.ToolOutput)]
-    if results and others and not isinstance(message.parts[0], ir.ToolOutput):
-        ledger.degrade(message.at, "order", "results come before the rest of their message")
     out = ITEMS.write_all(results, ledger)
     if results and not others:
         ledger.put_ext(message, out[0])
@@ -534,6 +532,7 @@ class _Item:
 class StreamReader(BlockReader):
     """Reads the events of one stream."""
 
+    name = NAME
     endings = ENDINGS
 
     def __init__(self) -> None:
@@ -666,9 +665,7 @@ class StreamReader(BlockReader):
             return [self.more(key, whole[len(said) :], field)]
         reason = "the end of a block says another text than its pieces"
         if whole and whole != said and all(loss.path != at for loss in self.losses):
-            self.losses.append(
-                ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=reason)
-            )
+            self.worked_around(at, reason)
         return []
 
     def _annotation(self, chunk: Json) -> list[ir.StreamEvent]:

@@ -500,10 +500,6 @@ class _Seen:
         return self.add(text) if text else ""
 
 
-LOSSES_MAX: Final = 100
-"""Most faults of one stream that are named one by one."""
-
-
 class _Candidate:
     """One candidate while it comes in; at most one of its blocks is open, under the candidate's number."""
 
@@ -521,6 +517,7 @@ class _Candidate:
 class StreamReader(BlockReader):
     """Reads the chunks of one stream."""
 
+    name = NAME
     endings = ENDINGS
 
     def __init__(self) -> None:
@@ -608,7 +605,7 @@ class StreamReader(BlockReader):
         out = self._close(state)
         if isinstance(read, ir.ToolUse):
             if self.mends and self._was_said(state, read):
-                self._worked_around(at, "a call that was sent before")
+                self.worked_around(at, "a call that was sent before")
                 return out
             state.ids.add(read.id)
         out += self.begin(state.number, read, state.number)
@@ -649,7 +646,7 @@ class StreamReader(BlockReader):
             return text
         seen = state.seen.setdefault(kind, _Seen())
         if seen.repeats(text):
-            self._worked_around(at, SENT_BEFORE)
+            self.worked_around(at, SENT_BEFORE)
             return seen.replace(text)
         if self._kind(state) is kind and seen.may_repeat(text):
             seen.waiting.append(text)
@@ -662,16 +659,11 @@ class StreamReader(BlockReader):
         if seen is None or not seen.waiting:
             return []
         if any(map(str.isalpha, seen.begin)):
-            self._worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
+            self.worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
             text = seen.replace(seen.waiting[-1])
         else:
             text = seen.pass_on()
         return [self.more(state.number, text)] if text else []
-
-    def _worked_around(self, at: str, what: str) -> None:
-        loss = ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
-        if len(self.losses) < LOSSES_MAX:
-            self.losses.append(loss)
 
     def _piece(self, state: _Candidate, part: dict[str, Any], call: Members, at: str) -> list[ir.StreamEvent]:
         out = self._close(state) if "name" in call.rest else []

@@ -225,9 +225,15 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
     return ir.StreamFailed(str(error.get("message", "unknown error")), str(word) if word else None, raw)
 
 
+FAULTS_MAX: Final = 100
+"""Most faults of one stream that are named one by one."""
+
+
 class BlockReader:
     """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends."""
 
+    name = ""
+    """The dialect that is read, where it names faults."""
     endings: Endings
     handlers: dict[Any, Callable[[Json], list[ir.StreamEvent]]]
     """Kind of a chunk → what reads it."""
@@ -256,6 +262,12 @@ class BlockReader:
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read a chunk without a handler; one of a later version is kept."""
         return [ir.Kept(chunk, type(chunk) is not dict)]
+
+    def worked_around(self, at: str, reason: str) -> None:
+        """Note a gateway's fault; whoever passes the losses on names the target."""
+        if len(self.losses) < FAULTS_MAX:
+            loss = ir.Loss(path=at, dialect=self.name, target="", kind="degraded", code="fallback", reason=reason)
+            self.losses.append(loss)
 
     def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""
