@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backplane.agents.begin import BegunProgram, Started, serve
 from backplane.agents.options import Config, Profile
 from backplane.agents.order import (
     KEPT,
     AgentFolders,
     RunSpec,
     budget_of,
+    environment_of,
+    folders_of,
     found,
     image_blocks,
     own_settings,
@@ -26,18 +29,18 @@ from backplane.agents.order import (
     price_from,
     read_conversation,
     read_options,
+    require_price,
     require_same_folder,
     shape_of,
     shows_results,
 )
-from backplane.agents.shipped import OPTIONS, STATE
+from backplane.agents.shipped import OPTIONS
 from backplane.contract.capability import EMULATED, Level
 from backplane.contract.work import OF_AGENT
 from backplane.errors import BackendError, ConfigError
-from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
-    from backplane.agents.begin import BegunProgram, Started
     from backplane.agents.session import AgentRun
     from backplane.process import Child
 
@@ -47,14 +50,14 @@ HEEDS = OF_AGENT
 """All of them: what an agent cannot is refused by its profile, with the reason."""
 
 
-def require_effect(run: HostRun, id: str, profile: Profile) -> None:
+def require_effect(run: Given, profile: Profile) -> None:
     """Refuse what an order says and this agent cannot be told, before anything is started.
 
     Raises:
         BackendError: `capability_unsupported`.
         ConfigError: `config_invalid`, a member of the order that nobody knows, or a budget without prices.
     """
-    own_settings(run, id, ())
+    own_settings(run, name_of(profile), ())
     budget = run.order.config.max_budget_usd is not None
     asked = {
         "max_budget_usd": (
@@ -67,10 +70,7 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
     for name, (is_asked, why) in asked.items():
         if is_asked:
             raise BackendError("capability_unsupported", f"{name} would have no effect: {why}", hint="leave it out")
-    if budget and profile.prices is None:
-        fact = "max_budget_usd cannot be held: what the model costs is not known"
-        fix = "give options = {prices = {input = …, output = …}}, in dollars"
-        raise ConfigError("config_invalid", fact, hint=fix)
+    require_price(run, profile.prices)
 
 
 def prepare(run: Given, profile: Profile, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -80,8 +80,7 @@ def prepare(run: Given, profile: Profile, place: AgentFolders) -> tuple[tuple[st
         BackendError: `backend_unavailable`, the program is not there.
     """
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
-    env = {**os.environ, **run.order.config.env, "TMPDIR": os.path.join(place.state, "tmp"), **profile.env}
-    env.pop(STATE, None)
+    env = environment_of(run, place, {}) | profile.env
     if profile.own_server is not None:
         for name in ("NO_PROXY", "no_proxy"):
             env[name] = ",".join(filter(None, (env.get(name), profile.own_server)))
@@ -121,7 +120,7 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
     return msgspec.json.encode(content).decode()
 
 
-def spec_of(run: HostRun, profile: Profile) -> RunSpec:
+def spec_of(run: Given, profile: Profile) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
     from backplane.agents.acp.agent import image_block, prompt_of, text_block
 
@@ -141,26 +140,27 @@ def spec_of(run: HostRun, profile: Profile) -> RunSpec:
     )
 
 
-async def drive(run: HostRun, id: str, profile: Profile) -> Done:
-    """Have the agent's program run the order."""
-    from backplane.agents import program
+def start(profile: Profile, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    require_effect(run, profile)
+    place = place_of(run, state, own=profile.own_state, conversations=KEPT)
+    if profile.in_place:
+        require_same_folder(run, place)
+    return prepare(run, profile, place)
 
-    require_effect(run, id, profile)
-    spec, places = spec_of(run, profile), list[AgentFolders]()
 
-    def start(run: Given, state: str) -> Started:
-        places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
-        if profile.in_place:
-            require_same_folder(run, places[0])
-        return prepare(run, profile, places[0])
+def speak(profile: Profile, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    from backplane.agents.acp.agent import Agent
+    from backplane.agents.session import AgentRun
 
-    def speak(run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-        from backplane.agents.acp.agent import Agent
-        from backplane.agents.session import AgentRun
+    place = folders_of(run, begun.state, own=profile.own_state)
+    return AgentRun(run, spec_of(run, profile), lambda session: Agent(session, profile, place, child))
 
-        return AgentRun(run, spec, lambda session: Agent(session, profile, places[0], child))
 
-    return await program.drive(run, start, speak)
+def name_of(profile: Profile) -> str:
+    """Return the name of the row, or of the program where there is none."""
+    return sys.argv[1] if len(sys.argv) > 1 else Path(profile.program).name
 
 
 def level(text: str) -> Level:
@@ -169,11 +169,10 @@ def level(text: str) -> Level:
 
 
 if __name__ == "__main__":
-    NAME = sys.argv[1] if len(sys.argv) > 1 else ""
-    PROFILE = read_options(__file__, NAME, os.environ.pop(OPTIONS, "{}"), Profile)
+    PROFILE = read_options(__file__, "".join(sys.argv[1:2]), os.environ.pop(OPTIONS, "{}"), Profile)
     STEERED = ("input/1", "interrupt/1", *(("session/1",) if PROFILE.sessions else ()))
     HOST = Host(
-        id=NAME or Path(PROFILE.program).name,
+        id=name_of(PROFILE),
         capabilities={
             **dict.fromkeys(EMULATED_FOR_ALL, EMULATED),
             **{name: level(text) for name, text in PROFILE.capabilities.items()},
@@ -181,8 +180,4 @@ if __name__ == "__main__":
         extensions=(*EXTENSIONS, *STEERED),
         heeds=HEEDS,
     )
-
-    async def work(run: HostRun) -> Done:
-        return await drive(run, HOST.id, PROFILE)
-
-    main(HOST, work)
+    serve(HOST, PROFILE, start, speak)

@@ -7,7 +7,6 @@ is compiled into those settings as well. What the agent says of its own success 
 from __future__ import annotations
 
 import backplane.contract.light  # noqa: F401  # isort: skip
-import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
     AgentFolders,
     RunSpec,
+    environment_of,
     found,
     image_blocks,
     own_settings,
@@ -29,7 +29,7 @@ from backplane.agents.order import (
     shape_of,
     shown,
 )
-from backplane.agents.shipped import OPTIONS, STATE
+from backplane.agents.shipped import OPTIONS
 from backplane.contract.capability import EMULATED, NATIVE
 from backplane.contract.work import OF_AGENT
 from backplane.errors import ConfigError
@@ -77,17 +77,15 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 
 def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
-    temporary = os.path.join(place.state, "tmp")
-    env = {**os.environ, **QUIET, "TMPDIR": temporary, "CLAUDE_CODE_TMPDIR": temporary}
+    own = {
+        **QUIET,
+        "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
+        "CLAUDE_CONFIG_DIR": place.config,
+        "ANTHROPIC_BASE_URL": options.base_url,
+        "ANTHROPIC_API_KEY": os.environ.get(options.key_env or ""),
+    }
+    env = environment_of(run, place, own)
     env.pop("CLAUDECODE", None)
-    env.pop(STATE, None)
-    if place.config is not None:
-        env["CLAUDE_CONFIG_DIR"] = place.config
-    if options.base_url is not None:
-        env["ANTHROPIC_BASE_URL"] = options.base_url
-    if options.key_env is not None and options.key_env in env:
-        env["ANTHROPIC_API_KEY"] = env[options.key_env]
-    env |= run.order.config.env
     return (found(options.program, options.install, env), *arguments(run, options, place)), env
 
 
@@ -189,6 +187,4 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
 
 
 if __name__ == "__main__":
-    ROW = read_options(__file__, "claude", os.environ.pop(OPTIONS, "{}"), Options)
-
-    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))
+    serve(HOST, read_options(__file__, "claude", os.environ.pop(OPTIONS, "{}"), Options), start, speak)

@@ -7,7 +7,6 @@ order's policy is compiled into those settings as well. What the agent says of i
 from __future__ import annotations
 
 import backplane.contract.light  # noqa: F401  # isort: skip
-import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     AgentFolders,
     RunSpec,
+    environment_of,
     found,
     is_strict,
     own_settings,
@@ -27,7 +27,7 @@ from backplane.agents.order import (
     server_rows,
     spec_in_words,
 )
-from backplane.agents.shipped import OPTIONS, STATE
+from backplane.agents.shipped import OPTIONS
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_AGENT
 from backplane.errors import BackendError
@@ -80,13 +80,9 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-def prepare(options: Options, place: AgentFolders, given: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
-    env = {**os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
-    env.pop(STATE, None)
-    if place.config is not None:
-        env["CODEX_HOME"] = place.config
-    env |= given
+    env = environment_of(run, place, {"CODEX_HOME": place.config})
     program = found(options.program, options.install, env)
     return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
 
@@ -214,7 +210,7 @@ def own_options(run: Given, options: Options, env: dict[str, str]) -> OwnOptions
 def start(options: Options, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
-    argv, env = prepare(options, place, run.order.config.env)
+    argv, env = prepare(run, options, place)
     hooks = hooks_of(run, options)
     if not hooks.before:
         return argv, env
@@ -242,6 +238,4 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
 
 
 if __name__ == "__main__":
-    ROW = read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options)
-
-    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW), functools.partial(first_words, ROW))
+    serve(HOST, read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options), start, speak, first_words)

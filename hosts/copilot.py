@@ -7,7 +7,6 @@ of its own success is not believed: a turn has failed where the session told an 
 from __future__ import annotations
 
 import backplane.contract.light  # noqa: F401  # isort: skip
-import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,17 +15,19 @@ from backplane.agents.options import Copilot as Options
 from backplane.agents.order import (
     AgentFolders,
     RunSpec,
+    environment_of,
     found,
     is_strict,
     own_settings,
     place_of,
     read_conversation,
     read_options,
+    require_price,
     server_rows,
     shows_results,
     spec_in_words,
 )
-from backplane.agents.shipped import OPTIONS, STATE
+from backplane.agents.shipped import OPTIONS
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_AGENT
 from backplane.errors import ConfigError
@@ -72,19 +73,18 @@ def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[st
         BackendError: `backend_unavailable`, the program is not there.
         ConfigError: `config_invalid`, see `model_of`.
     """
-    env = {**QUIET, **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
-    env.pop(STATE, None)
+    quiet = dict(QUIET)
     if place.config is not None:
-        env["COPILOT_HOME"] = place.config
         # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.
-        env.setdefault("COPILOT_CACHE_HOME", os.path.join(place.state, "cache"))
+        quiet["COPILOT_CACHE_HOME"] = os.path.join(place.state, "cache")
+    own = {"COPILOT_HOME": place.config}
     if options.base_url is not None:
         # Its variables beside the session's own members: without them it looks for its own service first.
-        env = {"COPILOT_OFFLINE": "true", **env, "COPILOT_PROVIDER_BASE_URL": options.base_url}
-        env |= {"COPILOT_PROVIDER_TYPE": options.provider, "COPILOT_MODEL": str(model_of(run, options))}
-        if options.key_env is not None and options.key_env in env:
-            env["COPILOT_PROVIDER_API_KEY"] = env[options.key_env]
-    env |= run.order.config.env
+        quiet["COPILOT_OFFLINE"] = "true"
+        own |= {"COPILOT_PROVIDER_BASE_URL": options.base_url, "COPILOT_PROVIDER_TYPE": options.provider}
+        own |= {"COPILOT_MODEL": model_of(run, options)}
+        own |= {"COPILOT_PROVIDER_API_KEY": os.environ.get(options.key_env or "")}
+    env = environment_of(run, place, own, quiet)
     login = () if options.own_state or options.base_url is None else ("--no-auto-login",)
     return (found(options.program, options.install, env), *ARGUMENTS, *login), env
 
@@ -151,9 +151,7 @@ def turn_of(run: Given, options: Options) -> dict[str, Any]:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    if run.order.config.max_budget_usd is not None and options.prices is None:
-        fact = f"max_budget_usd cannot be held: what {model_of(run, options)!r} costs is not known"
-        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    require_price(run, options.prices, repr(model_of(run, options)))
     from backplane.agents.copilot.agent import image_block
 
     return spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
@@ -184,6 +182,4 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
 
 
 if __name__ == "__main__":
-    ROW = read_options(__file__, "copilot", os.environ.pop(OPTIONS, "{}"), Options)
-
-    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))
+    serve(HOST, read_options(__file__, "copilot", os.environ.pop(OPTIONS, "{}"), Options), start, speak)

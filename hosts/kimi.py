@@ -7,11 +7,10 @@ says of its own success is not believed: a turn has failed where it told an erro
 from __future__ import annotations
 
 import backplane.contract.light  # noqa: F401  # isort: skip
-import functools
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,19 +21,23 @@ from backplane.agents.order import (
     KEPT,
     AgentFolders,
     RunSpec,
+    environment_of,
+    folders_of,
     found,
     own_settings,
     place_of,
     read_options,
+    require_price,
     require_same_folder,
     server_rows,
     shows_results,
     spec_in_words,
+    toml,
 )
-from backplane.agents.shipped import OPTIONS, STATE
+from backplane.agents.shipped import OPTIONS
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_AGENT
-from backplane.errors import BackendError, ConfigError
+from backplane.errors import BackendError
 from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
@@ -87,9 +90,7 @@ def require_effect(run: Given, options: Options) -> None:
     if options.own_state:
         fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
         raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")
-    if run.order.config.max_budget_usd is not None and options.prices is None:
-        fact = "max_budget_usd cannot be held: what the model costs is not known"
-        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    require_price(run, options.prices)
 
 
 def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -98,8 +99,7 @@ def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[st
     Raises:
         BackendError: `backend_unavailable`, the program is not there.
     """
-    env = {**QUIET, **os.environ, "TMPDIR": os.path.join(place.state, "tmp"), **run.order.config.env}
-    env.pop(STATE, None)
+    env = environment_of(run, place, {}, QUIET)
     env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
     program = found(options.program, options.install, env)
     write(secrets_of(place), settings_of(run, options, env))
@@ -125,28 +125,23 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
 
     key = env.get(options.key_env or "", "")
     model = run.order.config.model or options.model
-    return f"""default_model = {_toml(MODEL)}
+    return f"""default_model = {toml(MODEL)}
 telemetry = false
 [providers.ours]
-type = {_toml(options.provider)}
-base_url = {_toml(options.base_url)}
-api_key = {_toml(key)}
+type = {toml(options.provider)}
+base_url = {toml(options.base_url or "")}
+api_key = {toml(key)}
 [models.{MODEL}]
 provider = "ours"
-model = {_toml(model)}
+model = {toml(model or "")}
 max_context_size = {options.context_tokens}
 [loop_control]
 max_attempts_per_step = {max(1, options.retries)}
 [[hooks]]
 event = "PreToolUse"
-command = {_toml(COMMAND)}
+command = {toml(COMMAND)}
 timeout = {HOOK_S}
 """
-
-
-def _toml(value: Any) -> str:
-    # A string of JSON is one of TOML.
-    return msgspec.json.encode(str(value or "")).decode()
 
 
 def spec_of(run: Given, options: Options) -> RunSpec:
@@ -174,7 +169,7 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
 
     own = own_settings(run, "kimi", SETTINGS)
     names = {"system": "system_prompt", "thinking": "thinking"}
-    place = AgentFolders(begun.state, begun.env["KIMI_CODE_HOME"])
+    place = folders_of(run, begun.state, own=False)
     made = agent.Options(
         model=MODEL,
         agent={names[name]: value for name, value in own.items() if value is not None},
@@ -186,6 +181,4 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
 
 
 if __name__ == "__main__":
-    ROW = read_options(__file__, "kimi", os.environ.pop(OPTIONS, "{}"), Options)
-
-    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))
+    serve(HOST, read_options(__file__, "kimi", os.environ.pop(OPTIONS, "{}"), Options), start, speak)

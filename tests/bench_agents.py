@@ -116,7 +116,7 @@ async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state
     place = place_of(run, str(state), own=False, conversations="")
     if agent == "claude":
         return claude.prepare(run, options, place), functools.partial(speak_claude, text=prompt_of(run))
-    argv, env = codex.prepare(options, place, {})
+    argv, env = codex.prepare(run, options, place)
     thread = codex.thread_of(run, options, env)
     return (argv, env), functools.partial(speak_codex, thread=thread, text=prompt_of(run))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -28,6 +29,10 @@ Open = Callable[[Given, dict[str, str]], bytes]
 
 Speak = Callable[[HostRun, "Child", "BegunProgram"], "AgentRun"]
 """Makes the run with a program that was started."""
+
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+"""A row of a host's table, with a backend's options over it."""
 
 
 class BegunProgram(msgspec.Struct, frozen=True):
@@ -77,15 +82,27 @@ def _say(stdin: int, words: bytes) -> bytes:
         return b""
 
 
-def serve(host: Host, start: Start, speak: Speak, open: Open | None = None) -> None:
-    """Be a host whose runs are an agent's program each, begun before the event loop is loaded."""
+def serve(
+    host: Host,
+    options: Row,
+    start: Callable[[Row, Given, str], Started],
+    speak: Callable[[Row, HostRun, Child, BegunProgram], AgentRun],
+    open: Callable[[Row, Given, dict[str, str]], bytes] | None = None,
+) -> None:
+    """Be a host whose runs are an agent's program each, begun before the event loop is loaded.
+
+    Args:
+        options: given to each of the others.
+        start: see `Start`; `speak` and `open` likewise.
+    """
+    begins = functools.partial(start, options)
 
     async def work(run: HostRun) -> Done:
         from backplane.agents.program import drive
 
-        return await drive(run, start, speak)
+        return await drive(run, begins, functools.partial(speak, options))
 
-    main(host, work, early=early(start, open))
+    main(host, work, early=early(begins, functools.partial(open, options) if open is not None else None))
 
 
 def early(start: Start, open: Open | None = None) -> Early:

@@ -24,16 +24,33 @@ OF_BACKENDS: Final = ("profile",)
 """Options that were heard before the host was started."""
 
 
-class _Vendor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the rows of agents with a host of their own have in common."""
+class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the rows of all agents have in common."""
 
     program: str
     install: str = ""
     key_env: str | None = None
+    own_state: bool = False
+    """Use the user's own folders, login and model service in place of the session's."""
+    silence_s: int = SILENCE_S
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
+class _Vendor(_Agent, frozen=True, forbid_unknown_fields=True):
+    """What the rows of agents with a host of their own have in common."""
+
     base_url: str | None = None
     sessions: bool = True
-    own_state: bool = False
-    """Use the user's own folder, login and model service in place of the session's."""
+
+
+class _Priced(_Vendor, frozen=True, forbid_unknown_fields=True):
+    """The same, of those whose model and budget are our affair."""
+
+    model: str | None = None
+    """Where the order names none; else the agent's own choice, which a service of the user's has not."""
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
 
 
 class Claude(_Vendor, frozen=True, forbid_unknown_fields=True):
@@ -41,58 +58,33 @@ class Claude(_Vendor, frozen=True, forbid_unknown_fields=True):
 
     project_settings: bool = False
     """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
-    silence_s: int = SILENCE_S
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-class Codex(_Vendor, frozen=True, forbid_unknown_fields=True):
+class Codex(_Priced, frozen=True, forbid_unknown_fields=True):
     """The row of `codex.toml` with a backend's options over it."""
 
-    model: str | None = None
-    """Where the order names none; else the agent's own choice."""
     retries: int = RETRIES
-    silence_s: int = SILENCE_S
-    prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read."""
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-class Copilot(_Vendor, frozen=True, forbid_unknown_fields=True):
+class Copilot(_Priced, frozen=True, forbid_unknown_fields=True):
     """The row of `copilot.toml` with a backend's options over it."""
 
     provider: Literal["openai", "azure", "anthropic"] = "openai"
     """What kind of service is at `base_url`."""
     wire_api: Literal["completions", "responses"] = "completions"
     """Which of OpenAI's protocols it speaks."""
-    model: str | None = None
-    """Where the order names none; else the agent's own choice, which a service at `base_url` has not."""
     project_settings: bool = False
     """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
-    silence_s: int = SILENCE_S
-    prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-class Kimi(_Vendor, frozen=True, forbid_unknown_fields=True):
+class Kimi(_Priced, frozen=True, forbid_unknown_fields=True):
     """The row of `kimi.toml` with a backend's options over it."""
 
     provider: Literal["kimi", "openai", "openai_responses", "anthropic", "google-genai"] = "kimi"
     """What kind of service is at `base_url`."""
-    model: str | None = None
-    """Where the order names none."""
     context_tokens: int = 262_144
     """Of the model: a conversation is shortened before it is longer."""
     retries: int = RETRIES
-    """Of a request."""
-    silence_s: int = SILENCE_S
-    prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
 class McpServer(msgspec.Struct, frozen=True):
@@ -146,13 +138,10 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a notice that says nothing has a code")
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     """What has to be known of one agent; the members are explained in `acp.toml`."""
 
-    program: str
     arguments: tuple[str, ...] = ()
-    install: str = ""
-    key_env: str | None = None
     home: dict[str, str] = {}
     env: dict[str, str] = {}
     files: dict[str, str] = {}
@@ -165,17 +154,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
-    own_state: bool = False
-    """Use the user's own folders and login in place of the session's."""
     sessions: bool = False
     """It keeps conversations in its own folders, and goes on with one in another run."""
     in_place: bool = False
     """Its conversations stay with the folder they began in."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
-    silence_s: int = SILENCE_S
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
 Options = Claude | Codex | Copilot | Kimi | Profile

@@ -105,12 +105,23 @@ class AgentFolders(msgspec.Struct, frozen=True):
     """Its configuration and conversations; None is the user's own."""
 
 
+def folders_of(run: Given, state: str, *, own: bool) -> AgentFolders:
+    """Return where the agent's state lies.
+
+    Args:
+        state: the folder that is ours alone.
+        own: take the user's own configuration.
+    """
+    kept = os.environ.get(STATE) if read_conversation(run).kept else None
+    return AgentFolders(state, None if own else os.path.join(kept or state, "config"))
+
+
 def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentFolders:
     """Make the folders, and look whether the conversation is there.
 
     Args:
         state: an empty folder.
-        own: take the user's own configuration.
+        own: as `folders_of` takes it.
         conversations: pattern of a conversation's file below the configuration, with `{}` for its id.
 
     Raises:
@@ -118,17 +129,31 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentF
         BackendError: `capability_unsupported`, there is no folder for any.
     """
     os.mkdir(os.path.join(state, "tmp"))
-    asked, kept = read_conversation(run), os.environ.get(STATE)
-    if own:
-        return AgentFolders(state, None)
-    if asked.kept and not kept:
+    asked, place = read_conversation(run), folders_of(run, state, own=own)
+    if place.config is None:
+        return place
+    if asked.kept and not os.environ.get(STATE):
         raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
-    config = os.path.join(kept if kept and asked.kept else state, "config")
-    os.makedirs(config, exist_ok=True)
-    if asked.wanted is not None and not _any_below(config, conversations.format(asked.wanted)):
+    os.makedirs(place.config, exist_ok=True)
+    if asked.wanted is not None and not _any_below(place.config, conversations.format(asked.wanted)):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
         raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
-    return AgentFolders(state, config)
+    return place
+
+
+def environment_of(
+    run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of the agent's program: the user's, ours over it, and the order's own variables last.
+
+    Args:
+        own: set whatever the user has; one that is None is not.
+        quiet: set where the user has them not.
+    """
+    env = {**(quiet or {}), **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
+    env |= {name: value for name, value in own.items() if value is not None}
+    env.pop(STATE, None)
+    return env | run.order.config.env
 
 
 def _any_below(folder: str, pattern: str) -> bool:
@@ -205,6 +230,16 @@ def budget_of(run: Given) -> int | None:
 
     usd = run.order.config.max_budget_usd
     return None if usd is None else micros(Decimal(str(usd)))
+
+
+def require_price(run: Given, prices: object, model: str = "the model") -> None:
+    """Refuse a budget that cannot be held. Raises ConfigError: `config_invalid`, nobody said what the model costs."""
+    if run.order.config.max_budget_usd is not None and prices is None:
+        fact = f"max_budget_usd cannot be held: what {model} costs is not known"
+        raise ConfigError("config_invalid", fact, hint=PRICED)
+
+
+PRICED: Final = "options = {prices = {input = …, output = …}}, in dollars"
 
 
 def price_from(prices: Mapping[str, Any] | None) -> Price | None:
@@ -388,6 +423,11 @@ def is_strict(schema: Any) -> bool:
         if not closed or set(schema.get("required", ())) != set(members or ()):
             return False
     return all(is_strict(item) for item in schema.values() if isinstance(item, dict | list) and item)
+
+
+def toml(text: str) -> str:
+    """Return a text as TOML writes it: a string of JSON is one of TOML."""
+    return msgspec.json.encode(text).decode()
 
 
 def snippets(run: Given) -> list[str]:

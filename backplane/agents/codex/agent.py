@@ -19,10 +19,10 @@ from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
 from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
+from backplane.agents.order import require_price
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
 from backplane.contract.canonical import Json
-from backplane.errors import ConfigError
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.cost import price_of
 
@@ -80,16 +80,11 @@ class Agent(BaseAgent):
         said = await self.must(method, params)
         thread = mapping(said.get("thread"))
         self.reader.thread, self._model = id_of(thread.get("id"), method, "thread"), str(said.get("model"))
-        self._set_price()
-        more = {"version": thread.get("cliVersion"), "kept": self.options.is_kept, "agent": agent.get("userAgent")}
-        await self.session.announce(self.reader.thread, model=self._model, **more)
-
-    def _set_price(self) -> None:
         spec = self.session.spec
         self.reader.price = spec.price or (price_of(self._model) if self.options.is_listed else None)
-        if spec.budget_micros is not None and self.reader.price is None:
-            fact = f"max_budget_usd cannot be held: what {self._model!r} costs is not known"
-            raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+        require_price(self.session.run, self.reader.price, repr(self._model))
+        more = {"version": thread.get("cliVersion"), "kept": self.options.is_kept, "agent": agent.get("userAgent")}
+        await self.session.announce(self.reader.thread, model=self._model, **more)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import msgspec
-
 from backplane.agents import hook
 from backplane.agents.events import mappings
 from backplane.agents.hooked import COMMAND
+from backplane.agents.order import toml
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 
@@ -35,15 +34,10 @@ def settings(*, after: bool) -> tuple[str, ...]:
         after: after its tools, too.
     """
     return tuple(
-        f"hooks.{event}=[{{matcher={_toml(TOOLS[event])},hooks=[{{type='command',"
-        f"command={_toml(COMMAND)},timeout={HOOK_S}}}]}}]"
+        f"hooks.{event}=[{{matcher={toml(TOOLS[event])},hooks=[{{type='command',"
+        f"command={toml(COMMAND)},timeout={HOOK_S}}}]}}]"
         for event in ((BEFORE, AFTER) if after else (BEFORE,))
     )
-
-
-def _toml(text: str) -> str:
-    # A string of JSON is one of TOML.
-    return msgspec.json.encode(text).decode()
 
 
 async def trust(must: Must, root: str) -> None:
