@@ -411,18 +411,11 @@ def _joined(messages: list[ir.Message]) -> list[ir.Message]:
     return made
 
 
-def is_strict(schema: Any) -> bool:
-    """Whether the model's service takes a schema as it is: it wants every member required and no further ones."""
-    if isinstance(schema, list):
-        return all(is_strict(item) for item in schema if isinstance(item, dict | list))
-    if not isinstance(schema, dict):
-        return False
-    if schema.get("type") == "object":
-        members = schema.get("properties")
-        closed = isinstance(members, dict) and schema.get("additionalProperties") is False
-        if not closed or set(schema.get("required", ())) != set(members or ()):
-            return False
-    return all(is_strict(item) for item in schema.values() if isinstance(item, dict | list) and item)
+def is_strict(schema: Json) -> bool:
+    """Return whether the model's service takes a schema of the answer as it is."""
+    from backplane.upstream.rewrites import is_strict as is_taken
+
+    return isinstance(schema, dict) and is_taken(schema)
 
 
 def toml(text: str) -> str:

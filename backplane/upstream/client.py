@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -336,19 +336,25 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, httpx.ReadTimeout)
 
 
-_CAUSES_MAX: Final = 10
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and everything that it came from."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
 
 
 def _system_word(error: BaseException) -> str:
     """The system's name for what lies beneath an error of the HTTP library, as ` (ECONNREFUSED)`; empty for none."""
-    inner: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if isinstance(inner, BaseExceptionGroup):
-            inner = inner.exceptions[0]
-        if isinstance(inner, OSError) and (name := errno.errorcode.get(inner.errno or 0)) is not None:
-            return f" ({name})"
-        inner = (inner.__cause__ or inner.__context__) if inner is not None else None
-    return ""
+    codes = (one.errno or 0 for one in causes(error) if isinstance(one, OSError))
+    return next((f" ({errno.errorcode[code]})" for code in codes if code in errno.errorcode), "")
 
 
 def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ import msgspec
 from backplane.dialects.framing import UNREADABLE
 from backplane.errors import ConfigError
 from backplane.upstream.baseurl import AddressVerdict, Check, candidates, key_doubts, path_doubts, read_answer
-from backplane.upstream.client import pieces_of
+from backplane.upstream.client import causes, pieces_of
 from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
@@ -182,21 +181,6 @@ def _has_event(head: bytes) -> bool:
 
 
 # What did not even answer ---------------------------------------------------------------------------------------------
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and everything that it came from."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
 
 
 def explain(error: Exception, endpoint: Endpoint) -> Check:

@@ -15,6 +15,8 @@ Request = dict[str, Any]
 Rewritten = tuple[Request, tuple[str, ...]]
 """The request, and JSON pointers to what was changed; none: the same request."""
 Rewrite = Callable[[Request], Rewritten]
+Change = Callable[[Any], Any]
+"""Of one value of a request; what needs none comes back as it is."""
 
 SCHEMA_DEPTH_MAX: Final = 64
 """Deeper schemas are left as they are; nobody writes them by hand and no service takes them."""
@@ -48,16 +50,28 @@ def in_sequence(*steps: Rewrite) -> Rewrite:
     return all_of
 
 
-def each(place: str, change: Callable[[Any], Any]) -> Rewrite:
-    """Make a rewrite that changes elements of a list; `change` gives back the same object for no change."""
+def each(place: str, change: Change) -> Rewrite:
+    """Make a rewrite that changes elements of a list."""
 
     def over(request: Request) -> Rewritten:
-        before = request.get(place)
-        if not isinstance(before, list):
+        before, after = request.get(place), inside(place, change)(request)
+        if after is request:
             return request, ()
+        paths = tuple(f"/{place}/{i}" for i, one in enumerate(after[place]) if one != before[i])  # type: ignore[index]
+        return after, paths
+
+    return over
+
+
+def inside(place: str, change: Change) -> Change:
+    """Make a change of an object by a change of the elements of one of its lists; of anything else it makes none."""
+
+    def over(holder: Any) -> Any:
+        before = holder.get(place) if isinstance(holder, dict) else None
+        if not isinstance(before, list):
+            return holder
         after = [change(one) for one in before]
-        paths = tuple(f"/{place}/{i}" for i, one in enumerate(after) if one is not before[i])
-        return ({**request, place: after} if paths else request), paths
+        return holder if after == before else {**holder, place: after}
 
     return over
 
@@ -88,14 +102,7 @@ def set_detail(request: Request) -> Rewritten:
         is_bare = isinstance(part, dict) and part.get("type") == "input_image" and "detail" not in part
         return {**part, "detail": "auto"} if is_bare else part
 
-    def item_of(item: Any) -> Any:
-        for place in ("content", "output"):
-            before = item.get(place) if isinstance(item, dict) else None
-            if isinstance(before, list) and (after := [part_of(part) for part in before]) != before:
-                return {**item, place: after}
-        return item
-
-    return each("input", item_of)(request)
+    return each("input", lambda item: inside("content", part_of)(inside("output", part_of)(item)))(request)
 
 
 def one_call_at_a_time(request: Request) -> Rewritten:
@@ -114,11 +121,14 @@ def _strict_tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("parameters"), dict):
         return tool
     closed = _closed(tool["parameters"], 0)
-    changes: dict[str, Any] = {} if closed is tool["parameters"] else {"parameters": closed}
-    if "strict" not in tool:
-        # A service refuses as strict what has members that may be left out; what is required stays as it was said.
-        changes["strict"] = _is_strict(closed, 0)
-    return {**tool, **changes} if changes else tool
+    # A service refuses as strict what has members that may be left out; what is required stays as it was said.
+    return {**tool, "parameters": closed, **({} if "strict" in tool else {"strict": is_strict(closed)})}
+
+
+MAPS: Final = ("properties", "$defs", "definitions")
+"""Members of a schema whose values are schemas by name."""
+INNER: Final = ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not")
+"""Members that are a schema, or a list of some."""
 
 
 def _closed(schema: Any, depth: int) -> Any:
@@ -126,22 +136,16 @@ def _closed(schema: Any, depth: int) -> Any:
     if depth > SCHEMA_DEPTH_MAX:
         return schema
     if isinstance(schema, list):
-        items = [_closed(one, depth + 1) for one in schema]
-        return items if any(a is not b for a, b in zip(items, schema, strict=True)) else schema
+        return [_closed(one, depth + 1) for one in schema]
     if not isinstance(schema, dict):
         return schema
     out: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            inner = {key: _closed(one, depth + 1) for key, one in value.items()}
-            out[name] = inner if any(inner[key] is not value[key] for key in value) else value
-        elif name in ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not"):
-            out[name] = _closed(value, depth + 1)
+        if name in MAPS and isinstance(value, dict):
+            out[name] = {key: _closed(one, depth + 1) for key, one in value.items()}
         else:
-            out[name] = value
-    if _is_object(schema) and "additionalProperties" not in schema:
-        out["additionalProperties"] = False
-    return out if len(out) != len(schema) or any(out[name] is not schema[name] for name in schema) else schema
+            out[name] = _closed(value, depth + 1) if name in INNER else value
+    return {**out, "additionalProperties": False} if _is_object(out) and "additionalProperties" not in out else out
 
 
 def _is_object(schema: dict[str, Any]) -> bool:
@@ -149,21 +153,21 @@ def _is_object(schema: dict[str, Any]) -> bool:
     return kind == "object" or (isinstance(kind, list) and "object" in kind) or "properties" in schema
 
 
-def _is_strict(schema: Any, depth: int) -> bool:
+def is_strict(schema: Any, depth: int = 0) -> bool:
+    """Whether a service takes a schema as it is where it asks for strict ones: every member required, and no others."""
     if isinstance(schema, list):
-        return all(_is_strict(one, depth + 1) for one in schema)
+        return all(is_strict(one, depth + 1) for one in schema)
     if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_MAX:
         return depth <= SCHEMA_DEPTH_MAX
     inner = schema.get("properties")
     members: dict[str, Any] = inner if isinstance(inner, dict) else {}
-    if _is_object(schema):
-        required = schema.get("required")
-        if schema.get("additionalProperties") is not False or set(members) - set(required or ()):
-            return False
-    below = [schema[name] for name in ("items", "anyOf", "oneOf", "allOf", "$defs") if name in schema]
-    below = [list(one.values()) if isinstance(one, dict) and name_is_map else one
-             for one, name_is_map in ((one, one is schema.get("$defs")) for one in below)]  # fmt: skip
-    return all(_is_strict(one, depth + 1) for one in [*members.values(), *below])
+    is_open = schema.get("additionalProperties") is not False or set(members) - set(schema.get("required") or ())
+    if _is_object(schema) and is_open:
+        return False
+    named = schema.get("$defs")
+    below = [schema[name] for name in INNER[:4] if name in schema]
+    below += named.values() if isinstance(named, dict) else []
+    return all(is_strict(one, depth + 1) for one in [*members.values(), *below])
 
 
 # What is spared -------------------------------------------------------------------------------------------------------
@@ -258,20 +262,14 @@ CLAUDE_TOOL_BLOCKS: Final = frozenset({"tool_use", "tool_result", "server_tool_u
 CLAUDE_MEDIA_BLOCKS: Final = frozenset({"image", "document"})
 
 
-def _claude_without(names: frozenset[str], message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
-        return message
-    after = [_claude_block(names, block) for block in content]
-    return {**message, "content": after} if any(a is not b for a, b in zip(after, content, strict=True)) else message
+def _claude_without(names: frozenset[str]) -> Rewrite:
+    return each("messages", inside("content", lambda block: _claude_block(names, block)))
 
 
 def _claude_block(names: frozenset[str], block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_result" and "tool_result" not in names and isinstance(block.get("content"), list):
-        inner = [_claude_block(names, one) for one in block["content"]]
-        changed = any(a is not b for a, b in zip(inner, block["content"], strict=True))
-        return {**block, "content": inner} if changed else block
+        return inside("content", lambda one: _claude_block(names, one))(block)
     if kind not in names and not (names is CLAUDE_TOOL_BLOCKS and str(kind).endswith("_tool_result")):
         return block
     if kind == "tool_use":
@@ -283,24 +281,14 @@ def _claude_block(names: frozenset[str], block: Any) -> Any:
     return {"type": "text", "text": _left_out(str(kind))}
 
 
-claude_no_media: Final[Rewrite] = each("messages", lambda one: _claude_without(CLAUDE_MEDIA_BLOCKS, one))
-claude_no_tools: Final[Rewrite] = in_sequence(
-    without("tools", "tool_choice"), each("messages", lambda one: _claude_without(CLAUDE_TOOL_BLOCKS, one))
-)
+claude_no_media: Final[Rewrite] = _claude_without(CLAUDE_MEDIA_BLOCKS)
+claude_no_tools: Final[Rewrite] = in_sequence(without("tools", "tool_choice"), _claude_without(CLAUDE_TOOL_BLOCKS))
 """Calls and results stay in the history as words."""
 
 
 GEMINI_MEDIA: Final = ("inlineData", "inline_data", "fileData", "file_data")
 GEMINI_CALLS: Final = ("functionCall", "function_call")
 GEMINI_RESULTS: Final = ("functionResponse", "function_response")
-
-
-def _gemini_parts(change: Callable[[Any], Any], content: Any) -> Any:
-    parts = content.get("parts") if isinstance(content, dict) else None
-    if not isinstance(parts, list):
-        return content
-    after = [change(part) for part in parts]
-    return {**content, "parts": after} if any(a is not b for a, b in zip(after, parts, strict=True)) else content
 
 
 def _gemini_no_media_part(part: Any) -> Any:
@@ -325,10 +313,9 @@ def _gemini_no_tool_part(part: Any) -> Any:
     return part
 
 
-gemini_no_media: Final[Rewrite] = each("contents", lambda one: _gemini_parts(_gemini_no_media_part, one))
+gemini_no_media: Final[Rewrite] = each("contents", inside("parts", _gemini_no_media_part))
 gemini_no_tools: Final[Rewrite] = in_sequence(
-    without("tools", "toolConfig", "tool_config"),
-    each("contents", lambda one: _gemini_parts(_gemini_no_tool_part, one)),
+    without("tools", "toolConfig", "tool_config"), each("contents", inside("parts", _gemini_no_tool_part))
 )
 gemini_no_defaults: Final[Rewrite] = without(
     "generationConfig", "generation_config", "safetySettings", "safety_settings", "labels", "serviceTier"
