@@ -77,8 +77,8 @@ ROOMS = {
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} ir policy process protocol upstream.clients upstream.decompress",
     "agents": (
-        f"{SHAPES} agents.options agents.shipped config host ir policy process protocol tools upstream upstream.cost "
-        "upstream.presets"
+        f"{SHAPES} agents.options agents.shipped config dialects host ir policy process protocol tools upstream "
+        "upstream.cost upstream.presets"
     ),
     "hosts": (
         f"{SHAPES} agents agents.options agents.shipped config contract.light host policy process tools "

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
@@ -28,7 +29,8 @@ from backplane.contract.conversation import (
     ToolResultMessage,
     UserMessage,
 )
-from backplane.errors import ConfigError
+from backplane.dialects import dialect
+from backplane.errors import ConfigError, TranslationError
 
 STORES: Final[dict[str, str]] = {
     name: f"backplane.agents.{name}.store" for name in ("claude", "codex", "gemini", "copilot", "kimi", "opencode")
@@ -203,10 +205,10 @@ class Talk:
         self._flush()
         self._made.append(UserMessage(content=text, images=tuple(images)))
 
-    def think(self, text: str, signature: str | None = None) -> None:
+    def think(self, text: str, signature: str | None = None, redacted: str | None = None) -> None:
         """The model thought."""
-        if text or signature:
-            self._thinking.append(ThinkingBlock(text=text, signature=signature))
+        if text or signature or redacted:
+            self._thinking.append(ThinkingBlock(text=text, signature=signature, redacted=redacted))
 
     def say(self, text: str) -> None:
         """The agent said something."""
@@ -228,6 +230,40 @@ class Talk:
         self._known[id] = text
         self._flush()
         self._made.append(ToolResultMessage(tool_call_id=id, content=text, is_error=is_error))
+
+    def take(self, name: str, member: str, message: Mapping[str, Any]) -> None:
+        """Take a message, or an item, as a request in a dialect has it.
+
+        Args:
+            name: of the dialect.
+            member: of a request, in which such messages stand.
+        """
+        try:
+            read = dialect(name).to_ir({member: [message]}).value.messages
+        except TranslationError:
+            self.drop(unknown(message.get("type", message.get("role"))))
+            return
+        for one in read:
+            words, images = [], []
+            for part in one.parts:
+                if isinstance(part, ir.Text) and one.role == "assistant":
+                    self.say(part.text)
+                elif isinstance(part, ir.Text):
+                    words.append(part.text)
+                elif isinstance(part, ir.Thinking):
+                    self.think(part.text, part.signature, part.redacted)
+                elif isinstance(part, ir.ToolUse):
+                    self.call(part.id, part.name, part.input, part.signature)
+                elif isinstance(part, ir.ToolOutput):
+                    texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
+                    self.drop("pictures in what tools gave", len(part.content) - len(texts))
+                    self.result(part.id, "\n".join(texts), is_error=part.is_error is True)
+                elif isinstance(part, ir.Media) and part.kind == "image" and (part.data or part.url):
+                    images.append(Image(media_type=part.media_type, data=part.data, url=part.url))
+                else:
+                    self.drop(unknown(getattr(part, "label", getattr(part, "kind", type(part).__name__))))
+            if words or images:
+                self.user("\n\n".join(words), images)
 
     def drop(self, what: str, count: int = 1) -> None:
         """Something is not carried."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.events import mapping, mappings
+from backplane.agents.events import mapping
 from backplane.agents.store import (
     BELOW,
     NOTES,
@@ -25,11 +25,9 @@ from backplane.agents.store import (
     Talk,
     files,
     home_of,
-    image_of,
     require_known,
     rows,
     said_of,
-    text_of,
     unknown,
 )
 from backplane.contract.canonical import timestamp_at
@@ -79,12 +77,10 @@ def read(place: Place) -> Stored:
             talk.drop(SUMMED if _is_before(row, kept, branch) else UNDONE)
         elif row.get("isMeta") or row.get("isApiErrorMessage"):
             talk.drop(NOTES)
-        elif row["type"] == "user":
-            _user(mapping(row.get("message")).get("content"), talk)
         else:
             message = mapping(row.get("message"))
             model = said_of(message.get("model")) or model
-            _assistant(message.get("content"), talk)
+            talk.take("claude", "messages", {"role": row["type"], "content": message.get("content")})
     first = kept[0] if kept else {}
     id = said_of(first.get("sessionId")) or place.path.stem
     return Stored(
@@ -109,53 +105,6 @@ def _is_on(row: Mapping[str, Any], branch: set[str]) -> bool:
 def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[str]) -> bool:
     first = next(one for one in kept if one.get("uuid") in branch)
     return str(row.get("timestamp")) < str(first.get("timestamp"))
-
-
-def _user(content: object, talk: Talk) -> None:
-    if isinstance(content, str):
-        talk.user(content)
-        return
-    words, images = [], []
-    for block in mappings(content):
-        kind, source = block.get("type"), mapping(block.get("source"))
-        if kind == "tool_result":
-            _result(block, talk)
-        elif kind == "text":
-            words.append(str(block.get("text")))
-        elif kind == "image" and (image := _image(source)) is not None:
-            images.append(image)
-        else:
-            talk.drop(unknown(kind))
-    if words or images:
-        talk.user("\n\n".join(words), images)
-
-
-def _image(source: Mapping[str, Any]) -> Any:
-    media_type, data = source.get("media_type"), source.get("data")
-    return image_of(f"data:{media_type};base64,{data}" if isinstance(data, str) else source.get("url"))
-
-
-def _result(block: Mapping[str, Any], talk: Talk) -> None:
-    content = block.get("content", "")
-    if isinstance(content, list):
-        texts = [str(part.get("text")) for part in mappings(content) if part.get("type") == "text"]
-        if len(texts) < len(content):
-            talk.drop("pictures in what tools gave", len(content) - len(texts))
-        content = "\n".join(texts)
-    talk.result(str(block.get("tool_use_id")), text_of(content), is_error=block.get("is_error") is True)
-
-
-def _assistant(content: object, talk: Talk) -> None:
-    for block in [{"type": "text", "text": content}] if isinstance(content, str) else mappings(content):
-        kind = block.get("type")
-        if kind == "text":
-            talk.say(str(block.get("text")))
-        elif kind == "thinking":
-            talk.think(str(block.get("thinking", "")), said_of(block.get("signature")))
-        elif kind == "tool_use":
-            talk.call(str(block.get("id")), str(block.get("name")), block.get("input"))
-        else:
-            talk.drop(unknown(kind))
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

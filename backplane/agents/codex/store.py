@@ -20,15 +20,12 @@ from backplane.agents.store import (
     Place,
     Stored,
     Talk,
-    arguments_of,
     files,
     home_of,
-    image_of,
     inner,
     require_known,
     rows,
     said_of,
-    text_of,
     unknown,
 )
 from backplane.contract.canonical import timestamp_at
@@ -37,8 +34,6 @@ VERSIONS: Final = "0."
 _BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
 _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>")
 """How words begin that the program itself puts in; newer versions say it beside them."""
-_CALLS: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
-_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -86,36 +81,27 @@ def read(place: Place) -> Stored:
 
 
 def _item(item: Mapping[str, Any], talk: Talk) -> None:
-    kind, id = item.get("type"), str(item.get("call_id") or item.get("id"))
+    kind, output = item.get("type"), item.get("output")
     if kind == "message":
         _message(item, talk)
-    elif kind == "reasoning":
-        parts = mappings(item.get("summary")) or mappings(item.get("content"))
-        talk.think("\n\n".join(str(part.get("text", "")) for part in parts), said_of(item.get("encrypted_content")))
-    elif kind in _CALLS:
-        given = item.get("input") if kind == "custom_tool_call" else arguments_of(item.get("arguments"))
-        talk.call(id, str(item.get("name") or "shell"), given if given is not None else item.get("action"))
-    elif kind in _OUTPUTS:
-        _output(id, item.get("output"), talk)
+    elif kind == "local_shell_call":
+        id = str(item.get("call_id") or item.get("id"))
+        talk.call(id, "shell", item.get("action"))
     else:
-        talk.drop(unknown(kind))
+        whole = {"output": output.get("content", "")} if isinstance(output, dict) else {}
+        talk.take("codex", "input", {**item, **whole})
 
 
 def _message(item: Mapping[str, Any], talk: Talk) -> None:
     role, parts = item.get("role"), mappings(item.get("content"))
-    words = [str(part.get("text")) for part in parts if part.get("type") in ("input_text", "output_text", "text")]
-    images = [image for part in parts if (image := image_of(part.get("image_url"))) is not None]
-    if role == "assistant":
-        for text in words:
-            talk.say(text)
-    elif role != "user" or _is_note(item, words):
+    texts = [str(part.get("text")) for part in parts if "text" in part]
+    if role not in ("user", "assistant") or (role == "user" and _is_note(item, texts)):
         talk.drop(NOTES)
-    else:
-        # Around a picture it says in words that there is one.
-        shown = [text for text in words if not (images and text in ("<image>", "</image>"))]
-        talk.user("\n\n".join(shown), images)
-    if len(words) + len(images) < len(parts):
-        talk.drop("blocks of messages that are neither words nor pictures", len(parts) - len(words) - len(images))
+        return
+    # Around a picture it says in words that there is one.
+    has_image = any(part.get("type") == "input_image" for part in parts)
+    shown = [part for part in parts if not (has_image and part.get("text") in ("<image>", "</image>"))]
+    talk.take("codex", "input", {"type": "message", "role": role, "content": shown})
 
 
 def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
@@ -123,17 +109,6 @@ def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
     if isinstance(kinds, list):
         return not any(str(kind).startswith("user.") for kind in kinds)
     return any(text.startswith(_NOTED) for text in words)
-
-
-def _output(id: str, output: object, talk: Talk) -> None:
-    if isinstance(output, dict):
-        output = output.get("content", "")
-    if isinstance(output, list):
-        texts = [str(part.get("text")) for part in mappings(output) if "text" in part]
-        if len(texts) < len(output):
-            talk.drop("pictures in what tools gave", len(output) - len(texts))
-        output = "\n".join(texts)
-    talk.result(id, text_of(output))
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

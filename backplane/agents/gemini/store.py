@@ -24,11 +24,9 @@ from backplane.agents.store import (
     Talk,
     files,
     home_of,
-    image_of,
     require_known,
     rows,
     said_of,
-    text_of,
     unknown,
 )
 from backplane.contract.canonical import timestamp_at
@@ -126,24 +124,9 @@ def _thought(thoughts: object) -> str:
 
 def _user(content: object, talk: Talk) -> None:
     parts = [{"text": content}] if isinstance(content, str) else mappings(content)
-    words, images = [], []
-    for part in parts:
-        answer, inline = mapping(part.get("functionResponse")), mapping(part.get("inlineData"))
-        if answer:
-            response = mapping(answer.get("response"))
-            text = response.get("error", response.get("output", response))
-            talk.result(str(answer.get("id")), text_of(text), is_error="error" in response)
-        elif isinstance(part.get("text"), str) and part["text"].startswith(_NOTE):
-            talk.drop(NOTES)
-        elif isinstance(part.get("text"), str):
-            words.append(part["text"])
-        elif inline:
-            image = image_of(f"data:{inline.get('mimeType')};base64,{inline.get('data')}")
-            images += [image] if image is not None else []
-        else:
-            talk.drop(unknown(next(iter(part), "")))
-    if words or images:
-        talk.user("\n\n".join(words), images)
+    said = [part for part in parts if not str(part.get("text", "")).startswith(_NOTE)]
+    talk.drop(NOTES, len(parts) - len(said))
+    talk.take("gemini", "contents", {"role": "user", "parts": said})
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
