@@ -268,6 +268,21 @@ def test_claude_calls_made_at_once_keep_all_their_results(tmp_path: Path) -> Non
     assert stored.losses == ()
 
 
+def test_claude_blocks_come_along_or_are_listed(tmp_path: Path) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    thought = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "r"}]
+    call, result = {"type": "tool_use", "id": "a", "name": "Read", "input": {}}, {"type": "text", "text": "it"}
+    rows = claude(
+        ("user", "", "go"), ("assistant", "0", [*thought, {"type": "dreamt"}, call]),
+        ("user", "1", [{"type": "tool_result", "tool_use_id": "a", "content": [result, picture]}]),
+    )  # fmt: skip
+    stored = read("claude", tmp_path, rows)
+    (answer,) = [one for one in stored.messages if isinstance(one, AgentMessage)]
+    assert [(one.text, one.signature, one.redacted) for one in answer.thinking] == [("hm", "s", None), ("", None, "r")]
+    assert [one.content for one in stored.messages if isinstance(one, ToolResultMessage)] == ["it"]
+    assert stored.losses == ("dropped: 1 pictures in what tools gave", "dropped: 1 records of the kind 'dreamt'")
+
+
 def test_claude_agents_below_and_notes_are_listed(tmp_path: Path) -> None:
     rows = [*claude(("user", "", "one")), *claude(("user", "", "below"), isSidechain=True), {"type": "new-thing"}]
     stored = read("claude", tmp_path, rows)
