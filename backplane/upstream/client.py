@@ -250,18 +250,6 @@ class Upstream:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 await response.aclose()
 
-    async def send(self, request: dict[str, Any]) -> Json:
-        """Send a request and return its answer as one document, also from a service that only streams.
-
-        Raises:
-            UpstreamError: as for `stream`.
-        """
-        async with self.stream(request, stream=False) as reply:
-            documents = [document async for document in reply]
-        if len(documents) == 1:
-            return documents[0]
-        return summed(documents, self.endpoint.protocol)
-
     async def _send(self, request: dict[str, Any], stream: bool, first_by: float) -> httpx.Response:
         client, endpoint = self._client, self.endpoint
         assert client is not None, "an Upstream is used inside its `async with`"
@@ -311,15 +299,6 @@ async def _close(response: httpx.Response | None) -> None:
     if response is not None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await response.aclose()
-
-
-def summed(documents: list[Json], protocol: str) -> Json:
-    """Add the documents of a stream up to the one that was asked for."""
-    from backplane.dialects import dialect, sum_stream
-    from backplane.upstream.endpoint import PROTOCOLS
-
-    name = PROTOCOLS[protocol].dialect
-    return dialect(name).response_from_ir(sum_stream(documents, name).value).value
 
 
 def foreign() -> tuple[type[Exception], ...]:

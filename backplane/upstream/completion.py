@@ -31,7 +31,7 @@ from backplane.ir import (
     ToolUse,
 )
 from backplane.upstream.client import ReplyStream, Upstream
-from backplane.upstream.endpoint import PROTOCOLS, with_defaults
+from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
 from backplane.upstream.ladder import LadderStep, climb, next_step, prepare
 
@@ -147,8 +147,7 @@ class ModelClient:
         if self.stream and PROTOCOLS[self.protocol].path:
             options["stream"] = True
         written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
-        whole = with_defaults(self.upstream.endpoint, written.value)
-        request, added = prepare(self.protocol, whole, parallel=self.parallel)
+        request, added = prepare(self.protocol, written.value, parallel=self.parallel)
         losses = (*repaired.losses, *written.losses, *added)
         return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
 

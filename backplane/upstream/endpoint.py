@@ -81,8 +81,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     query: dict[str, str] = {}
     key_in_query: bool = False
     """Gemini: the key in the address, where every log on the way can read it."""
-    defaults: dict[str, Any] = {}
-    """Members of every turn's request that does not have them itself."""
     connect_s: float = CONNECT_S
     first_byte_s: float = FIRST_BYTE_S
     """From the request, connecting included, to the first document of the answer."""
@@ -144,18 +142,6 @@ def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
     if endpoint.key is not None and not in_query and not own.keys() & KEY_HEADERS:
         found[protocol.key_header] = protocol.key_prefix + endpoint.key
     return {**found, **own}
-
-
-def with_defaults(endpoint: Endpoint, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the request over the endpoint's defaults; objects in both are joined."""
-    if not endpoint.defaults:
-        return request
-    joined = {
-        name: {**value, **request[name]}
-        for name, value in endpoint.defaults.items()
-        if isinstance(value, dict) and isinstance(request.get(name), dict)
-    }
-    return {**endpoint.defaults, **request, **joined}
 
 
 def body_of(endpoint: Endpoint, request: dict[str, Any], *, stream: bool) -> dict[str, Any]:

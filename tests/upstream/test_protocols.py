@@ -122,13 +122,6 @@ def test_tools_are_offered_in_the_protocols_own_shape(protocol: str) -> None:
     assert shapes[protocol]() == ("function", "read", "object")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_defaults_fill_what_a_request_does_not_say(protocol: str) -> None:
-    name = "generationConfig" if protocol == "gemini_ai_studio" else "metadata"
-    body = one(protocol, defaults={name: {"seed": 7}, "extra": 1}).bodies[0]
-    assert (body[name]["seed"], body["extra"]) == (7, 1)
-
-
 # 1. openai_compatible -------------------------------------------------------------------------------------------------
 
 
@@ -165,12 +158,6 @@ def test_the_other_spelling_of_parallel_calls_counts_as_said(protocol: str) -> N
 
     request = {"tools": [{"type": "function"}], "parallelToolCalls": True}
     assert "parallel_tool_calls" not in prepare(protocol, request, parallel=False)[0]
-
-
-def test_the_other_spelling_among_the_defaults_is_not_contradicted() -> None:
-    done = one("openai_compatible", tools=(READ,), parallel=False, defaults={"parallelToolCalls": True})
-    assert "parallel_tool_calls" not in done.bodies[0]
-    assert done.bodies[0]["parallelToolCalls"] is True
 
 
 def test_chat_asks_for_usage_in_streams_alone() -> None:
@@ -342,7 +329,6 @@ def test_gemini_goes_down_its_ladder_one_rung_after_the_other() -> None:
         for pointer in ("/generationConfig", "/contents/0/parts/1/inlineData", "/tools")
     ]
     asked = conversation("gemini_ai_studio", picture(), tools=(READ,), options={"temperature": 0.5})
-    defaults = {"generationConfig": {"seed": 1}}
-    done = talk("gemini_ai_studio", [*refuses, Turn(text="ok")], asked, may_cut=True, defaults=defaults)
+    done = talk("gemini_ai_studio", [*refuses, Turn(text="ok")], asked, may_cut=True)
     assert done.turn.text == "ok"
     assert [retry["step"] for retry in done.carried("retry")] == ["no-defaults", "no-images", "no-tools"]
