@@ -40,7 +40,8 @@ def show_backends(options: Options) -> int:
 def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
     found = [_with_manifest(status, environ) if status.ready else status for status in found]
     if options.json:
-        streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))
+        for status in found:
+            streams.write_record(status)
         return 0
     width = max((len(status.id) for status in found), default=0)
     for status in found:

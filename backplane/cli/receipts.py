@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -50,11 +50,7 @@ def list_receipts(options: Options) -> int:
     with open_store() as store:
         rows = list(store.listed(limit))
         _say_left_behind(store)
-    if options.json:
-        for row in rows:
-            streams.write_record(row)
-    else:
-        streams.write_lines(map(_row, rows), "no receipts")
+    streams.write_rows(rows, _row, "no receipts", as_json=options.json)
     return 0
 
 
@@ -82,15 +78,11 @@ def show_receipt(options: Options) -> int:
             return 0
         look = show.Look.here()
         for event in receipt.trace:
-            streams.write(look.event(_typed(event)))
+            streams.write(look.event(carried(event)))
         name = backend_name(store.folder(row.run_id))
         streams.write(look.end_line() + f"backend {_backend(receipt.backend.id, name)}\n")
         streams.write(show.summary(receipt, look, patch))
     return 0
-
-
-def _typed(event: Any) -> Any:
-    return carried(event)
 
 
 def verify(options: Options) -> int:

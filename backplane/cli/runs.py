@@ -65,11 +65,7 @@ def list_runs(options: Options) -> int:
     look = Look.here()
     with open_store() as store:
         chosen = islice(_chosen(store, options), options.limit)
-        if options.json:
-            for run in chosen:
-                streams.write_record(run)
-        else:
-            streams.write_lines((row(run, look, _now_ms()) for run in chosen), "no runs")
+        streams.write_rows(chosen, lambda run: row(run, look, _now_ms()), "no runs", as_json=options.json)
     return 0
 
 

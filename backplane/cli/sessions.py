@@ -27,12 +27,8 @@ WORDS_CHARS_MAX: Final = 60
 """Of a session's first words in a list."""
 
 
-def _home() -> Path:
-    return config.home_path(os.environ)
-
-
 def _file(name: str) -> SessionFile:
-    home = _home()
+    home = config.home_path(os.environ)
     return store.read(store.path_of(home, store.find(home, name)))
 
 
@@ -40,7 +36,7 @@ def _file(name: str) -> SessionFile:
 
 
 def list_sessions(options: Options) -> int:
-    home = _home()
+    home = config.home_path(os.environ)
     files = _readable(store.listed(home))
     if options.json:
         for file in files:

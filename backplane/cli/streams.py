@@ -13,17 +13,19 @@ import select
 import signal
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backplane.view.text import SHOWN_CHARS_MAX, UNPRINTABLE
 from backplane.view.text import one_line as one_line
 from backplane.view.text import printable as printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from backplane.errors import BackplaneError
+
+T = TypeVar("T")
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -135,6 +137,15 @@ def write_lines(lines: Iterable[str], none: str) -> None:
         empty = False
     if empty:
         complain(none + "\n")
+
+
+def write_rows(rows: Iterable[T], line: Callable[[T], str], none: str, *, as_json: bool) -> None:
+    """Write each row to stdout as JSON or as its line; where there are none, people read `none` on stderr."""
+    if not as_json:
+        write_lines(map(line, rows), none)
+        return
+    for row in rows:
+        write_record(row)
 
 
 def write_bytes(data: bytes) -> None:
