@@ -35,8 +35,9 @@ def _knock(name: str, asked: Request) -> int:
             fact = f"run {run.run_id} is not live: it is {run.outcome or run.reason or 'cut off'}"
             hint = "backplane runs --live"
             if run.reason == UNFOLLOWED:
-                words = f" {asked.ask} {asked.decision}" if isinstance(asked, AnswerCommand) else ""
-                hint = f"backplane queue {'answer' if words else 'cancel'} {run.queued}{words} [--engine URL]"
+                hint = f"backplane queue cancel {run.queued} [--engine URL]"
+                if isinstance(asked, AnswerCommand):
+                    hint = f"backplane queue answer {run.queued} {asked.ask} {asked.decision} [--engine URL]"
             raise wrong(fact, hint)
         streams.write(streams.one_line(knock(store.home, run.run_id, asked)) + "\n")
     return 0
