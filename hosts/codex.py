@@ -220,22 +220,14 @@ def start(options: Options, run: Given, state: str) -> Started:
     return (*argv, *asks), {**env, hooked.SOCKET: os.path.join(state, "hooks")}
 
 
-def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
-    """What opens the thread, where nothing has to be settled before: neither a hook nor a conversation."""
-    from backplane.agents.codex.opening import opening
-
-    settled = not hooks_of(run, options).before and read_conversation(run).wanted is None
-    return opening(*thread_of(run, options, env)) if settled else b""
-
-
 def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     from backplane.agents.codex.agent import Agent
     from backplane.agents.session import AgentRun
 
     own = own_options(run, options, begun.env)
-    return AgentRun(run, spec_of(run, options), lambda session: Agent(session, own, child, begun))
+    return AgentRun(run, spec_of(run, options), lambda session: Agent(session, own, child))
 
 
 if __name__ == "__main__":
-    serve(HOST, read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options), start, speak, first_words)
+    serve(HOST, read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options), start, speak)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -30,14 +31,14 @@ from backplane.errors import PolicyError
 from backplane.policy.globs import compile_globs
 from backplane.policy.rules import PROFILES, compile_policy
 from backplane.process import guard as _guard
+from backplane.process.aio import beside
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
-from backplane.sandbox import resolver as names
 from backplane.sandbox.connections import Connections
-from backplane.sandbox.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
+from backplane.sandbox.probe import Name, Probe, probe, try_layers, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, one_loop, order, script
@@ -298,30 +299,25 @@ async def test_a_rule_on_any_file_of_the_agents_repository_is_held(
     assert {row["layer"] for row in held["rules"]} == {"os"}
 
 
-def test_a_trial_that_is_given_up_says_nothing_of_the_layers(found: Probe) -> None:
-    tried = Bubblewrap(shutil.which("bwrap"))
-    tried.begin()
-    tried.drop()
-    assert tried.find() == (found.bubblewrap, found.network, found.command)
-
-
-def test_a_trial_begun_early_is_the_one_that_counts_and_ends_with_its_block(tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-    slow, quick = (tmp_path / name for name in ("slow", "quick"))
-    for folder, work in ((slow, "exec sleep 60"), (quick, "echo 1; echo bubblewrap 9.9")):
-        folder.mkdir()
-        (folder / "bwrap").write_text(f"#!/bin/sh\necho $$ >> {calls}\n{work}\n")
-        (folder / "bwrap").chmod(0o755)
-    with trial_begun({"PATH": f"{slow}:/bin:/usr/bin"}), trial_begun({"PATH": f"{slow}:/bin:/usr/bin"}):
-        while not calls.exists() or not calls.read_text():
-            time.sleep(0.01)
+async def test_a_trial_that_nobody_waits_for_is_ended_and_says_nothing_of_the_layers(tmp_path: Path) -> None:
+    calls, works = tmp_path / "calls", tmp_path / "works"
+    said = f"[ -e {works} ] || exec sleep 60\necho 1; echo bubblewrap 9.9"
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho $$ >> {calls}\n{said}\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
+    with anyio.fail_after(ALLOWED_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(try_layers, environ)
+            while not calls.exists() or not calls.read_text():
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
         (pid,) = map(int, calls.read_text().split())
-        assert _guard.look_at(pid) is not None
-    assert _guard.look_at(pid) is None
-    calls.unlink()
-    with trial_begun({"PATH": f"{quick}:/bin:/usr/bin"}):
-        assert probe({"PATH": f"{quick}:/bin:/usr/bin"}).bubblewrap.version == "9.9"
-    assert len(calls.read_text().split()) == 1
+        while _guard.look_at(pid) is not None:
+            await anyio.sleep(0.01)
+    works.touch()
+    assert probe(environ).bubblewrap.version == "9.9"
+    assert probe(environ).bubblewrap.version == "9.9"
+    assert len(calls.read_text().split()) == 2
 
 
 def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fails(backplane_home: Path) -> None:
@@ -1172,7 +1168,7 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
     judge = ConnectionRules(compile_policy(policy(allow_network=("a.example",))), ())
     with door, anyio.fail_after(ALLOWED_S):
         async with (
-            proxy.serve(door, judge, connections),
+            beside(functools.partial(proxy.serve, door, judge, connections)),
             await anyio.connect_tcp("127.0.0.1", door.getsockname()[1]) as line,
         ):
             try:
@@ -1207,9 +1203,8 @@ async def _door() -> AsyncIterator[int]:
     """A proxy's port."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
-        async with proxy.serve(
-            door, ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ()), Connections()
-        ):
+        rules = ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ())
+        async with beside(functools.partial(proxy.serve, door, rules, Connections())):
             yield door.getsockname()[1]
 
 
@@ -1239,21 +1234,21 @@ async def test_slow_names_of_one_run_hold_up_neither_another_run_nor_more_thread
         opened.callback(resolver.let_go.set)
         slow, other = [await opened.enter_async_context(_door()) for _ in range(2)]
         lines = []
-        for number in range(3 * names.LOOKUPS_MAX):
+        for number in range(3 * proxy.LOOKUPS_MAX):
             lines.append(await opened.enter_async_context(await anyio.connect_tcp("127.0.0.1", slow)))
             await lines[-1].send(b"CONNECT slow%d.example:80 HTTP/1.1\r\n\r\n" % number)
         with anyio.fail_after(ALLOWED_S):
-            while len(resolver.asked) < names.LOOKUPS_MAX:
+            while len(resolver.asked) < proxy.LOOKUPS_MAX:
                 await anyio.sleep(0.01)
             async with await anyio.connect_tcp("127.0.0.1", other) as line:
                 await line.send(b"CONNECT quick.example:80 HTTP/1.1\r\n\r\n")
                 assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
-        assert len(resolver.asked) == names.LOOKUPS_MAX + 1
+        assert len(resolver.asked) == proxy.LOOKUPS_MAX + 1
         resolver.let_go.set()
         with anyio.fail_after(ALLOWED_S):
             for line in lines:
                 assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
-    assert len(resolver.asked) == 3 * names.LOOKUPS_MAX + 1
+    assert len(resolver.asked) == 3 * proxy.LOOKUPS_MAX + 1
 
 
 async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Path, root: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -287,34 +286,3 @@ async def test_an_end_that_has_said_all_and_takes_no_answer_is_not_waited_for(le
     finally:
         for fd in (theirs_in, ours_out, ours_in):
             os.close(fd)
-
-
-def opening() -> bytes:
-    far = Peer()
-    return far.call("one", {})[1] + far.notify("two", {}) + far.call("three", {"x": "y" * 99})[1]
-
-
-async def test_answers_to_what_was_said_ahead_wait_for_their_questions() -> None:
-    async with joined(said=opening()) as (pipe, other):
-        for id in (2, 1):
-            other.say({"id": id, "result": {"of": id}})
-        await anyio.wait_all_tasks_blocked()
-        one = await pipe.call("one", {}, timeout_s=WAIT_S)
-        await pipe.notify("two", {})
-        three = await pipe.call("three", {"x": "y" * 99}, timeout_s=WAIT_S)
-        assert (one.result, three.result) == ({"of": 1}, {"of": 2})
-        await pipe.notify("last", {})
-        assert (await other.next())["method"] == "last"
-
-
-@pytest.mark.parametrize("part", [0, 1, 70, -1])
-async def test_of_a_word_that_is_half_said_the_rest_is_written(part: int) -> None:
-    said = opening()
-    async with joined(said=said[:part]) as (pipe, other), anyio.create_task_group() as tasks:
-        tasks.start_soon(functools.partial(pipe.call, "one", {}, timeout_s=WAIT_S))
-        await anyio.wait_all_tasks_blocked()
-        await pipe.notify("two", {})
-        tasks.start_soon(functools.partial(pipe.call, "three", {"x": "y" * 99}, timeout_s=WAIT_S))
-        await anyio.wait_all_tasks_blocked()
-        assert said[:part] + os.read(other.read, 65536) == said
-        tasks.cancel_scope.cancel()

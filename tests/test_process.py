@@ -742,12 +742,11 @@ def test_a_tool_beyond_its_limits_is_killed_and_named(
 
 TOOL_IN_A_THREAD = """
 import os, signal, sys, threading
-from backplane.process import begin_tool
+from backplane.process import run_tool
 for number in {ignored}: signal.signal(number, signal.SIG_IGN)
 def work():
-    with begin_tool(["sh", "-c", "sleep 60 & sleep 60"], env=dict(os.environ), timeout_s=60) as tool:
-        print("begun", flush=True)
-        tool.finish()
+    say = lambda: print("begun", flush=True)
+    run_tool(["sh", "-c", "sleep 60 & sleep 60"], env=dict(os.environ), timeout_s=60, stopped=say)
 threading.Thread(target=work).start()
 sys.stdin.read()
 """

@@ -21,7 +21,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.events import EVENT_TYPES, ToolCall, Unread, Warned
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import WorkOrder
-from backplane.errors import CODES, ProtocolError
+from backplane.errors import CODES, BackplaneError, ProtocolError
 from backplane.protocol import (
     DEPTH_MAX,
     EVIDENCE_BYTES,
@@ -788,8 +788,11 @@ def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None
         "tree": wire.TreeChunk(ref_id="r1", seq=0, data=""),
     }[t]
     control().send(message)
-    with pytest.raises(ProtocolError, match="not announced"):
+    # A person asks for an interrupt, and is told what the host cannot do; of the others a program asks.
+    code = "capability_unsupported" if t == "interrupt" else "protocol_unexpected_message"
+    with pytest.raises(BackplaneError, match="announce") as refused:
         control(extensions=()).send(message)
+    assert refused.value.code == code
 
 
 def test_a_host_that_asks_without_a_word_before_gets_its_answer() -> None:

@@ -6,15 +6,18 @@ What is said to it while it runs is the run's own affair.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
 
-from backplane.agents.begin import BegunProgram, Speak, Start, begin
+from backplane.agents.begin import BegunProgram, Speak, Start
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
-from backplane.process import Child, take_over
+from backplane.process import Child, StartCommand, open_child
 
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""
@@ -34,7 +37,7 @@ _CONTROLS: Final = re.compile(
 
 
 async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
-    """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
+    """Start the agent's program, run the order, and leave nothing of either.
 
     Args:
         speak: called when the program was started: what it takes is done while the program loads.
@@ -42,11 +45,11 @@ async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
         return Done(outcome="partial")
-    begun, run.begun = run.begun or begin(run, start), None
-    try:
-        async with take_over(begun.launched) as child:
+    async with _state() as state:
+        argv, env = start(run, state)
+        async with open_child(StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
             try:
-                session = speak(run, child, begun)
+                session = speak(run, child, BegunProgram(state, env))
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
                 return await session.go()
             except BaseExceptionGroup as group:
@@ -56,24 +59,16 @@ async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
             finally:
                 with anyio.CancelScope(shield=True):
                     await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
+
+
+@asynccontextmanager
+async def _state() -> AsyncIterator[str]:
+    folder = tempfile.mkdtemp(prefix="backplane-agent-")
+    try:
+        yield folder
     finally:
-        await _remove(begun.state)
-
-
-async def leave(begun: BegunProgram) -> None:
-    """End a program that no run took, and what it left."""
-    with anyio.CancelScope(shield=True):
-        with suppress(BackplaneError):
-            async with take_over(begun.launched):
-                pass
-        await _remove(begun.state)
-
-
-async def _remove(state: str) -> None:
-    import shutil  # Three compressors, while the agent loads.
-
-    with anyio.CancelScope(shield=True):
-        await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -203,12 +203,10 @@ class AgentRun:
 
     # What the agent says and asks -------------------------------------------------------------------------------------
 
-    def pipe(
-        self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None, said: bytes = b""
-    ) -> Pipe:
+    def pipe(self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None) -> Pipe:
         """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
         hear = hear or self.hear
-        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer, said=said)
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Tell what the agent told.

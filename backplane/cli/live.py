@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +31,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
 from backplane.process import signals
 from backplane.protocol import Events
-from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.backends import Backend
 from backplane.runtime.door import Desk, Door, of_run
 from backplane.runtime.hooks import Hook
 from backplane.runtime.plane import ControlPlane
@@ -79,8 +78,7 @@ def run(plan: Plan) -> int:
     """Do the run and say how it ended; gives the exit code. Raises only where it has said no last message."""
     live = _Live(plan)
     try:
-        with _layers_tried(plan):
-            anyio.run(live.drive)
+        anyio.run(live.drive)
         return _end(plan, live)
     except Exception as error:
         return _end_after(plan, live, error)
@@ -89,15 +87,6 @@ def run(plan: Plan) -> int:
             streams.note(line)
         if live.sender is not None:
             live.sender.leave()
-
-
-def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
-    """The layers around a host are tried while the rest is loaded: later it would wait for that."""
-    if plan.settings.isolation == "off" or not (isinstance(plan.backend, ProcessBackend) and plan.backend.guard):
-        return nullcontext()
-    from backplane.sandbox.probe import trial_begun
-
-    return trial_begun(plan.environ)
 
 
 def _end(plan: Plan, live: _Live) -> int:

@@ -8,11 +8,9 @@ says and how a model is reached are the host's own affair.
 from __future__ import annotations
 
 import os
-import select
 import stat
 import sys
-import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,9 +18,7 @@ from backplane.contract.approval import Decision
 from backplane.host.run import (
     EXTENSIONS,
     PREVIEW_BYTES_MAX,
-    Begun,
     Done,
-    Early,
     Given,
     Host,
     HostRun,
@@ -31,18 +27,13 @@ from backplane.host.run import (
 )
 
 if TYPE_CHECKING:
-    from backplane.protocol import HostEnd, Received
-
-EARLY_S: Final = 1.0
-"""For a first message, before the event loop is loaded all the same: nothing else is seen to meanwhile."""
+    from backplane.protocol import HostEnd
 
 __all__ = [
     "EXTENSIONS",
     "PREVIEW_BYTES_MAX",
-    "Begun",
     "Decision",
     "Done",
-    "Early",
     "Given",
     "Host",
     "HostRun",
@@ -63,21 +54,19 @@ async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_m
     await link.serve()
 
 
-def main(host: Host, work: Work, *, line_bytes_max: int | None = None, early: Early | None = None) -> None:
+def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
     """Be a host: speak the protocol on this process's stdin and stdout until the end of stdin.
 
     Args:
         line_bytes_max: longest line, both ways; None for the protocol's own.
-        early: called with the order where that is the first message, before the event loop is loaded; the run finds
-            what it gave in `begun`.
     """
     try:
-        speak(host, work, line_bytes_max=line_bytes_max, early=early)
+        speak(host, work, line_bytes_max=line_bytes_max)
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(1)
 
 
-def speak(host: Host, work: Work, *, line_bytes_max: int | None = None, early: Early | None = None) -> int | None:
+def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int | None:
     """The same for a program that goes on afterwards: gives the signal that was the end, None for that of stdin.
 
     The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
@@ -97,12 +86,11 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None, early: E
         os.set_blocking(stdout, False)
     end = _end(line_bytes_max)
     end.send(host.hello())
-    first, begun = _begin(end, early) if early is not None else ([], None)
     import anyio
 
     from backplane.host.link import HostLink
 
-    link = HostLink(host, work, 0, stdout, end, owns_process=True, first=first, begun=begun)
+    link = HostLink(host, work, 0, stdout, end, owns_process=True)
     anyio.run(link.serve)
     return link.signal
 
@@ -111,23 +99,3 @@ def _end(line_bytes_max: int | None) -> HostEnd:
     from backplane.protocol import LINE_BYTES_MAX, HostEnd
 
     return HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
-
-
-def _begin(end: HostEnd, early: Early) -> tuple[list[Received], Begun | None]:
-    """Wait for the first message, and where it is an order have begun what its run will need."""
-    import backplane.policy.rules  # noqa: F401  # While the hello is read: the order needs it.
-    from backplane.contract import envelope as wire
-
-    first: list[Received] = []
-    until_s = time.monotonic() + EARLY_S
-    while not first and select.select([0], [], [], max(0.0, until_s - time.monotonic()))[0]:
-        data = os.read(0, 65536)
-        if not data:
-            break
-        first = end.receive(data)
-    if not first or not isinstance(first[0], wire.RunMessage):
-        return first, None
-    try:
-        return first, early(Given(first[0]))
-    except Exception:  # Whatever it is, the run meets it again, and tells it.
-        return first, None

@@ -25,7 +25,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import BackplaneError
-from backplane.host.run import GRACE_S, Begun, Done, Host, HostRun, Told, Work
+from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
 from backplane.process import signals
 from backplane.protocol import Broken, HostEnd, Received
 
@@ -63,8 +63,6 @@ class HostLink:
         end: HostEnd,
         *,
         owns_process: bool,
-        first: Iterable[Received] = (),
-        begun: Begun | None = None,
     ) -> None:
         self.host = host
         self._work = work
@@ -72,9 +70,6 @@ class HostLink:
         self._stdout = stdout
         self._owns_process = owns_process
         self._end = end
-        self._first = first
-        """What was read before the loop was there; the first of it is the order that something was begun for."""
-        self._begun = begun
         self._runs: dict[str, HostRun] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         """Where runs and what belongs to them live."""
@@ -173,8 +168,6 @@ class HostLink:
             tasks.cancel_scope.cancel()
 
     async def _read(self) -> None:
-        for received in self._first:
-            await self._take(received)
         while True:
             try:
                 await anyio.wait_readable(self._stdin)
@@ -232,9 +225,8 @@ class HostLink:
         await self.write(self._end.refuse(broken))
 
     async def _begin(self, message: wire.RunMessage) -> None:
-        begun, self._begun = self._begun, None
         try:
-            run = HostRun(self, message, begun)
+            run = HostRun(self, message)
         except Exception as error:  # The outermost edge: this run is answered, the others go on.
             await self.send(_failure(message.id, error))
             return
@@ -268,11 +260,7 @@ class HostLink:
 
     async def _run(self, run: HostRun) -> None:
         try:
-            try:
-                ending = await self._do(run)
-            finally:
-                if run.begun is not None:
-                    await run.begun.leave()
+            ending = await self._do(run)
             with anyio.CancelScope(shield=True):
                 await self._tell_end(run, ending)
         except BackplaneError as error:

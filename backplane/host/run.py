@@ -6,7 +6,7 @@ import os.path
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -41,7 +41,7 @@ from backplane.contract.unheard import check_heeded, check_settings, nearest_nam
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import WorkspaceError
 
-if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
+if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
     import anyio
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -144,30 +144,14 @@ class Given:
         self.policy: Policy = compile_policy(self.order.policy)
 
 
-class Begun(Protocol):
-    """What was begun for a run before the event loop was there."""
-
-    async def leave(self) -> None:
-        """End what no run took."""
-
-
-Early = Callable[[Given], Begun | None]
-"""Begins what a run will need and what takes its time; None where that is to wait for the run.
-
-An error that it raises is not told: the run meets it again.
-"""
-
-
 class HostRun(Given):
     """One run, seen from the host: the order, and the ways to say what happens."""
 
-    def __init__(self, link: HostLink, message: wire.RunMessage, begun: Begun | None = None) -> None:
+    def __init__(self, link: HostLink, message: wire.RunMessage) -> None:
         import anyio
 
         super().__init__(message)
         check_heeded(self.order, link.host.heeds, link.host.id)
-        self.begun: Any = begun
-        """What the host began for this run, until its `work` takes it."""
         self.grace_s = GRACE_S
         """Time the host's own clean-up may take once the run is cancelled."""
         self.cancelled_because: str | None = None

@@ -2,7 +2,7 @@
 
 A command goes in; bytes, an exit and a promise come out: when the block is left, or the call
 returns, nothing that was started is alive any more. What the bytes mean is not known here.
-Nothing is loaded until it is used: a host starts its agent before it loads its event loop.
+Nothing is loaded until it is used: who only locks a file loads no event loop.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from backplane.process.child import Child, Exit
-    from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Evidence, Launched, StartCommand, launch
+    from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Evidence, StartCommand
     from backplane.process.spawn import guard_command
-    from backplane.process.start import Ready, open_child, take_over
-    from backplane.process.tool import Finished, Tool, begin_tool, run_tool, search_path
+    from backplane.process.start import Ready, open_child
+    from backplane.process.tool import Finished, run_tool, search_path
 
 __all__ = [
     "GUARD_WORKS",
@@ -25,25 +25,20 @@ __all__ = [
     "Evidence",
     "Exit",
     "Finished",
-    "Launched",
     "Ready",
     "StartCommand",
-    "Tool",
-    "begin_tool",
     "guard_command",
-    "launch",
     "open_child",
     "run_tool",
     "search_path",
-    "take_over",
 ]
 
 _HOME: Final[dict[str, str]] = {
     **dict.fromkeys(("Child", "Exit"), "child"),
-    **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "StartCommand", "Evidence", "Launched", "launch"), "launch"),
+    **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "StartCommand", "Evidence"), "launch"),
     "guard_command": "spawn",
-    **dict.fromkeys(("Ready", "open_child", "take_over"), "start"),
-    **dict.fromkeys(("Finished", "Tool", "begin_tool", "run_tool", "search_path"), "tool"),
+    **dict.fromkeys(("Ready", "open_child"), "start"),
+    **dict.fromkeys(("Finished", "run_tool", "search_path"), "tool"),
 }
 
 

@@ -7,11 +7,16 @@ On trio nothing of this is needed, and nothing is done. Here is also how a deadl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import errno
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 
 from backplane.process.loop import asyncio_loop
 
@@ -31,6 +36,59 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
             await wait()
             return True
     return False
+
+
+class beside:  # a context manager; of a generator, much would be kept as long as the block lasts
+    """Run functions in tasks beside a block, until that is left; what the block raises comes out in no group."""
+
+    def __init__(self, *works: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        self._works = works
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> None:
+        await self._tasks.__aenter__()
+        for work in self._works:
+            self._tasks.start_soon(work)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+
+async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter) -> T:
+    """Call a blocking function in a thread that neither a cancelled caller nor the end of Python waits for.
+
+    Args:
+        places: how many such threads there may be at once; one that nobody waits for any more keeps its place.
+
+    Raises:
+        OSError: no thread can be had.
+    """
+    over, token, results = anyio.Event(), anyio.lowlevel.current_token(), list[T]()
+    faults = list[Exception]()
+
+    def end() -> None:
+        places.release_on_behalf_of(over)
+        over.set()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:  # Raised again where it is awaited.
+            faults.append(error)
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            anyio.from_thread.run_sync(end, token=token)
+
+    await places.acquire_on_behalf_of(over)
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError as error:
+        places.release_on_behalf_of(over)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    await over.wait()
+    if faults:
+        raise faults[0]
+    return results[0]
 
 
 async def in_order(work: Callable[[], Awaitable[T]]) -> T:

@@ -1,7 +1,7 @@
 """A running child: its two pipes, its end, and the one ladder down which it is stopped.
 
 Descriptors and signals only; what the bytes mean is not known here, and nothing is started here
-(`process.py` does that and hands the child out).
+(`start` does that and hands the child out).
 """
 
 from __future__ import annotations
@@ -9,24 +9,20 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane.process.aio import in_time
 from backplane.process.guard import WORD_BYTES_MAX
-from backplane.process.launch import Leader
-from backplane.process.loop import asyncio_loop, register
+from backplane.process.spawn import has_ended, kill_group
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
 from backplane.redact.tail import LOOK_BYTES, OutputTail
-
-if TYPE_CHECKING:
-    import asyncio
 
 LADDER_STEP_S: Final = 0.5
 """The ladder's short step; the contract's number."""
@@ -80,7 +76,7 @@ class Child:
 
     def __init__(
         self,
-        leader: Leader,
+        leader: subprocess.Popen[bytes],
         guarded: bool,
         pipes: tuple[int, int, int],
         line: int,
@@ -115,9 +111,8 @@ class Child:
         self._news = anyio.Event()
         """The next thing that happens, whatever it is."""
         self._step: anyio.CancelScope | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
-        """Where the loop does not call."""
+        # Shielded, as a cancelled owner still needs what is heard in them to walk down the ladder.
+        self._noticing, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
 
     @property
     def stderr_tail(self) -> OutputTail:
@@ -206,43 +201,23 @@ class Child:
                 await cancel(grace_s)
         self._step = None
 
-    async def enter(self) -> None:
-        """Begin to watch its end and to drain its stderr; `leave` has to follow, in the same task."""
-        if not self._listen():
-            self._tasks = anyio.create_task_group()
-            await self._tasks.__aenter__()
-            self._tasks.start_soon(self._listen_in_turns)
-
     async def leave(self) -> None:
-        """Kill what is left of it and close everything, whoever is cancelled."""
+        """Kill what is left of it and stop listening, whoever is cancelled."""
         with anyio.CancelScope(shield=True):
             if self._stopping:
                 await self._until(lambda: self._gone)
             else:
                 self._stopping = True
                 await self._kill()
-            self._stop_listening()
-            self.close_stdin()
-            self.close_stdout()
-            _close(self._stderr)
-            _close(self._line)
-            if self._life >= 0:
-                os.close(self._life)
-        if self._tasks is not None:
-            # What went wrong in the block is not its affair: it would put a group around that.
-            await self._tasks.__aexit__(None, None, None)
+        self._noticing.cancel()
+        self._draining.cancel()
 
-    def _stop_listening(self) -> None:
-        if self._loop is None:
-            self._turns.cancel()
-        else:
-            self._loop.remove_reader(self._line)
-            self._loop.remove_reader(self._stderr)
-
-    @functools.cached_property
-    def _turns(self) -> anyio.CancelScope:
-        """Shielded, as a cancelled owner still needs what is waited for in it to walk down the ladder."""
-        return anyio.CancelScope(shield=True)
+    def close(self) -> None:
+        """Close everything; nobody listens any more."""
+        self.close_stdin()
+        self.close_stdout()
+        for fd in (self._stderr, self._line, self._life):
+            _close(fd)
 
     async def _kill(self) -> None:
         """Kill all there is, reap our own child, and take the last words."""
@@ -297,52 +272,24 @@ class Child:
                 os.write(self._line, word)
                 os.kill(self._leader.pid, signal.SIGCONT)
 
-    def _listen(self) -> bool:
-        """Have the loop call us for what the end of the child and its stderr bring; False where it has no such calls.
+    async def notice_end(self) -> None:
+        """Hear the guard, or wait for the program's end, until `leave`."""
+        await self._listen(self._watch, self._noticing)
 
-        Two tasks that wait for them would cost an idle child 8 KiB.
-        """
-        loop = asyncio_loop()
-        if self._line < 0 or loop is None:
-            return False
-        try:
-            for fd, take in ((self._line, self._take_end), (self._stderr, self._take_stderr)):
-                register(loop.add_reader, fd, self._on_readable, fd, take)
-        except (NotImplementedError, OSError):
-            with suppress(NotImplementedError):
-                loop.remove_reader(self._line)
-            return False
-        self._loop = loop
-        return True
+    async def keep_words(self) -> None:
+        """Drain its stderr until `leave`: a child whose stderr nobody reads stands still."""
+        await self._listen(self._drain, self._draining)
 
-    def _on_readable(self, fd: int, take: Callable[[], bool]) -> None:
-        try:
-            more = take()
-        except Exception as error:
-            self._fail(error)
-            more = False
-        if not more and self._loop is not None:
-            self._loop.remove_reader(fd)
-
-    def _fail(self, error: Exception) -> None:
-        """Note an exception that nobody foresaw, and wake whoever waits for news."""
-        self.fault = self.fault or error
-        self._announce()
-        if self.on_exit is not None:
-            self.on_exit()
-
-    async def _listen_in_turns(self) -> None:
-        """The same where the loop does not call."""
-        with self._turns:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._noting_fault, self._drain)
-                await self._noting_fault(self._watch)
-
-    async def _noting_fault(self, listen: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await listen()
-        except Exception as error:
-            self._fail(error)
+    async def _listen(self, work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+        """Do this; an exception that nobody foresaw is the child's `fault`."""
+        with scope:
+            try:
+                await work()
+            except Exception as error:
+                self.fault = self.fault or error
+                self._announce()
+                if self.on_exit is not None:
+                    self.on_exit()
 
     async def _watch(self) -> None:
         """Notice the end by waiting, or by asking again and again."""
@@ -439,7 +386,7 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _peek(leader: Leader) -> Exit:
+def _peek(leader: subprocess.Popen[bytes]) -> Exit:
     """How a child ended that has ended, without reaping it where that can be had."""
     if leader.returncode is not None or not hasattr(os, "waitid"):
         return _exit_of(leader.poll())
@@ -456,23 +403,3 @@ def _exit_of(returncode: int | None) -> Exit:
     if returncode is None:
         return Exit()
     return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
-
-
-def has_ended(tool: Leader) -> bool:
-    """Whether the child has ended; where the system can, without reaping it, so that its group stays its own."""
-    if not hasattr(os, "waitid"):
-        return tool.poll() is not None
-    if tool.returncode is not None:
-        return True
-    try:
-        return os.waitid(os.P_PID, tool.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-def kill_group(leader: Leader, number: int = signal.SIGKILL) -> None:
-    """Signal a child's process group, unless the child was reaped already."""
-    # Only before the leader is reaped: until then nobody else can have this group's number.
-    if leader.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader.pid, number)

@@ -57,7 +57,6 @@ class Pipe:
         strict: answer such a line with an error, as the protocol asks of a server.
         watch: told of every line.
         rest_s: for answering what was asked before the other end was done.
-        said: what is on its way already, of the first lines that are written here.
         peer: another protocol than JSON-RPC, of lines that are calls, answers and notifications, too.
     """
 
@@ -73,17 +72,14 @@ class Pipe:
         watch: Watch | None = None,
         rest_s: float = 0.0,
         line_bytes_max: int = LINE_BYTES_MAX,
-        said: bytes = b"",
         peer: Peer | None = None,
     ) -> None:
         self._watch, self._rest_s = watch, rest_s
         self._peer = peer or Peer(line_bytes_max)
         self._read_fd = read_fd
-        self._ends = Pair(write_fd, read_fd, said)
+        self._ends = Pair(write_fd, read_fd)
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[Id, tuple[anyio.Event, list[Response]]] = {}
-        self._ahead = range(1, 1 + said.count(b"\n"))
-        """Ids of calls that may be on their way before they are made here."""
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
         self._asked_bytes = 0
@@ -140,8 +136,6 @@ class Pipe:
 
     def _take_answer(self, id: Id, reply: Response) -> None:
         waiting = self._waiting.get(id)
-        if waiting is None and self._ends.said and id in self._ahead:
-            waiting = self._waiting[id] = (anyio.Event(), [])
         if waiting is not None and not waiting[1]:
             waiting[1].append(reply)
             waiting[0].set()
@@ -193,7 +187,7 @@ class Pipe:
             BackendError: `backend_timeout`, no answer in time.
         """
         id, line = self._peer.call(method, params)
-        waiting = self._waiting.setdefault(id, (anyio.Event(), []))
+        waiting = self._waiting[id] = (anyio.Event(), [])
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)

@@ -15,16 +15,10 @@ READ_BYTES_MAX: Final = 64 * 1024
 
 
 class Pair:
-    """The two descriptors; they stay the caller's to close.
+    """The two descriptors; they stay the caller's to close."""
 
-    Args:
-        said: bytes that are on their way already: they are what is written here first, and are not written again.
-    """
-
-    def __init__(self, write_fd: int, read_fd: int, said: bytes = b"") -> None:
+    def __init__(self, write_fd: int, read_fd: int) -> None:
         self._write_fd, self._read_fd = write_fd, read_fd
-        self.said = said
-        """What of it was not written here yet."""
         self._lock = anyio.Lock()
 
     async def more(self) -> bytes:
@@ -44,10 +38,6 @@ class Pair:
 
     async def write(self, line: bytes) -> None:
         """A whole line, or none: half a line would corrupt the next one. A reader that is gone is no error."""
-        if self.said:
-            known = min(len(line), len(self.said))
-            assert line[:known] == self.said[:known], "something else was said"
-            line, self.said = line[known:], self.said[known:]
         try:
             async with self._lock:
                 while line:

@@ -22,11 +22,12 @@ from backplane.process.launch import (
     UMASK,
     Cage,
     StartCommand,
-    Stdio,
-    raw,
     refusal,
     spawn_failed,
 )
+
+Stdio = tuple[object, object, object]
+"""stdin, stdout, stderr, as `subprocess.Popen` takes them."""
 
 TERMINAL_WAIT_S: Final = 5.0
 """For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
@@ -177,9 +178,32 @@ def _order_file() -> IO[bytes]:
 
 
 def _order_bytes(command: StartCommand, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
-    return marshal.dumps((*raw(command), list(pass_fds), inside))
+    argv = [os.fsencode(word) for word in command.argv]
+    env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
+    cwd = None if command.cwd is None else os.fsencode(command.cwd)
+    return marshal.dumps((argv, env, cwd, list(pass_fds), inside))
 
 
 def loader_env() -> dict[str, str]:
     """Return what our own interpreter may need to find its library, and nothing of the command's."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+
+
+def has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether the child has ended; where the system can, without reaping it, so that its group stays its own."""
+    if not hasattr(os, "waitid"):
+        return child.poll() is not None
+    if child.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    """Signal a child's process group, unless the child was reaped already."""
+    # Only before the leader is reaped: until then nobody else can have this group's number.
+    if leader.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader.pid, number)

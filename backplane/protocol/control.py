@@ -30,7 +30,7 @@ from backplane.contract.events import (
     moved,
     read_event,
 )
-from backplane.errors import ProtocolError
+from backplane.errors import CapabilityError, ProtocolError
 from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, strict
 from backplane.protocol.messages import (
     MESSAGES,
@@ -142,6 +142,7 @@ class ControlEnd:
 
         Raises:
             ProtocolError: before the hello, or the peer did not announce the extension.
+            CapabilityError: `capability_unsupported`, an interrupt that it did not announce.
         """
         name = envelope.__struct_config__.tag
         needed = NEEDS_EXTENSION.get(str(name))
@@ -149,6 +150,10 @@ class ControlEnd:
         if self.hello is None:
             fact = f"{name} cannot be sent before the host's hello"
             raise ProtocolError("protocol_unexpected_message", fact, hint="wait for it, or cancel the run")
+        if isinstance(envelope, wire.Interrupt) and not spoken:
+            fact = f"the host of {self.hello.backend.id} takes no interrupt (it does not announce interrupt/1)"
+            fix = f"to end the run: backplane cancel {envelope.ref_id[:8]}"
+            raise CapabilityError("capability_unsupported", fact, hint=fix)
         if needed is not None and not spoken:
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
         if isinstance(envelope, wire.RunMessage):

@@ -6,6 +6,7 @@ behind. The same bytes flow in both cases. What is said on the link is `runtime`
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -31,6 +32,7 @@ from backplane.config import (
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Exit, StartCommand, open_child
+from backplane.process.aio import beside
 from backplane.resources import find as find_shared
 from backplane.upstream import presets
 
@@ -249,23 +251,12 @@ async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
     for fd in (theirs_in, ours_out, ours_in, theirs_out):
         os.set_blocking(fd, False)
     link = _MemoryLink(ours_out, ours_in)
-    failure: BaseException | None = None
     try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.run, serve, theirs_in, theirs_out)
-            try:
-                yield link
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as caught:
-                failure = caught
-            finally:
-                link.scope.cancel()
+        async with beside(functools.partial(link.run, serve, theirs_in, theirs_out)):
+            yield link
     finally:
         link.close_stdin()
         link.close_stdout()
-    if failure is not None:
-        raise failure
 
 
 class _MemoryLink:

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError
+from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
-from backplane.runtime.state import Preparation, StateFolder
+from backplane.runtime.state import STAGED_FOR, StateFolder
 
 if TYPE_CHECKING:
     from backplane.receipts.journal import Journal
@@ -57,7 +58,14 @@ class RunEnvironment:
         self._facts = facts
         self._limits = limits
         self._ended = ended
-        self._preparing: Preparation | None = None
+        self.prepared = False
+        """There is, or will be, a place to work in; or what is wrong with it."""
+        self._workspace: Workspace | None = None
+        self._error: BackplaneError | None = None
+        """Why there is no place to work in, once that is known."""
+        self._placed, self._done = anyio.Event(), anyio.Event()
+        self._works = False
+        """A thread makes the place to work in, or opens the store."""
         self._sandbox: Sandbox | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
@@ -210,8 +218,7 @@ class RunEnvironment:
             elif waits:
                 return False
             if self._tree is None:
-                assert self.journal is not None
-                self._root = str((await self._stage_first(self.journal.folder)).root)
+                self._root = str((await self._stage_first()).root)
             else:
                 self._root = str(self._tree)
         elif not await anyio.to_thread.run_sync(os.path.isdir, spec.root):
@@ -240,23 +247,20 @@ class RunEnvironment:
         self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
             self._note_held(self.journal)
-        return functools.partial(sandbox.open, held, self._placed if self.holds_host and not self._waits else None)
+        return functools.partial(sandbox.open, held, self._wait_placed if self.holds_host and not self._waits else None)
 
-    async def _stage_first(self, folder: Path) -> Workspace:
-        preparing = self._preparing = self._prepare("staged")
+    async def _stage_first(self) -> Workspace:
+        self.prepared = True
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(preparing.run, folder)
+            tasks.start_soon(self._prepare, "staged")
             try:
-                await preparing.settled()
+                await self._done.wait()
             finally:
                 self._left = True
         self._left = False
-        workspace = await preparing.wait()
+        workspace = await self.workspace()
         assert workspace is not None
         return workspace
-
-    def _prepare(self, mode: Mode | None) -> Preparation:
-        return Preparation(self._state, self._facts, self._limits, self._unwanted, mode, self._place)
 
     def _unwanted(self) -> bool:
         return self._left or self._ended()
@@ -271,12 +275,61 @@ class RunEnvironment:
         Raises:
             StoreError: `receipt_store_failed`.
         """
-        if self._preparing is None:
+        if not self.prepared:
             if self.journal is None:
                 self.journal = self._state.journal(self._facts)
                 self._note_held(self.journal)
-            self._preparing = self._prepare(mode)
-            start_soon(self._preparing.run, self.journal.folder)
+            self.prepared = True
+            start_soon(self._prepare, mode)
+
+    async def _prepare(self, mode: Mode | None) -> None:
+        """Open store and workspace in a worker thread while the host starts."""
+        if self._done.is_set():
+            return
+        self._works = True
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._make, mode)
+        except Exception as error:  # Whatever it is, it is the run's to tell.
+            self._error = unforeseen(error)
+        finally:
+            self._works = False
+            self.abandon()
+
+    def _make(self, mode: Mode | None) -> None:
+        if mode is not None:
+            self._make_workspace(mode)
+            anyio.from_thread.run_sync(self._placed.set)
+        self._state.store()
+
+    def _make_workspace(self, mode: Mode) -> None:
+        from backplane.workspace import Quota, open_workspace
+
+        state, limits, spec = self._state, self._limits, self._facts.order.workspace
+        assert self.journal is not None
+        root = os.path.abspath(spec.root)
+        state.refuse_own(Path(root))
+        state.settle()
+        self._workspace = open_workspace(
+            root,
+            mode=mode,
+            include=spec.include,
+            exclude=spec.exclude,
+            run_dir=self.journal.folder,
+            stage_dir=state.stage_of(self._place),
+            tree=state.tree_of(self._place),
+            quota=Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max),
+            stopped=self._unwanted,
+            state=state.home,
+            unread=self._facts.order.policy.deny_read,
+        )
+        if mode == "staged":
+            # Whose the copy is, before its run is sent: should we be killed, its work is kept.
+            mark = state.stage_of(self._place) / STAGED_FOR
+            try:
+                mark.write_text(self._facts.run_id)
+            except OSError as error:
+                raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error
 
     def _note_held(self, journal: Journal) -> None:
         """Note it before the host starts: should we be killed, the receipt says it all the same."""
@@ -305,21 +358,17 @@ class RunEnvironment:
         """The host is not started before its place to work in is there, which has to be begun before."""
         return self._tree is not None
 
-    async def _placed(self) -> None:
-        assert self._preparing is not None
-        await self._preparing.placed()
+    async def _wait_placed(self) -> None:
+        """Wait for the place to work in alone. Raises WorkspaceError, also where nobody knows why there is none."""
+        await self._placed.wait()
+        if self._workspace is None:
+            raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")
 
     async def cause(self, error: BackplaneError) -> BackplaneError:
         """Why a start failed: where the place to work in cannot be made, the cage around it may fail before that."""
-        if self._preparing is not None:
-            with anyio.move_on_after(CAUSE_S):
-                await self._preparing.settled()
-        return (self._preparing.error if self._preparing is not None else None) or error
-
-    @property
-    def prepared(self) -> bool:
-        """There is, or will be, a place to work in; or what is wrong with it."""
-        return self._preparing is not None
+        with anyio.move_on_after(CAUSE_S):
+            await self.settled()
+        return self._error or error
 
     async def workspace(self) -> Workspace | None:
         """Wait for the place to work in; None when there is none here.
@@ -327,18 +376,21 @@ class RunEnvironment:
         Raises:
             BackplaneError: of the store or the workspace.
         """
-        assert self._preparing is not None
-        return await self._preparing.wait()
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._workspace
 
     def abandon(self) -> None:
-        """Have nobody wait for a preparation that will not come: its task failed, or is not needed any more."""
-        if self._preparing is not None:
-            self._preparing.abandon()
+        """Have nobody wait for a preparation that will not come, unless a thread works on it."""
+        if not self._works:
+            self._placed.set()
+            self._done.set()
 
     async def settled(self) -> None:
         """Wait until nothing is being made here any more."""
-        if self._preparing is not None:
-            await self._preparing.settled()
+        if self.prepared:
+            await self._done.wait()
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -362,7 +414,7 @@ class RunEnvironment:
             self._sandbox.close(added)
             if "network" in added:  # Where the host wanted to go, in its own words.
                 added["network"] = self._facts.clean_json(added["network"])
-        workspace = self._preparing.workspace if self._preparing is not None else None
+        workspace = self._workspace
         if workspace is None and self._tree is not None:
             self._state.drop_stage(self._place)
         if workspace is not None and not used:

@@ -33,6 +33,8 @@ class Deadlines:
         self._backend_id = backend_id
         self._decide = decide
         self._started = time.monotonic()
+        self.ends = float("inf") if limits.run_s is None else self._started + limits.run_s
+        """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
         self._silent_s = 0.0
         """Spent in reads that ended since the last progress."""
         self._hello_since: float | None = None
@@ -45,11 +47,6 @@ class Deadlines:
     def run_s(self) -> float:
         """Seconds since the beginning."""
         return time.monotonic() - self._started
-
-    @property
-    def ends(self) -> float:
-        """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
-        return float("inf") if self._limits.run_s is None else self._started + self._limits.run_s
 
     def begin_read(self) -> None:
         """Somebody waits for the child: until something carries progress, that is its silence."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
-from backplane.process.block import SpannedBlock
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
 from backplane.runtime.hooks import Hook
@@ -118,7 +117,8 @@ class ControlPlane:
             if self.sender is not None:
                 await anyio.to_thread.run_sync(self.sender.leave)
 
-    def start(
+    @asynccontextmanager
+    async def start(
         self,
         order: WorkOrder | str,
         backend: Backend | str | None = None,
@@ -131,7 +131,7 @@ class ControlPlane:
         route: Json = None,
         added: Mapping[str, Json] = NOTHING,
         more: bool = False,
-    ) -> AbstractAsyncContextManager[Run]:
+    ) -> AsyncIterator[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
         The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
@@ -156,14 +156,14 @@ class ControlPlane:
                 declared pure and works in place.
         """
 
-        async def begin() -> Run:
-            try:
-                whole = make_order(order, output=output, configured_policy=self.settings.policy)
-                chosen = self.find_backend(backend if backend is not None else whole.abp("backend"))
-                self._check_room()
-                await self._slots.acquire(rank_of(whole))
-            except Exception as error:
-                raise unforeseen(error) from error
+        try:
+            whole = make_order(order, output=output, configured_policy=self.settings.policy)
+            chosen = self.find_backend(backend if backend is not None else whole.abp("backend"))
+            self._check_room()
+            await self._slots.acquire(rank_of(whole))
+        except Exception as error:
+            raise unforeseen(error) from error
+        try:
             try:
                 chosen, told = await self._from_store(whole, chosen, limits, hooks)
                 whole, own_id, held = await self._hold_budget(whole, run_id, chosen)
@@ -177,21 +177,17 @@ class ControlPlane:
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
-                self._slots.release()
                 raise unforeseen(error) from error
-            except BaseException:
-                self._slots.release()
-                raise
             try:
-                await run.start(hooks)
-            except Exception as error:
-                run.fail(error)
-            except BaseException:
+                try:
+                    await run.start(hooks)
+                except Exception as error:
+                    run.fail(error)
+                yield run
+            finally:
                 await self._end(run)
-                raise
-            return run
-
-        return SpannedBlock(begin, self._end)
+        finally:
+            self._slots.release()
 
     async def _from_store(
         self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]
@@ -282,11 +278,8 @@ class ControlPlane:
 
     async def _end(self, run: Run) -> None:
         try:
-            try:
-                await run.leave()
-                await self._keep_result(run)
-            finally:
-                self._slots.release()
+            await run.leave()
+            await self._keep_result(run)
             if self.sender is not None and run.is_sealed:
                 self._send(self.sender, run)
         except Exception as error:

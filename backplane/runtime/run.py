@@ -32,7 +32,6 @@ from backplane.errors import (
     BackendError,
     BackplaneError,
     CageError,
-    CapabilityError,
     ContractError,
     StoreError,
     from_code,
@@ -40,7 +39,6 @@ from backplane.errors import (
 )
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import OwnTask, in_order, in_time
-from backplane.process.block import SpannedBlock
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
@@ -159,7 +157,7 @@ class Run:
         self._rest: Iterator[AgentEvent] = iter(())
         self._environment = RunEnvironment(plane.state_folder, self.facts, limits, self._is_given_up)
         self._requirements: RunRequirements | None = None
-        self._opened: AbstractAsyncContextManager[Link] | None = None
+        self._opened: OwnTask[Link] | None = None
         self._link: Link | None = None
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -376,11 +374,6 @@ class Run:
             CapabilityError: `capability_unsupported`, the host did not announce `interrupt/1`.
             ProtocolError: `protocol_unexpected_message`, the host has not said its hello yet.
         """
-        if self._line.hello is not None and "interrupt/1" not in self._line.extensions:
-            fact = f"the host of {self.backend_id} takes no interrupt (it does not announce interrupt/1)"
-            raise CapabilityError(
-                "capability_unsupported", fact, hint=f"to end the run: backplane cancel {self.id[:8]}"
-            )
         self._say(self._line.send(wire.Interrupt(ref_id=self.id)))
 
     async def ping(self) -> float:
@@ -433,13 +426,10 @@ class Run:
         Args:
             hooks: the caller's own.
         """
-        try:
-            if self.end is None and self._admit(hooks):
-                # Here, as it has to be left in the same task.
-                self._tasks = await anyio.create_task_group().__aenter__()
-                await in_order(self._start_host)
-        except Exception as error:
-            self.fail(error)
+        if self.end is None and self._admit(hooks):
+            # Here, as it has to be left in the same task.
+            self._tasks = await anyio.create_task_group().__aenter__()
+            await in_order(self._start_host)
 
     def hold_calls(self, hold: Hold) -> None:
         """Have a host's calls of its model reserved by this function, which may block."""
@@ -476,10 +466,10 @@ class Run:
             self._fail(await self._environment.cause(error))
 
     async def _enter(self, opening: AbstractAsyncContextManager[Link]) -> None:
-        if not isinstance(opening, SpannedBlock):
-            opening = OwnTask(opening)
-        link = await opening.__aenter__()
-        self._opened = opening
+        # A task of its own, as it is left in another one than it is entered in.
+        opened = OwnTask(opening)
+        link = await opened.__aenter__()
+        self._opened = opened
         self._connect(link)
 
     async def leave(self) -> None:

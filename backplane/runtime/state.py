@@ -1,4 +1,4 @@
-"""The state folder of a control plane, and what is prepared in it while a host starts.
+"""The state folder of a control plane.
 
 Light on purpose: store and workspace are loaded in the worker thread that needs them, while
 the host is starting, so that the way to the spawn does not pay for them.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-import anyio.to_thread
-
-from backplane.config import Limits
 from backplane.contract import canonical
-from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
+from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
@@ -384,106 +378,3 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
         *map(describe, store.orphans()),
         *(f"{line}; the next run or `apply` here settles it" for line in transaction.unsettled(home / "runs")),
     )
-
-
-class Preparation:
-    """Opens store and workspace in a worker thread while the host starts.
-
-    Args:
-        mode: how the place to work in is made; None when it is not here.
-        id: names its folders.
-    """
-
-    def __init__(
-        self, state: StateFolder, run: RunState, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, id: str
-    ) -> None:
-        self.workspace: Workspace | None = None
-        self._mode, self._id = mode, id
-        self._state = state
-        self._facts = run
-        self._limits = limits
-        self._stopped = stopped
-        self.error: BackplaneError | None = None
-        """Why there is no place to work in, once that is known."""
-        self._placed = anyio.Event()
-        self._done = anyio.Event()
-        self._works = False
-
-    async def run(self, folder: Path) -> None:
-        if self._done.is_set():
-            return
-        try:
-            self._works = True
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._open, folder)
-        except Exception as error:  # Whatever it is, it is the run's to tell.
-            self.error = unforeseen(error)
-        finally:
-            self._works = False
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Have nobody wait for this any more, unless a thread works on it."""
-        if not self._works:
-            self._placed.set()
-            self._done.set()
-
-    async def placed(self) -> None:
-        """Wait for the place to work in alone. Raises WorkspaceError, also where nobody knows why there is none."""
-        await self._placed.wait()
-        if self.workspace is None:
-            raise self.error or WorkspaceError("workspace_staging_failed", "the copy was not made")
-
-    async def settled(self) -> None:
-        """Wait until nothing of it runs any more, however it ended."""
-        await self._done.wait()
-
-    async def wait(self) -> Workspace | None:
-        """Wait for the place to work in; None when there is none here.
-
-        Raises:
-            BackplaneError: of the store or the workspace.
-        """
-        await self._done.wait()
-        if self.error is not None:
-            raise self.error
-        return self.workspace
-
-    def _open(self, folder: Path) -> None:
-        if self._mode is not None:
-            import anyio.from_thread  # Here, and not on the way to the spawn.
-
-            self._place(folder, self._mode)
-            anyio.from_thread.run_sync(self._placed.set)
-        self._state.store()
-
-    def _place(self, folder: Path, mode: Mode) -> None:
-        from backplane.workspace import Quota, open_workspace
-
-        spec = self._facts.order.workspace
-        root = os.path.abspath(spec.root)
-        self._state.refuse_own(Path(root))
-        self._state.settle()
-        self.workspace = open_workspace(
-            root,
-            mode=mode,
-            include=spec.include,
-            exclude=spec.exclude,
-            run_dir=folder,
-            stage_dir=self._state.stage_of(self._id),
-            tree=self._state.tree_of(self._id),
-            quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
-            stopped=self._stopped,
-            state=self._state.home,
-            unread=self._facts.order.policy.deny_read,
-        )
-        if mode == "staged":
-            self._mark()
-
-    def _mark(self) -> None:
-        """Say whose the copy is, before its run is sent: should we be killed, its work is kept."""
-        mark = self._state.stage_of(self._id) / STAGED_FOR
-        try:
-            mark.write_text(self._facts.run_id)
-        except OSError as error:
-            raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error

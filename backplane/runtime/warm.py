@@ -8,8 +8,8 @@ that run. On asyncio alone, as such a host is entered in one task and left in an
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Hashable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,6 @@ import anyio
 import anyio.to_thread
 
 from backplane.process.aio import OwnTask
-from backplane.process.block import SpannedBlock
 from backplane.process.loop import asyncio_loop, register
 from backplane.runtime.backends import Link
 from backplane.runtime.environment import Opening, RunEnvironment
@@ -65,14 +64,14 @@ class WarmHost:
                 await self.drop()
         return self.link is not None
 
-    def block(self) -> AbstractAsyncContextManager[Link]:
+    @asynccontextmanager
+    async def block(self) -> AsyncIterator[Link]:
         """What the run that takes it enters in the place of a start."""
-
-        async def begin() -> Link:
-            assert self.link is not None
-            return self.link
-
-        return SpannedBlock(begin, self._leave)
+        assert self.link is not None
+        try:
+            yield self.link
+        finally:
+            await self._leave()
 
     async def drop(self) -> None:
         """Kill it, and remove what was made for it."""
@@ -82,7 +81,7 @@ class WarmHost:
             finally:
                 await anyio.to_thread.run_sync(partial(self.environment.leave, {}, used=False))
 
-    async def _leave(self, _: Link | None = None) -> None:
+    async def _leave(self) -> None:
         try:
             if self._block is not None:
                 await self._block.__aexit__(None, None, None)

@@ -46,7 +46,8 @@ class LineWriter:
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
-        self._idle = anyio.Event()
+        self._idle: anyio.Event | None = None
+        """Set when the backlog is written; None while there was none."""
         self._backlog: list[bytes] = []
         self._writing = False
 
@@ -77,7 +78,7 @@ class LineWriter:
 
     async def flushed(self) -> None:
         """Wait until nothing waits to be read any more, or never will be."""
-        if self._writing:
+        if self._writing and self._idle is not None:
             await self._idle.wait()
 
     def _lost(self, lines: int) -> None:
@@ -99,6 +100,7 @@ class LineWriter:
             self._lost(lost)
         finally:
             self._writing = False
-            self._idle.set()
+            if self._idle is not None:
+                self._idle.set()
         if stuck:
             self._on_stuck()

@@ -7,6 +7,7 @@ What comes through the door is `proxy`'s affair.
 from __future__ import annotations
 
 import array
+import functools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -17,6 +18,7 @@ import msgspec
 
 from backplane.errors import BackendError
 from backplane.process import Child, Ready, StartCommand, open_child
+from backplane.process.aio import beside
 from backplane.sandbox import landlock
 from backplane.sandbox.connections import Connections
 from backplane.sandbox.plan import Contained
@@ -63,7 +65,7 @@ async def open_contained(
             if ours is not None:
                 theirs.close()
                 door = opened.enter_context(await _receive(ours))
-            async with serve(door, judge, seen):
+            async with beside(functools.partial(serve, door, judge, seen)):
                 yield child
 
 

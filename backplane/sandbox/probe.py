@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Literal
 
 import anyio.to_thread
 import msgspec
 
 from backplane.errors import BackendError, BackplaneError
-from backplane.process import GUARD_WORKS, Tool, begin_tool, search_path
+from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.sandbox import cgroup, landlock
 
 TRIAL_S_MAX: Final = 5.0
@@ -66,37 +65,26 @@ class Probe(msgspec.Struct, frozen=True):
         return self.bubblewrap, self.network, self.landlock, self.cgroup
 
 
-def probe(environ: Mapping[str, str]) -> Probe:
-    """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
-    return _probe(_bubblewrap(_path(environ)))
+def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Probe:
+    """Try the layers; blocking for some ms the first time, so call it in a worker thread.
 
+    Args:
+        stopped: asked while a trial goes on; true ends it, and its result is not kept.
 
-@contextmanager
-def trial_begun(environ: Mapping[str, str]) -> Iterator[None]:
-    """Begin the first trial, so that it is done when `try_layers` asks for it; the block's end is the trial's."""
-    bubblewrap = _bubblewrap(_path(environ))
-    bubblewrap.begin()
-    try:
-        yield
-    finally:
-        bubblewrap.drop()
+    Raises:
+        BackendError: `execution_tool_failed`, it was stopped.
+    """
+    found, network, command = _bubblewrap(_path(environ)).find(stopped)
+    return Probe(found, network, _landlock(), _cgroup(), command)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
-    """Try the layers; while the first trial's program works, the rest of this room is loaded."""
-    bubblewrap, left = _bubblewrap(_path(environ)), threading.Event()
-    await anyio.to_thread.run_sync(bubblewrap.begin)
+    """Try the layers; a trial that nobody waits for any more is ended."""
+    left = threading.Event()
     try:
-        importlib.import_module("backplane.sandbox.run")
-        return await anyio.to_thread.run_sync(_probe, bubblewrap, left, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(probe, environ, left.is_set, abandon_on_cancel=True)
     finally:
-        bubblewrap.leave(left)
-        bubblewrap.drop()
-
-
-def _probe(bubblewrap: Bubblewrap, left: threading.Event | None = None) -> Probe:
-    found, network, command = bubblewrap.find(left)
-    return Probe(found, network, _landlock(), _cgroup(), command)
+        left.set()
 
 
 def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> Probe:
@@ -135,51 +123,16 @@ class Bubblewrap:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._found: _Found | None = None
-        self._begun: Tool | None = None
-        self._at_work: tuple[Tool, threading.Event | None] | None = None
-        self._starting = threading.Lock()
         self._finding = threading.Lock()
 
-    def begin(self) -> None:
-        """Start the first trial, unless that was done; `drop` has to follow."""
-        if self._path is None or not self._finding.acquire(blocking=False):
-            return
-        try:
-            if self._found is None and self._begun is None:
-                with suppress(BackplaneError):  # The trial itself says why.
-                    self._begun = _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
-        finally:
-            self._finding.release()
-
-    def drop(self) -> None:
-        """End the first trial, if nobody asked for its result."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.close()
-
-    def find(self, left: threading.Event | None = None) -> _Found:
-        """The result, of the trial at work or of one that is begun and ended here.
-
-        Args:
-            left: set by `leave`, when nobody waits for this call any more: what it found then is not kept.
-        """
+    def find(self, stopped: Callable[[], bool]) -> _Found:
+        """Return the result of the trial. Raises BackendError where it was stopped."""
         with self._finding:
-            if self._found is not None:
-                return self._found
-            begun, self._begun = self._begun, None
-            found = self._try(begun, left)
-            if left is None or not left.is_set():
-                self._found = found
-            return found
+            if self._found is None:
+                self._found = self._try(stopped)
+            return self._found
 
-    def leave(self, left: threading.Event) -> None:
-        """End the trial of a call of `find` that nobody waits for, which starts no other one then."""
-        with self._starting:
-            left.set()
-            if self._at_work is not None and self._at_work[1] is left:
-                self._at_work[0].kill()
-
-    def _try(self, begun: Tool | None, left: threading.Event | None) -> _Found:
+    def _try(self, stopped: Callable[[], bool]) -> _Found:
         path = self._path
         if path is None:
             why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
@@ -189,11 +142,12 @@ class Bubblewrap:
             command = (path, *BASE, *rights)
             # One trial of both, as most machines have both.
             try:
-                no_network, version = self._trial((*command, "--unshare-net"), path, begun, left)
-                begun = None
+                no_network, version = _trial((*command, "--unshare-net"), path, stopped)
                 if no_network:
-                    why, version = self._trial(command, path, None, left)
+                    why, version = _trial(command, path, stopped)
             except BackplaneError as error:
+                if stopped():
+                    raise
                 return Probed("bubblewrap", False, "", error.message, f"see what {path} does"), _NO_NETWORK, ()
             if not no_network or not why:
                 network = Probed("network namespace", not no_network, version, no_network)
@@ -201,36 +155,26 @@ class Bubblewrap:
         fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
         return Probed("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
-    def _trial(
-        self, command: tuple[str, ...], path: str, begun: Tool | None, left: threading.Event | None
-    ) -> tuple[str, str]:
-        """Run a trial to its end, one that was begun or a new one: why it fails or "", and the version it says.
 
-        Raises:
-            BackendError: it cannot be started, takes too long or is no bubblewrap; so will the next one.
-        """
-        with self._starting:
-            if left is not None and left.is_set():
-                if begun is not None:
-                    begun.close()
-                raise BackendError("execution_tool_failed", f"{path} was not waited for")
-            tool = begun or _start(command, path)
-            self._at_work = tool, left
-        try:
-            with tool:
-                done = tool.finish()
-        finally:
-            self._at_work = None
-        if done.code != 0:
-            words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
-            return words[-1][:200], ""
-        said = _SAID.fullmatch(done.stdout)
-        if said is None:
-            return "it does not say its version", ""
-        if said[1] != b"1":
-            # It only started its command. What a cleverer one leaves out is seen by the guard.
-            raise BackendError("execution_tool_failed", f"{path} makes no pid namespace")
-        return "", said[2].decode()
+def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> tuple[str, str]:
+    """Run bubblewrap inside itself, behind a shell that says its own number: why it fails or "", and its version.
+
+    Raises:
+        BackendError: it cannot be started, takes too long or is no bubblewrap; so will the next one.
+    """
+    trial = ("/bin/sh", "-c", 'echo $$; exec "$0" --version', path)
+    # Not tied to us: killed in the moment after its fork it leaves its child waiting for it for ever.
+    done = run_tool((*command, *MOUNTS, *trial), env={}, timeout_s=TRIAL_S_MAX, stopped=stopped, tied=False)
+    if done.code != 0:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
+        return words[-1][:200], ""
+    said = _SAID.fullmatch(done.stdout)
+    if said is None:
+        return "it does not say its version", ""
+    if said[1] != b"1":
+        # It only started its command. What a cleverer one leaves out is seen by the guard.
+        raise BackendError("execution_tool_failed", f"{path} makes no pid namespace")
+    return "", said[2].decode()
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
@@ -239,15 +183,6 @@ def _rights() -> tuple[tuple[str, ...], ...]:
     Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
     """
     return (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),)
-
-
-def _start(command: tuple[str, ...], path: str) -> Tool:
-    """Bubblewrap inside itself, behind a shell that says its own number; not tied to us.
-
-    Killed in the moment after its fork it leaves its child waiting for it for ever; left alone it is over in some ms.
-    """
-    trial = ("/bin/sh", "-c", 'echo $$; exec "$0" --version', path)
-    return begin_tool([*command, *MOUNTS, *trial], env={}, timeout_s=TRIAL_S_MAX, tied=False)
 
 
 MOUNTS: Final = (

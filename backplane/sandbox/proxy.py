@@ -7,22 +7,21 @@ has, and is then carried byte for byte. Nothing is decrypted, kept or logged but
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
+from backplane.process.aio import in_daemon
 from backplane.sandbox.connections import Connections
-from backplane.sandbox.resolver import Resolver
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""
@@ -41,6 +40,15 @@ IDLE_S_MAX: Final = 600.0
 
 CHUNK_BYTES: Final = 64 * 1024
 """Carried at once in each direction; the most that is held here."""
+
+LOOKUPS_MAX: Final = 8
+"""Names looked up at once for one run; the next wait. A resolver may take half a minute, and cannot be stopped."""
+
+Names = anyio.CapacityLimiter
+"""Places for looking up names."""
+
+Address = tuple[int, tuple[str | int, ...]]
+"""A family and what is connected to."""
 
 ADDRESSES_MAX: Final = 16
 """Of one name that are tried."""
@@ -137,24 +145,9 @@ class _Request(msgspec.Struct, frozen=True):
     """Came with the head already."""
 
 
-@asynccontextmanager
-async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> AsyncIterator[None]:
-    """Accept and carry connections until the block is left."""
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_accept, door, judge, connections)
-        try:
-            yield
-        except Exception as caught:  # Raised again below: the group would wrap it.
-            failure = caught
-        finally:
-            tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-
-
-async def _accept(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
-    places, names = anyio.Semaphore(CONNECTIONS_MAX), Resolver()
+async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
+    """Accept and carry connections until cancelled."""
+    places, names = anyio.Semaphore(CONNECTIONS_MAX), anyio.CapacityLimiter(LOOKUPS_MAX)
     async with anyio.create_task_group() as tasks:
         while True:
             await places.acquire()
@@ -187,7 +180,11 @@ _LENGTH_DIGITS_MAX: Final = 18
 
 
 async def _attend(
-    client: socket.socket, judge: ConnectionRules, connections: Connections, names: Resolver, places: anyio.Semaphore
+    client: socket.socket,
+    judge: ConnectionRules,
+    connections: Connections,
+    names: Names,
+    places: anyio.Semaphore,
 ) -> None:
     try:
         with client:
@@ -207,7 +204,7 @@ async def _attend(
         places.release()
 
 
-async def _carry_one(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Resolver) -> None:
+async def _carry_one(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
     with anyio.move_on_after(HEAD_S_MAX) as reading:
         head, rest = await _read_head(client)
     if reading.cancelled_caught:
@@ -294,11 +291,12 @@ def _host_and_port(target: str) -> tuple[str, int]:
     return place.host.strip("[]"), place.port
 
 
-async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Resolver) -> socket.socket:
+async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
     """Resolve, judge every address, and connect to the first that answers."""
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
-            found = await names.look_up(request.host, request.port)
+            # The loop's own threads are shared by all runs, and its end waits for each of them.
+            found = await in_daemon(functools.partial(_look_up, request.host, request.port), names)
         except (OSError, UnicodeError) as error:
             raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
         addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
@@ -309,6 +307,13 @@ async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: 
             with suppress(OSError):
                 return await _reach(family, where)
     raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} does not answer on port {request.port}")
+
+
+def _look_up(host: str, port: int) -> list[Address]:
+    """Ask the system's resolver; blocks. Raises OSError, and UnicodeError for what is no name."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A Python without IPv6 gives such addresses as numbers.
+    return [(family, where) for family, _, _, _, where in found if isinstance(where[0], str)]
 
 
 async def _reach(family: int, where: tuple[str | int, ...]) -> socket.socket:

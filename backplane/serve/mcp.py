@@ -6,15 +6,13 @@ A run ends with its request, and all of them end when the client goes away: what
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 import msgspec
 
 from backplane import api, config
@@ -24,6 +22,7 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
 from backplane.process import signals
+from backplane.process.aio import in_daemon
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
     INVALID_PARAMS,
@@ -38,7 +37,7 @@ from backplane.receipts.journal import backend_name
 from backplane.receipts.store import Store
 from backplane.runtime.orders import read_policy
 from backplane.runtime.run import Run
-from backplane.schemas.validate import Findings, validate
+from backplane.schemas.validate import validate
 
 TEXT_CHARS_MAX: Final = 100_000
 """Longest text in an answer: a model reads far less, and a client may refuse more."""
@@ -52,9 +51,6 @@ DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 VALIDATIONS_MAX: Final = 4
 """Documents that are looked at at once, those of dropped requests included; others wait."""
-
-VALIDATION_POLL_S: Final = 0.05
-"""How often such a one looks for a place."""
 
 LINE_CHARS: Final = 200
 """Longest line of progress."""
@@ -162,7 +158,6 @@ class McpSession:
         self._signal: int | None = None
         self._runs: list[Run] = []
         """Those that have not ended."""
-        self._validations = threading.Semaphore(VALIDATIONS_MAX)
         self._tools: dict[str, Callable[[Any, Request], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
@@ -175,6 +170,7 @@ class McpSession:
         Returns:
             The signal; None for the end of stdin.
         """
+        self._validations = anyio.CapacityLimiter(VALIDATIONS_MAX)
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
         async with anyio.create_task_group() as tasks:
             work = anyio.CancelScope()
@@ -313,7 +309,7 @@ class McpSession:
         if len(data) > DOCUMENT_BYTES_MAX:
             fact = f"the document has {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}"
             raise ConfigError("config_invalid", fact, hint="use the command `backplane validate`")
-        found = await self._found(data)
+        found = await in_daemon(functools.partial(validate, data, "document"), self._validations)
         shown = [
             {
                 "pointer": one.pointer,
@@ -325,33 +321,6 @@ class McpSession:
         ]
         omitted = found.omitted + len(found.findings) - len(shown)
         return _result({"kind": found.kind, "valid": found.valid, "findings": shown, "omitted": omitted})
-
-    async def _found(self, data: bytes) -> Findings:
-        """Validate in a thread that neither a dropped request nor the end of the server waits for."""
-        over, token, answers = anyio.Event(), anyio.lowlevel.current_token(), list[Findings | Exception]()
-
-        def work() -> None:
-            try:
-                answers.append(validate(data, "document"))
-            except Exception as error:  # Raised again where it is awaited.
-                answers.append(error)
-            self._validations.release()
-            with suppress(RuntimeError):  # The server has ended meanwhile.
-                anyio.from_thread.run_sync(over.set, token=token)
-
-        while not self._validations.acquire(blocking=False):
-            await anyio.sleep(VALIDATION_POLL_S)
-        # Python waits for the threads of anyio at its end, whatever became of their work.
-        try:
-            threading.Thread(target=work, name="validate", daemon=True).start()
-        except RuntimeError:  # No thread can be had.
-            self._validations.release()
-            raise
-        await over.wait()
-        (answer,) = answers
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
 
 def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyProfile:

@@ -105,7 +105,7 @@ async def open_servers(
         cwd: the folder they are started in.
     """
     servers, fault = Servers(), None
-    async with AsyncExitStack() as opened, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as opened:
         greeted: dict[str, tuple[list[dict[str, Any]], AskServer]] = {}
 
         async def greet(name: str, ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> None:
@@ -115,13 +115,14 @@ async def open_servers(
             except (BackendError, TimeoutError) as error:
                 await warn(f"the MCP server {name!r} is not there: {getattr(error, 'message', None) or 'no answer'}")
 
+        links: dict[str, _Link] = {}
+        for name, row in rows.items():
+            try:
+                links[name] = await opened.enter_async_context(_open(row, env, cwd, tasks))
+            except BackplaneError as error:
+                await warn(f"the MCP server {name!r} is not there: {error.message}")
         async with anyio.create_task_group() as starts:
-            for name, row in rows.items():
-                try:
-                    link = await opened.enter_async_context(_open(row, env, cwd, tasks))
-                except BackplaneError as error:
-                    await warn(f"the MCP server {name!r} is not there: {error.message}")
-                    continue
+            for name, link in links.items():
                 starts.start_soon(greet, name, link.ask, link.tell)
         for name in rows:
             if name in greeted:

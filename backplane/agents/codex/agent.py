@@ -6,14 +6,13 @@ questions, too. What its program is told beside that is its host's affair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.abc
 import msgspec
 
 from backplane.agents.codex import answers
 from backplane.agents.codex.hooked import trust
-from backplane.agents.codex.opening import OFFER
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
@@ -27,8 +26,13 @@ from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.cost import price_of
 
 if TYPE_CHECKING:
-    from backplane.agents.begin import BegunProgram
     from backplane.process import Child
+
+OFFER: Final[dict[str, Any]] = {
+    "clientInfo": {"name": "backplane", "version": "0.1.0"},
+    "capabilities": {"experimentalApi": True},
+}
+"""Who we are, and that we know the experimental parts of the protocol."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +57,11 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Options, child: Child, begun: BegunProgram) -> None:
+    def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
         self.options = options
         super().__init__(session, EventReader(session.run.now, session.root, shows=options.shows))
         self.verdicts = Verdicts(session, self.reader, shows=options.shows)
-        self.pipe = session.pipe(child, self, hear=self.hear, said=begun.said)
+        self.pipe = session.pipe(child, self, hear=self.hear)
         self.hooked = Hooked(options.hooks, self._hook) if options.hooks is not None else None
         self._model = ""
 
