@@ -3,12 +3,18 @@
 That goes through anyio's shields, and leaves threads behind that somebody should wait for. So the work has a task of
 its own there, in a scope of anyio's; whoever awaits it passes a cancellation on to that scope and waits for the end.
 On trio nothing of this is needed, and nothing is done. Here is also how a deadline is judged (`in_time`).
+
+Where the loop itself calls us, outside of any task, anyio has to know which loop it is on (`register`). It asks
+`sniffio` where that is installed (trio brings it), and that looks at the present task, unless it was told: `anyio.run`
+tells it, `asyncio.run` does not.
 """
 
 from __future__ import annotations
 
+import contextvars
 import errno
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
@@ -18,8 +24,6 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
-from backplane.process.loop import asyncio_loop
-
 if TYPE_CHECKING:
     import asyncio
 
@@ -27,6 +31,24 @@ T = TypeVar("T")
 
 SECOND_LOOK_S: Final = 0.05
 """After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
+
+
+def asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that this is called on; None on trio."""
+    loop: Any = anyio.lowlevel.current_token().native_token
+    return loop if hasattr(loop, "create_task") else None
+
+
+def register(how: Callable[..., T], *given: Any) -> T:
+    """Have the loop call something later: `how` is one of its methods, as `call_later` and `add_reader`.
+
+    What is called then, and every task that it begins, can use all of anyio.
+    """
+    context = contextvars.copy_context()
+    sniffio = sys.modules.get("sniffio")
+    if sniffio is not None and context.get(sniffio.current_async_library_cvar) is None:
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context.run(how, *given)
 
 
 async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:

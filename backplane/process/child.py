@@ -20,6 +20,7 @@ import msgspec
 
 from backplane.process.aio import in_time
 from backplane.process.guard import WORD_BYTES_MAX
+from backplane.process.launch import READ_BYTES_MAX
 from backplane.process.spawn import has_ended, kill_group
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
 from backplane.redact.tail import LOOK_BYTES, OutputTail
@@ -44,9 +45,6 @@ LAST_WORDS_S_MAX: Final = 0.2
 
 _REAP_S: Final = 0.0005
 """Between two tries to reap a child whose end is certain."""
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 
 class Exit(msgspec.Struct, frozen=True):

@@ -11,6 +11,9 @@ import msgspec
 
 from backplane.errors import BackendError, CageError
 
+READ_BYTES_MAX: Final = 64 * 1024
+"""One read: the size of a pipe's buffer."""
+
 START_S_MAX: Final = 10.0
 """For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
 

@@ -6,12 +6,10 @@ What a line means, and how long one may be, is not known here.
 from __future__ import annotations
 
 import os
-from typing import Final
 
 import anyio
 
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
+from backplane.process.launch import READ_BYTES_MAX
 
 
 class Pair:

@@ -16,6 +16,7 @@ import msgspec
 
 from backplane.process import Exit, StartCommand, open_child
 from backplane.process.child import Child
+from backplane.process.launch import READ_BYTES_MAX
 
 KEPT_BYTES_MAX: Final = 64 * 1024
 """Kept of an output's beginning, and as much of its end."""
@@ -31,7 +32,6 @@ _GRACE_S_LEAST: Final = 0.1
 SIGN_OF_LIFE_S: Final = 30.0
 """A program that is silent that long is said to run still: a control plane gives up who says nothing."""
 
-_READ_BYTES_MAX: Final = 64 * 1024
 _LOOK_S: Final = 0.25
 """How often a silent program is looked at for its end, should somebody it started hold its output."""
 
@@ -127,7 +127,7 @@ async def piece(child: Child) -> bytes | None:
     with anyio.move_on_after(_LOOK_S):
         await anyio.wait_readable(child.stdout)
     try:
-        return os.read(child.stdout, _READ_BYTES_MAX)
+        return os.read(child.stdout, READ_BYTES_MAX)
     except BlockingIOError:
         return b"" if ended else None
 

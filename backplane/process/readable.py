@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from backplane.process.loop import asyncio_loop, register
+from backplane.process.aio import asyncio_loop, register
 
 if TYPE_CHECKING:
     import asyncio

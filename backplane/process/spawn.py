@@ -26,6 +26,13 @@ from backplane.process.launch import (
     spawn_failed,
 )
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - a system without it has no such signal either
+    fcntl = None  # type: ignore[assignment]
+
+_CAN_TIE: Final = hasattr(fcntl, "F_SETSIG") and hasattr(os, "O_ASYNC")
+
 Stdio = tuple[object, object, object]
 """stdin, stdout, stderr, as `subprocess.Popen` takes them."""
 
@@ -207,3 +214,21 @@ def kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) ->
     if leader.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, number)
+
+
+def tie(reader: int, leader: int, *, armed: bool = True) -> None:
+    """Have this leader's group killed once no writing end of the pipe is open, while a reading end is; on Linux alone.
+
+    `PR_SET_PDEATHSIG` would have to be asked for between fork and exec, where Python cannot run safely beside other
+    threads, and follows the thread that forked.
+
+    Args:
+        armed: it holds from now on; else from when somebody sets `O_ASYNC` on the reading end.
+    """
+    if not _CAN_TIE:
+        return
+    with suppress(OSError):  # It may have ended already; and no program is worse for having none.
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETOWN, -leader)
+        if armed:
+            fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.process import parent_death, spawn
+from backplane.process import spawn
 from backplane.process.aio import beside
 from backplane.process.child import Child
 from backplane.process.launch import (
@@ -116,7 +116,7 @@ def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], guard:
                 leader = spawn.spawn_guard("guard", line_theirs, command, stdio, pass_fds, cage, reader)
                 if cage.wrapper:
                     # Armed by the guard: a wrapper that is killed before its child has started leaves it waiting.
-                    parent_death.tie(reader, leader.pid, armed=False)
+                    spawn.tie(reader, leader.pid, armed=False)
                 os.set_blocking(line, False)
             else:
                 leader = spawn.spawn(command, stdio, pass_fds)

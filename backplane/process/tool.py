@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process import parent_death
-from backplane.process.launch import StartCommand
-from backplane.process.spawn import TERMINAL_WAIT_S, Stdio, has_ended, kill_group, spawn
+from backplane.process.launch import READ_BYTES_MAX, StartCommand
+from backplane.process.spawn import TERMINAL_WAIT_S, Stdio, has_ended, kill_group, spawn, tie
 from backplane.process.sweep import pidfd_of
 
 TOOL_S_MAX: Final = 120.0
@@ -26,9 +25,6 @@ TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
 
 TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
 """Kept of a tool's stderr; the rest is read and forgotten, it is only for people."""
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 _WANTED_LOOK_S: Final = 0.05
 """How often it is asked whether a silent tool is still wanted."""
@@ -101,14 +97,17 @@ def run_tool(
         opened.callback(_end_tool, tool)
         talk = _Talk(tool, argv[0], stdin, output_bytes_max, sink.write if sink else None)
         opened.callback(talk.close)
-        deadline_s = time.monotonic() + timeout_s
+        now_s = look_s = time.monotonic()
+        deadline_s = now_s + timeout_s
         while not talk.ended():
-            if stopped():
-                raise BackendError("execution_tool_failed", f"'{argv[0]}' was stopped before it had ended")
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            now_s = time.monotonic()
+            if now_s >= look_s:
+                look_s = now_s + _WANTED_LOOK_S
+                if stopped():
+                    raise BackendError("execution_tool_failed", f"'{argv[0]}' was stopped before it had ended")
+            if now_s >= deadline_s:
                 raise BackendError("backend_timeout", f"'{argv[0]}' did not end within {timeout_s:g} s")
-            talk.step(min(left_s, _WANTED_LOOK_S))
+            talk.step(min(deadline_s, look_s) - now_s)
         # Whoever still holds the pipes is a leftover of the tool; what it wrote itself is in them already.
         kill_group(tool)
         talk.rest()
@@ -122,7 +121,7 @@ def _spawn_tied(command: StartCommand, pipes: Stdio, opened: ExitStack) -> subpr
     opened.callback(os.close, writer)
     try:
         tool = spawn(command, pipes, (reader,))
-        parent_death.tie(reader, tool.pid)
+        tie(reader, tool.pid)
         return tool
     finally:
         os.close(reader)

@@ -92,6 +92,10 @@ ReadEvent = tuple[str, AgentEvent, bytes]
 """Its run's id, the event, its canonical bytes."""
 
 
+Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage | wire.TreeChunk
+"""What a control plane may say."""
+
+
 class ControlEnd:
     """The control plane's end of one line: reads what a host says, writes what a control plane may say.
 
@@ -128,16 +132,7 @@ class ControlEnd:
         """What the host announced; empty before its hello."""
         return self.hello.extensions if self.hello is not None else ()
 
-    def send(
-        self,
-        envelope: wire.RunMessage
-        | wire.Cancel
-        | wire.Input
-        | wire.Interrupt
-        | wire.Ping
-        | wire.AnswerMessage
-        | wire.TreeChunk,
-    ) -> bytes:
+    def send(self, envelope: Sent) -> bytes:
         """Write one message as a line.
 
         Raises:

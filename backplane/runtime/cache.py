@@ -21,6 +21,7 @@ from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.replay import find_replay
+from backplane.runtime.state import raise_error
 
 FOLDER: Final = "cache"
 
@@ -76,7 +77,7 @@ def tree_sha256(root: Path, limits: Limits) -> str:
         ValueError: it is larger than a workspace may be.
     """
     digest, files, size = hashlib.sha256(), 0, 0
-    for folder, folders, names in os.walk(root, onerror=_raise):
+    for folder, folders, names in os.walk(root, onerror=raise_error):
         folders[:] = sorted(name for name in folders if name != ".git")
         for name in sorted((*names, *folders)):
             path = os.path.join(folder, name)
@@ -93,10 +94,6 @@ def tree_sha256(root: Path, limits: Limits) -> str:
                     while block := file.read(READ_BYTES):
                         digest.update(block)
     return digest.hexdigest()
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def find_cached(home: Path, key: str) -> ReplayBackend | None:

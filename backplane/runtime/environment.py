@@ -116,23 +116,17 @@ class RunEnvironment:
         if warm is not None:
             self._place, self._tree = warm.environment._place, warm.environment._tree
             try:
-                opening = await self._open(backend, environ, configured, layers, warm)
+                opening = await self.find_way(backend, environ, configured, layers, warm)
             finally:
                 if opening is None:
                     self._place, self._tree = self._facts.run_id, None
                     await warm.drop()
         if opening is None:
-            opening = await self._open(backend, environ, configured, layers, None)
+            opening = await self.find_way(backend, environ, configured, layers, None)
         assert opening is not None
         return opening
 
-    async def open_waiting(
-        self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
-    ) -> AbstractAsyncContextManager[Link] | None:
-        """The same for a host that is to wait; None where what is put around it depends on the files of a copy."""
-        return await self._open(backend, environ, configured, layers, None)
-
-    async def _open(
+    async def find_way(
         self,
         backend: Backend,
         environ: Mapping[str, str],

@@ -13,13 +13,11 @@ from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ProtocolError
 from backplane.process.aio import in_time
+from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend, Link
 from backplane.runtime.inbound import now
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 WORDS_CHARS_MAX: Final = 400
 """Of a host's stderr in an error: its last lines."""

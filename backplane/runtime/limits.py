@@ -37,7 +37,8 @@ class Deadlines:
         """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
         self._silent_s = 0.0
         """Spent in reads that ended since the last progress."""
-        self._hello_since: float | None = None
+        self.hello_since: float | None = None
+        """Since when the hello is waited for, by a monotonic clock; None while it is not."""
         self._passed = False
         """A limit had passed at the last look."""
         self._due = self._started
@@ -62,13 +63,6 @@ class Deadlines:
         self._silent_s = 0.0
         if self.reading_since is not None:
             self.reading_since = time.monotonic()
-
-    def begin_hello(self) -> None:
-        """From now on the hello is waited for, until `end_hello`."""
-        self._hello_since = time.monotonic()
-
-    def end_hello(self) -> None:
-        self._hello_since = None
 
     def left_s(self, *, expected: bool) -> float:
         """Return the seconds to the next look at the limits; a limit that has passed at two looks ends the run.
@@ -101,8 +95,8 @@ class Deadlines:
     def _nearest(self, now: float, *, expected: bool) -> tuple[float, Callable[[], None]]:
         """Seconds to the next limit, and what ends the run for it."""
         limits = [(self.ends - now, self.judge_run)]
-        if self._hello_since is not None:
-            limits.append((self._limits.hello_s - (now - self._hello_since), self._judge_hello))
+        if self.hello_since is not None:
+            limits.append((self._limits.hello_s - (now - self.hello_since), self._judge_hello))
         if expected and self.reading_since is not None:
             silent_s = self._silent_s + now - self.reading_since
             limits.append((self._limits.idle_s - silent_s, self._judge_silence))

@@ -39,9 +39,10 @@ from backplane.errors import (
 )
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import OwnTask, in_order, in_time
+from backplane.process.launch import READ_BYTES_MAX
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
-from backplane.protocol.control import ControlEnd
+from backplane.protocol.control import ControlEnd, Sent
 from backplane.receipts.build import End, RunState, cause
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -60,9 +61,6 @@ if TYPE_CHECKING:
     from backplane.runtime.remote import Remote
     from backplane.workspace import Workspace
     from backplane.workspace.checkpoints import Checkpoint
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 READER_LOOK_S: Final = 0.01
 """How often a second task looks whether the first has found something."""
@@ -365,7 +363,7 @@ class Run:
         Raises:
             ProtocolError: `protocol_unexpected_message`, the host did not announce `input/1`.
         """
-        self._say(self._line.send(wire.Input(ref_id=self.id, text=text)))
+        self._send(wire.Input(ref_id=self.id, text=text))
 
     def interrupt(self) -> None:
         """Stop the agent's turn: unless words of the user wait, the run ends, and its conversation can be gone on with.
@@ -374,7 +372,7 @@ class Run:
             CapabilityError: `capability_unsupported`, the host did not announce `interrupt/1`.
             ProtocolError: `protocol_unexpected_message`, the host has not said its hello yet.
         """
-        self._say(self._line.send(wire.Interrupt(ref_id=self.id)))
+        self._send(wire.Interrupt(ref_id=self.id))
 
     async def ping(self) -> float:
         """Seconds until the host answers; somebody must be iterating over the run meanwhile.
@@ -386,7 +384,7 @@ class Run:
         seq, arrived = self._inbound.expect_pong()
         began = time.perf_counter()
         try:
-            self._say(self._line.send(wire.Ping(seq=seq)))
+            self._send(wire.Ping(seq=seq))
             await in_time(arrived.wait, PING_S)
         finally:
             self._inbound.forget_pong(seq)
@@ -528,15 +526,13 @@ class Run:
             inbound.note_hooks = self._environment.note_hooks
         requirements = RunRequirements(self.facts, self.backend_id, hooks, remote=remote)
         inbound.checkpoints.auto = requirements.checkpoints
-        self._remote = self._way_there(requirements.order) if remote else None
+        if remote:
+            # Who runs everything here shall not pay for loading it.
+            from backplane.runtime.remote import Remote
+
+            isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
+            self._remote = Remote(self.id, requirements.order, self.backend_id, self._limits, isolation)
         return requirements
-
-    def _way_there(self, order: WorkOrder) -> Remote:
-        # Who runs everything here shall not pay for loading it.
-        from backplane.runtime.remote import Remote
-
-        isolation = tighter(self._plane.settings.isolation, order.abp("isolation"))
-        return Remote(self.id, order, self.backend_id, self._limits, isolation)
 
     async def _open(self) -> AbstractAsyncContextManager[Link]:
         """The way to start the host. Raises as `RunEnvironment.open`."""
@@ -576,7 +572,7 @@ class Run:
             return RunEnvironment(plane.state_folder, facts, limits, lambda: False, place)
 
         def opening(waiting: RunEnvironment) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
-            return waiting.open_waiting(backend, plane.environ, plane.settings.isolation, plane.layers)
+            return waiting.find_way(backend, plane.environ, plane.settings.isolation, plane.layers, None)
 
         plane.warm.expect(kind, environment, opening, more=self.more)
 
@@ -637,10 +633,10 @@ class Run:
             self._fail(error)
 
     async def _await_hello(self) -> None:
-        self._deadlines.begin_hello()
+        self._deadlines.hello_since = time.monotonic()
         while self._line.hello is None and not self._drained and not self._stopping:
             await self._advance()
-        self._deadlines.end_hello()
+        self._deadlines.hello_since = None
 
     def _check_hello(self, hello: wire.Hello) -> None:
         assert self._requirements is not None
@@ -679,7 +675,7 @@ class Run:
             self._expect_more()
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
-        self._say(self._line.send(wire.RunMessage(id=self.id, work_order=order, extensions=extensions)))
+        self._send(wire.RunMessage(id=self.id, work_order=order, extensions=extensions))
         self._sent = True
         assert self._environment.journal is not None
         self._environment.journal.note({"fact": "sent"})
@@ -713,7 +709,7 @@ class Run:
         chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
         try:
             while not self._stopping and (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
-                self._say(self._line.send(chunk))
+                self._send(chunk)
                 await self._writer.flushed()
                 # The far side is silent while it listens.
                 self._inbound.progressed = True
@@ -804,7 +800,8 @@ class Run:
         if self._readable is not None:
             self._readable.wake()
 
-    def _say(self, line: bytes) -> None:
+    def _send(self, message: Sent) -> None:
+        line = self._line.send(message)
         assert self._writer is not None
         self._writer.write(line)
 
@@ -879,7 +876,7 @@ class Run:
 
     async def _say_cancel(self, grace_s: float) -> None:
         reason = self.facts.added.get("cancel_reason") or (self.end.reason if self.end else "")
-        self._say(self._line.send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000))))
+        self._send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000)))
         await self._inbound.over.wait()
 
     async def _watch(self) -> None:

@@ -60,7 +60,7 @@ def _has_work(stage: Path, run_dir: Path) -> bool:
         with (run_dir / "trace.jsonl").open("rb") as lines:
             made_ns -= any(kind in line for line in lines for kind in _AT_WORK)
         tree = stage / "tree"
-        for folder, folders, files in os.walk(tree, onerror=_raise):
+        for folder, folders, files in os.walk(tree, onerror=raise_error):
             if Path(folder) == tree and ".git" in folders:
                 folders.remove(".git")
             for name in ("", *folders, *files):
@@ -71,7 +71,8 @@ def _has_work(stage: Path, run_dir: Path) -> bool:
     return False
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
+    """Raise what `os.walk` would pass over."""
     raise error
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from backplane.process.aio import OwnTask
-from backplane.process.loop import asyncio_loop, register
+from backplane.process.aio import OwnTask, asyncio_loop, register
 from backplane.runtime.backends import Link
 from backplane.runtime.environment import Opening, RunEnvironment
 
