@@ -27,8 +27,10 @@ from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import STAGED_FOR, StateFolder
 
 if TYPE_CHECKING:
+    from backplane.process import StartCommand
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHost
+    from backplane.sandbox.plan import Contained
     from backplane.sandbox.probe import Probe
     from backplane.sandbox.run import Sandbox
     from backplane.workspace import Workspace
@@ -222,26 +224,30 @@ class RunEnvironment:
 
     async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> Opener:
         """Work the cage out."""
-        from backplane.sandbox.run import place_of
-
-        state, spec, sandbox = self._state, self._facts.order.workspace, self._sandbox
+        sandbox = self._sandbox
         assert sandbox is not None
-        original = spec.root if spec.mode == "staged" else None
-        scratch = state.scratch_of(self._place)
-        place = place_of(self._root, original=original, home=state.home, scratch=scratch)
-        command = program.command(self._facts.order, environ)
-        writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
-        servers = program.servers(self._facts.order, command)
-        held = await sandbox.put_on(place, command, writable, program.endpoints, servers)
+        command, held, places = await anyio.to_thread.run_sync(self._put_on, program, environ, sandbox)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        places = await anyio.to_thread.run_sync(_identities, held.writable)
         self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
             self._note_held(self.journal)
         return functools.partial(sandbox.open, held, self._wait_placed if self.holds_host and not self._waits else None)
+
+    def _put_on(
+        self, program: ProcessBackend, environ: Mapping[str, str], sandbox: Sandbox
+    ) -> tuple[StartCommand, Contained, tuple[object, ...]]:
+        from backplane.sandbox.run import place_of
+
+        state, order = self._state, self._facts.order
+        original = order.workspace.root if order.workspace.mode == "staged" else None
+        place = place_of(self._root, original=original, home=state.home, scratch=state.scratch_of(self._place))
+        command = program.command(order, environ)
+        servers = program.servers(order, command)
+        held = sandbox.put_on(place, command, program.make_writable(order), program.endpoints, servers)
+        return command, held, _identities(held.writable)
 
     async def _stage_first(self) -> Workspace:
         self.prepared = True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
 import msgspec
 
 from backplane.config import Isolation
@@ -82,7 +80,7 @@ class Sandbox:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
         requirements.check_asks(self._demands, extensions)
 
-    async def put_on(
+    def put_on(
         self,
         place: plan.RunFolders,
         command: StartCommand,
@@ -90,32 +88,18 @@ class Sandbox:
         endpoints: tuple[str, ...],
         servers: plan.ServerFiles,
     ) -> plan.Contained:
-        """Work out the cage.
+        """Work out the cage. Blocking.
 
         Raises:
             CapabilityError: `capability_unsupported`, a rule that the order wants held by the system cannot be.
             PolicyError: `policy_invalid`, an endpoint of the backend cannot be read.
             WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
         """
-        assert self._found is not None, "admitted before"
         if endpoints:
             from backplane.policy.urls import network_rules  # As much to load as the rest of this.
 
             network_rules(endpoints)
-        return await anyio.to_thread.run_sync(
-            functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints, servers=servers)
-        )
-
-    def _plan(
-        self,
-        place: plan.RunFolders,
-        command: StartCommand,
-        *,
-        writable: tuple[str, ...],
-        endpoints: tuple[str, ...],
-        servers: plan.ServerFiles,
-    ) -> plan.Contained:
-        assert self._found is not None
+        assert self._found is not None, "admitted before"
         try:
             os.makedirs(place.scratch, 0o700, exist_ok=self._scratch is not None)
         except OSError as error:
