@@ -110,6 +110,8 @@ class Inbound:
         self._limits = limits
         self._line = line
         self._on_ask = on_ask
+        self.put_above = self._put_above if on_ask is not None else None
+        """Puts a hook's question to the caller; None where nobody answers."""
         self._decide = decide
         self._fail = fail
         self._hand_on = hand_on
@@ -119,9 +121,8 @@ class Inbound:
         """Tool → what was decided about it for the rest of the run."""
         self._expects_raw = facts.order.abp("mode") == "passthrough"
         """The order asks for the vendor's own messages, and none has come yet."""
-        self._pings = 0
-        self._pongs: dict[int, anyio.Event] = {}
-        """Pings that wait for their answer."""
+        self.pongs: dict[int, anyio.Event] = {}
+        """Pings that wait for their answer, by number."""
         self.hooks: Hooks | None = None
         """Who is asked after the policy and before anybody else; None for nobody."""
         self.note_hooks: Callable[[str, Sequence[str]], None] | None = None
@@ -136,11 +137,6 @@ class Inbound:
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
     @property
-    def put_above(self) -> Callable[[wire.Ask], Awaitable[Decision]] | None:
-        """Puts a hook's question to the caller; None where nobody answers."""
-        return self._put_above if self._on_ask is not None else None
-
-    @property
     def tools_asked(self) -> int:
         """Asks about tools that wait for their answer: none of these tools is at work."""
         return sum(ask.kind not in ("input", "spend") for ask in self.asks_open.values())
@@ -153,16 +149,6 @@ class Inbound:
         """The host's last word is in: what comes after it is late."""
         self._line.close_run(self._run_id)
         self.over.set()
-
-    def expect_pong(self) -> tuple[int, anyio.Event]:
-        """The number of the next ping, and what is set when it is answered."""
-        self._pings += 1
-        arrived = self._pongs[self._pings] = anyio.Event()
-        return self._pings, arrived
-
-    def forget_pong(self, seq: int) -> None:
-        """Nobody waits for this answer any more."""
-        self._pongs.pop(seq, None)
 
     def take(self, received: list[Any]) -> list[Events]:
         """Take in what one read brought; give the events to hand on, in order, up to an error that ends the run."""
@@ -256,7 +242,7 @@ class Inbound:
         """Kept by the line, where the run looks for it."""
 
     def _pong(self, pong: wire.Pong) -> None:
-        arrived = self._pongs.pop(pong.seq, None)
+        arrived = self.pongs.pop(pong.seq, None)
         if arrived is None:
             self._facts.counts["unasked_answer"] += 1
         else:

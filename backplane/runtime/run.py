@@ -113,9 +113,10 @@ class Run:
 
     __slots__ = (
         "_backend", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited", "_fault", "_finished",
-        "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_plane", "_queue",
-        "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent",
-        "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id", "more", "order", "patch",
+        "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_pings", "_plane",
+        "_queue", "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed", "_sealing_since",
+        "_sent", "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id", "more", "order",
+        "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -178,6 +179,7 @@ class Run:
         self._begun = False
         self._words_due = False
         """The host's last words are about to be kept."""
+        self._pings = 0
         self._reads = False
         """A task waits for the host's output."""
         self._fault: BackplaneError | None = None
@@ -381,13 +383,15 @@ class Run:
             ProtocolError: the host did not announce `ping/1`.
             BackendError: `backend_timeout`, no answer within `PING_S`.
         """
-        seq, arrived = self._inbound.expect_pong()
+        self._pings += 1
+        seq, arrived = self._pings, anyio.Event()
+        self._inbound.pongs[seq] = arrived
         began = time.perf_counter()
         try:
             self._send(wire.Ping(seq=seq))
             await in_time(arrived.wait, PING_S)
         finally:
-            self._inbound.forget_pong(seq)
+            self._inbound.pongs.pop(seq, None)
         if not arrived.is_set():
             raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began

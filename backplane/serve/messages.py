@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
 from backplane.receipts.build import STOPPED, End
-from backplane.receipts.pieces import canonical_parts
+from backplane.receipts.pieces import canonical_chunks, canonical_parts
 from backplane.receipts.trace import Trace
 
 
@@ -34,7 +34,6 @@ class EndedRun(Protocol):
     def receipt(self) -> Receipt: ...
     @property
     def patch(self) -> Path | None: ...
-    def receipt_chunks(self) -> Iterator[bytes]: ...
 
 
 def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
@@ -117,7 +116,7 @@ def _ending(ended: EndedRun, ref_id: str, line_bytes_max: int, as_streamed: bool
     start = msgspec.json.encode(head)[:-1]
     if len(start) + len(b',"receipt":}\n') + len(prefix) + trace_bytes + len(suffix) <= line_bytes_max:
         yield start + b',"receipt":'
-        yield from ended.receipt_chunks()
+        yield from canonical_chunks(receipt)
     elif as_streamed and len(start) + len(_AS_STREAMED) + len(prefix) + len(suffix) + 2 <= line_bytes_max:
         yield start + _AS_STREAMED + prefix + suffix
     else:

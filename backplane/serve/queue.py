@@ -24,7 +24,6 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
 from backplane.receipts.build import End
-from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
@@ -67,9 +66,6 @@ class KeptRun:
         self.end = msgspec.convert(said.get("end", {"reason": "failed"}), End)
         error = said.get("error")
         self.error = None if error is None else from_code(error["code"], error["message"], hint=error.get("hint"))
-
-    def receipt_chunks(self) -> Iterator[bytes]:
-        return canonical_chunks(self.receipt)
 
 
 class QueueServer(stdio.Server):

@@ -272,16 +272,10 @@ def _asking(above: sidecar.HostRun) -> OnAsk | None:
 
     async def on_ask(event: Approval) -> Decision:
         verdict = await above.pass_on(event.body)
-        if verdict is None:
-            default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"
-            return Decision(decision=default, reason="nobody above can be asked any more")
-        return Decision(
-            decision=verdict.decision,
-            reason=verdict.reason,
-            input=verdict.input,
-            text=verdict.text,
-            remember=verdict.remember,
-        )
+        if verdict is not None:
+            return verdict
+        default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"
+        return Decision(decision=default, reason="nobody above can be asked any more")
 
     return on_ask
 
