@@ -178,16 +178,17 @@ class ControlPlane:
                     run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
                 raise unforeseen(error) from error
-            try:
-                try:
-                    await run.start(hooks)
-                except Exception as error:
-                    run.fail(error)
-                yield run
-            finally:
-                await self._end(run)
-        finally:
+        except BaseException:
             self._slots.release()
+            raise
+        try:
+            try:
+                await run.start(hooks)
+            except Exception as error:
+                run.fail(error)
+            yield run
+        finally:
+            await self._end(run)
 
     async def _from_store(
         self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]
@@ -278,8 +279,11 @@ class ControlPlane:
 
     async def _end(self, run: Run) -> None:
         try:
-            await run.leave()
-            await self._keep_result(run)
+            try:
+                await run.leave()
+                await self._keep_result(run)
+            finally:
+                self._slots.release()
             if self.sender is not None and run.is_sealed:
                 self._send(self.sender, run)
         except Exception as error:
