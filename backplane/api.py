@@ -18,6 +18,7 @@ import anyio.from_thread
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
+from backplane.routing.driver import attempts_for
 from backplane.runtime.backends import Backend
 from backplane.runtime.functions import served
 from backplane.runtime.hooks import Hook, taken
@@ -186,8 +187,6 @@ async def attempting(order: WorkOrder | str, **given: Unpack[_Given]) -> AsyncIt
                 whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
             attempts, backend = None, backend if backend is not None else whole.abp("backend")
             if backend is None and plane.settings.default_backend is None:
-                from backplane.routing.driver import attempts_for  # Who names a backend need not wait for it.
-
                 attempts = await attempts_for(plane, whole)
             hooks = (*own, *given.get("hooks", ()))
             start = functools.partial(plane.start, on_ask=given.get("on_ask"), hooks=hooks, output=given.get("output"))

@@ -14,6 +14,7 @@ import msgspec
 
 from backplane.contract.events import AgentEvent
 from backplane.errors import StoreError
+from backplane.process.snapshot import snapshot
 from backplane.process.table import Process
 from backplane.receipts.journal import PATCH, WORDS, boot_id
 from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
@@ -152,7 +153,6 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 
 
 def _processes(host: HostProcess) -> tuple[Process, ...]:
-    from backplane.process.snapshot import snapshot
 
     return snapshot(host.pid, host.start)
 

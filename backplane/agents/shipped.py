@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -68,7 +69,6 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address as `host:port`; nothing where it is not known or cannot be read."""
-        from urllib.parse import urlsplit  # No host needs it on its way to its agent.
 
         try:
             parts = urlsplit(self.base_url or "")

@@ -12,7 +12,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent, Warned
 from backplane.contract.work import WorkOrder
-from backplane.dialects import agent_events
+from backplane.dialects import agent_events, dialect
 from backplane.dialects.codec import (
     Calls,
     Counters,
@@ -228,7 +228,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return written
 
     def _round_trip(self, ledger: LossLedger) -> RoundTrip:
-        from backplane.dialects import dialect
 
         try:
             source = dialect(ledger.source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, locate, touched
+from backplane.policy.urls import network_rule, network_rules, read_target
 
 if TYPE_CHECKING:  # Ten expressions to compile, for who has network rules.
     from backplane.policy.urls import NetworkRule
@@ -169,7 +171,6 @@ class Policy:
             return ALLOWED
         if target is None:
             return self._connect_anywhere()
-        from backplane.policy.urls import read_target
 
         place, shown = read_target(target), _shown(_UNTOLD.sub("", target))
         if place is None:
@@ -357,7 +358,6 @@ def _network(profile: PolicyProfile, name: str) -> tuple[NetworkRule, ...]:
     patterns: tuple[str, ...] = getattr(profile, name)
     if not patterns:
         return ()
-    from backplane.policy.urls import network_rules
 
     return tuple(_named(name, network_rules, patterns))
 
@@ -399,7 +399,6 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
     """
     if len(data) > POLICY_BYTES_MAX:
         raise _invalid(source, "", f"over {POLICY_BYTES_MAX} bytes")
-    import json
 
     try:
         canonical.decode(data)
@@ -425,7 +424,6 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
 def _patterns(value: Json, source: str, pointer: str) -> tuple[str, ...]:
     if not isinstance(value, list) or isinstance(value, canonical.Pairs):
         raise _invalid(source, pointer, "not a list of texts")
-    from backplane.policy.urls import network_rule
 
     check: Callable[[str], object] = network_rule if pointer.endswith("_network") else lambda one: compile_globs([one])
     for place, item in enumerate(value):

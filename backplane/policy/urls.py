@@ -9,6 +9,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Sequence
+from ipaddress import AddressValueError, IPv6Address, ip_address, ip_network
 from typing import Final
 
 import msgspec
@@ -104,7 +105,6 @@ def _resolved(host: str) -> str:
 
 
 def _ipv6(text: str) -> str | None:
-    from ipaddress import AddressValueError, IPv6Address
 
     try:
         address = IPv6Address(text)
@@ -154,7 +154,6 @@ class Range(msgspec.Struct, frozen=True):
 
     def holds(self, host: str) -> bool:
         """Whether a target's host is one of these addresses; a name is none."""
-        from ipaddress import ip_address
 
         try:
             address = ip_address(host.removeprefix("[").removesuffix("]"))
@@ -219,7 +218,6 @@ def _range(pattern: str) -> Range | None:
     """
     if _RANGE.fullmatch(pattern) is None:
         return None
-    from ipaddress import ip_network
 
     try:
         found = ip_network(pattern.replace("[", "").replace("]", ""), strict=False)

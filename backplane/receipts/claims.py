@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
+from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
@@ -397,7 +398,6 @@ _EVENTS: Final[dict[type[Any], Any]] = {
 
 def second_of(text: str) -> int | None:
     """The whole second, since 1970, of a time in the contract's print form; None where it is none."""
-    from datetime import datetime
 
     try:
         return int(datetime.fromisoformat(text).timestamp())

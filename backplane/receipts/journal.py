@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
@@ -279,7 +280,6 @@ class Journal:
 
 
 def _remove(folder: Path) -> None:
-    import shutil  # With it come three compressors.
 
     shutil.rmtree(folder, ignore_errors=True)
 

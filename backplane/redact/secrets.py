@@ -8,6 +8,7 @@ carelessness; an agent that wants to smuggle can spell a secret in a way nobody 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -371,7 +372,6 @@ def _json_escaped(text: str) -> str:
 
 
 def _json_escaped_ascii(text: str) -> str:
-    import json
 
     return json.dumps(text)[1:-1]
 

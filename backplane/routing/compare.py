@@ -26,6 +26,7 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.diff import changes
+from backplane.workspace import Quota, apply_patch, open_workspace
 
 CHECKER: Final = "shell"
 """The backend that runs the check: contained and recorded as any run."""
@@ -234,7 +235,6 @@ async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
 
 
 def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
-    from backplane.workspace import Quota, apply_patch, open_workspace
 
     spec, limits = run.order.workspace, plane.settings.limits
     own = scratch / "own"

@@ -30,6 +30,7 @@ from backplane.receipts.memory import Remembered, remembered
 from backplane.receipts.store import Store
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
 from backplane.routing.failover import FailoverAttempt, first_effect, moves_on
+from backplane.routing.handover import check_place, hand_over
 from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
 from backplane.runtime import backends
@@ -295,8 +296,6 @@ class Attempts:
         self._strategy = strategy or own
         self._hands_over = read_wishes(order.abp("route")).after_effect == "hand_over"
         if self._hands_over:
-            from backplane.routing.handover import check_place
-
             check_place(order)
         self.tried: tuple[FailoverAttempt, ...] = ()
         self._had_effect: tuple[Run, ...] = ()
@@ -336,8 +335,6 @@ class Attempts:
         if decision.option is None:
             return False
         if failed.effect is not None:
-            from backplane.routing.handover import hand_over
-
             self._had_effect = (*self._had_effect, run)
             try:
                 self._next = await hand_over(plane, self._order, self._had_effect, decision.option.candidate.name)

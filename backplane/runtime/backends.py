@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -34,6 +35,7 @@ from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Exit, StartCommand, open_child
 from backplane.process.aio import beside
 from backplane.resources import find as find_shared
+from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
 
 SHIPPED: Final[dict[str, tuple[str, ...]]] = {
@@ -202,7 +204,6 @@ def _stamp(word: str) -> tuple[int, ...]:
 def _found(program: str, search: str | None = None) -> str | None:
     if program.startswith("-"):
         return None  # An option of the command before it.
-    import shutil  # With it come three compressors.
 
     return shutil.which(program, path=search)
 
@@ -490,8 +491,6 @@ def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAge
     """What the configuration opens, and an agent's own login where it works with the user's own folder."""
     opened = frozenset[str]()
     if declared.credentials:
-        from backplane.sandbox.credentials import read_names
-
         opened = read_names(declared.credentials, f"[backends.{name}] credentials")
     return opened | {agent.row} if agent is not None and agent.options.own_state else opened
 

@@ -22,9 +22,13 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
+from backplane.process.sweep import start_of
 from backplane.receipts.build import RunState
+from backplane.receipts.journal import held_fact, hooks_fact, host_fact
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import STAGED_FOR, StateFolder
+from backplane.sandbox.credentials import read_names
+from backplane.workspace import Quota, open_workspace
 
 if TYPE_CHECKING:
     from backplane.process import StartCommand
@@ -152,7 +156,6 @@ class RunEnvironment:
 
         contained = program is not None and isolation != "off"
         found = (layers or await try_layers(environ)) if contained else None
-        from backplane.sandbox.credentials import read_names
         from backplane.sandbox.run import Sandbox
 
         open_stores = read_names(asked, "config.vendor.abp.credentials")
@@ -303,7 +306,6 @@ class RunEnvironment:
         self._state.store()
 
     def _make_workspace(self, mode: Mode) -> None:
-        from backplane.workspace import Quota, open_workspace
 
         state, limits, spec = self._state, self._limits, self._facts.order.workspace
         assert self.journal is not None
@@ -333,21 +335,17 @@ class RunEnvironment:
 
     def _note_held(self, journal: Journal) -> None:
         """Note it before the host starts: should we be killed, the receipt says it all the same."""
-        from backplane.receipts.journal import held_fact
 
         journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
 
     def note_host(self, pid: int) -> None:
         """Note which process it is, for who looks at the live run; a function of this process has none of its own."""
-        from backplane.process.sweep import start_of
-        from backplane.receipts.journal import host_fact
 
         if self.journal is not None and pid != os.getpid():
             self.journal.note(host_fact(pid, start_of(pid)))
 
     def note_hooks(self, ask: str, names: Sequence[str]) -> None:
         """Note that hooks take long over an ask; no names once they have answered."""
-        from backplane.receipts.journal import hooks_fact
 
         if self.journal is not None:
             with suppress(StoreError):  # For a look at it alone.

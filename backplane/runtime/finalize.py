@@ -23,6 +23,7 @@ from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
 from backplane.runtime.state import StateFolder
+from backplane.runtime.witness import judged
 from backplane.workspace import Patch, Workspace, apply_patch
 
 if TYPE_CHECKING:
@@ -140,7 +141,6 @@ def _claimed(
     duration_s: float,
 ) -> dict[str, Json]:
     """Hold what the host claims against what was seen; where the trace cannot be read, whoever seals it says so."""
-    from backplane.runtime.witness import judged
 
     try:
         own_trace = None if facts.claimed_events is None else not _compare_trace(facts, trace)

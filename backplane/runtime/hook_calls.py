@@ -7,6 +7,7 @@ their answers, is in `hooks`.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -101,7 +102,6 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
 
 async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
     """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person."""
-    import inspect  # Not before: the way to the first spawn shall not pay for it.
 
     if inspect.iscoroutinefunction(function):
         return await function(*given, **members)

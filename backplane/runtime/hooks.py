@@ -7,6 +7,7 @@ else is asked is `inbound`'s affair; how one hook is put the question is in `hoo
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,6 @@ class Hook(msgspec.Struct, frozen=True):
 
 
 def _words(command: str) -> tuple[str, ...]:
-    import shlex  # Not before: the way to the first spawn shall not pay for it.
 
     try:
         return tuple(shlex.split(command))

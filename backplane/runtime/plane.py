@@ -31,6 +31,7 @@ from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.places import Places, rank_of
+from backplane.runtime.replay import find_replay
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.runtime.warm import WarmHosts
@@ -263,8 +264,6 @@ class ControlPlane:
                 "config_invalid", fact, hint="name one (--backend shell, backend='shell'), or set default_backend"
             )
         if name.startswith(REPLAY):
-            from backplane.runtime.replay import find_replay
-
             return find_replay(name, self.home)
         return backends.find(name, self.settings, self.environ)
 

@@ -30,7 +30,11 @@ from backplane.contract.receipt import (
 from backplane.contract.work import OF_HOST, REPLAY
 from backplane.errors import BackplaneError, PolicyError, unforeseen
 from backplane.protocol import Broken, HostEnd
+from backplane.receipts.audit import record_hash
+from backplane.receipts.store import Store
+from backplane.receipts.trace import Trace
 from backplane.runtime.backends import ReplayBackend
+from backplane.workspace import apply_patch
 
 HEEDS: Final = ("mode",)
 """All that a replay can heed of an order: its events are as they are, whatever model or limits are asked for."""
@@ -68,8 +72,6 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
         StoreError: `receipt_store_failed`, its content was pruned or cannot be read.
         PolicyError: `policy_denied`, its patch must not travel on: the run broke its policy, or it holds secrets.
     """
-    from backplane.receipts.audit import record_hash
-    from backplane.receipts.store import Store
 
     with Store.open(home, readonly=True) as store:
         receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
@@ -171,7 +173,6 @@ class _Replay:
 
     def _events(self, run_id: str) -> Iterator[bytes]:
         """The stored lines, each in the frame of this run."""
-        from backplane.receipts.trace import Trace
 
         trace = self._stored.receipt.trace
         lines = (trace if isinstance(trace, Trace) else Trace.of(trace)).lines()
@@ -186,7 +187,6 @@ class _Replay:
             yield bytes(block)
 
     def _apply(self, root: Path) -> None:
-        from backplane.workspace import apply_patch
 
         if any(artifact.kind == "patch" for artifact in self._stored.receipt.artifacts):
             apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)

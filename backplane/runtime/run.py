@@ -44,8 +44,10 @@ from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
 from backplane.receipts.build import End, RunState, cause
+from backplane.receipts.pieces import canonical_chunks
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
+from backplane.runtime import finalize
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
 from backplane.runtime.environment import RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
@@ -54,6 +56,7 @@ from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import read_output, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
 from backplane.runtime.writer import LineWriter
+from backplane.workspace import Quota
 
 if TYPE_CHECKING:
     from backplane.runtime.finalize import Sealed
@@ -313,7 +316,6 @@ class Run:
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
-        from backplane.receipts.pieces import canonical_chunks
 
         return canonical_chunks(self.receipt)
 
@@ -706,7 +708,6 @@ class Run:
             self._start_soon(self._send_tree, remote, workspace)
 
     async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
-        from backplane.workspace import Quota
 
         assert self._writer is not None
         quota = Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
@@ -973,7 +974,6 @@ class Run:
         """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
         if self._receipt is not None:
             return
-        from backplane.runtime import finalize
 
         assert self.end is not None
         journal = self._environment.journal
@@ -998,7 +998,6 @@ class Run:
 
     def _seal_all(self) -> Sealed:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
-        from backplane.runtime import finalize
 
         end = self.end = self.end or End(reason=self.facts.claimed_outcome)
         if self._link is not None:

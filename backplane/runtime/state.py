@@ -18,6 +18,10 @@ from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
+from backplane.receipts.recovery import describe, is_live, note_late
+from backplane.receipts.store import Store
+from backplane.sandbox import cgroup
+from backplane.workspace import collect, transaction
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
@@ -95,7 +99,6 @@ class StateFolder:
         Raises:
             StoreError: `receipt_store_failed`.
         """
-        from backplane.receipts.store import Store
 
         with self._opening:
             if self._store is None:
@@ -143,8 +146,6 @@ class StateFolder:
 
     def _sweep_stages(self, store: Store) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
-        from backplane.receipts.recovery import is_live
-        from backplane.sandbox import cgroup
 
         def is_used(place: str) -> bool:
             return is_live(self.home, place) or self._is_locked(place)
@@ -243,7 +244,6 @@ class StateFolder:
 
     def _collect(self, stage: Path) -> None:
         """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
-        from backplane.workspace import collect
 
         try:
             collect(stage)
@@ -329,7 +329,6 @@ class StateFolder:
         Raises:
             StoreError: `receipt_store_failed`; the next start seals the run.
         """
-        from backplane.receipts.recovery import note_late
 
         note_late(self.home, run_id, failed_fact(code))
         receipt = self.store().settle(run_id, self._clean)
@@ -356,12 +355,10 @@ class StateFolder:
 
 def settle(home: Path) -> list[Settled]:
     """Undo or finish what a killed control plane was just putting into an original; what became of it."""
-    from backplane.workspace import transaction
 
     marks = transaction.pending(home / "runs")
     if not marks:
         return []
-    from backplane.receipts.recovery import note_late
 
     return transaction.settle(marks, lambda run, files: note_late(home, run, applied_fact(files)))
 
@@ -372,8 +369,6 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    from backplane.receipts.recovery import describe
-    from backplane.workspace import transaction
 
     return (
         *map(describe, store.orphans()),

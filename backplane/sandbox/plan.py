@@ -18,7 +18,7 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.process import Cage, StartCommand
-from backplane.sandbox import credentials, evidence, landlock
+from backplane.sandbox import credentials, evidence, landlock, seccomp
 from backplane.sandbox import mounts as masks
 from backplane.sandbox.labels import Held, label
 from backplane.sandbox.mounts import Masks
@@ -163,7 +163,6 @@ def plan(
 
 
 def _filter() -> bytes | None:
-    from backplane.sandbox import seccomp  # For the few orders that ask for it.
 
     return seccomp.program()
 

@@ -13,9 +13,12 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.errors import CageError, WorkspaceError
 from backplane.policy.rules import Policy
+from backplane.policy.urls import network_rules
 from backplane.process import Child, Ready, StartCommand, open_child
 from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
+from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Probe, without
+from backplane.workspace import collect
 
 if TYPE_CHECKING:
     from backplane.sandbox.connections import Connections
@@ -96,8 +99,6 @@ class Sandbox:
             WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
         """
         if endpoints:
-            from backplane.policy.urls import network_rules  # As much to load as the rest of this.
-
             network_rules(endpoints)
         assert self._found is not None, "admitted before"
         try:
@@ -135,7 +136,6 @@ class Sandbox:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
-        from backplane.sandbox.connections import Connections
         from backplane.sandbox.network import open_contained
 
         self._connections = Connections()
@@ -161,7 +161,6 @@ class Sandbox:
             added["network"] = self._connections.to_wire()
         if self._leaf is not None:
             cgroup.remove(self._leaf)
-        from backplane.workspace import collect  # Loaded while the host started, not on the way there.
 
         if self._scratch is not None:
             with suppress(WorkspaceError):  # The next start tries again.

@@ -29,6 +29,7 @@ from backplane.contract.events import Approval
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackendError, BackplaneError, WorkspaceError, unforeseen
 from backplane.receipts.manifests import kept_manifest
+from backplane.routing.driver import backend_for
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.inbound import OnAsk
@@ -151,7 +152,6 @@ class Server:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
-        from backplane.routing.driver import backend_for  # Loaded while a run begins, not on the way to the hello.
 
         return await backend_for(order, self.plane)
 
