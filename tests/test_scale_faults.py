@@ -331,7 +331,7 @@ def _check_lines(engine: Any, order: str, path: Path) -> None:
     """No attempt has written a line once it was lost, but for a moment."""
     lines = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
     select = f"SELECT lost_ms FROM backplane_lost WHERE order_id = '{order}' ORDER BY number"
-    ends = [row[0] / 1000 for row in engine._ledger._all(select)]
+    ends = [row[0] / 1000 for row in engine._ledger._rows(select)]
     first: dict[str, float] = {}
     for who, when in lines:
         first.setdefault(who, int(when) / 1e9)

@@ -8,21 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from backplane import ir
 from backplane.agents import options as agent_options
 from backplane.agents.shipped import STATE
-from backplane.contract import conversation as said
-from backplane.contract import pictures
 from backplane.errors import BackendError, ConfigError
-from backplane.tools.structured import AnswerSchema
-from backplane.upstream.cost import micros, read_price
-from backplane.upstream.rewrites import is_strict as is_taken
 
 if TYPE_CHECKING:
     from backplane import ir
@@ -165,6 +157,7 @@ def environment_of(
 
 
 def _any_below(folder: str, pattern: str) -> bool:
+    from pathlib import Path  # It costs 5 ms, and most conversations are new.
 
     return any(Path(folder).glob(pattern))
 
@@ -231,6 +224,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def budget_of(run: Given) -> int | None:
     """The order's budget in millionths of a dollar."""
+    from decimal import Decimal
+
+    from backplane.upstream.cost import micros
 
     usd = run.order.config.max_budget_usd
     return None if usd is None else micros(Decimal(str(usd)))
@@ -248,6 +244,7 @@ PRICED: Final = "options = {prices = {input = …, output = …}}, in dollars"
 
 def price_from(prices: Mapping[str, Any] | None) -> Price | None:
     """The price that a backend's options name. Raises ConfigError: `config_invalid`."""
+    from backplane.upstream.cost import read_price
 
     return None if prices is None else read_price(prices, "options.prices")
 
@@ -302,6 +299,7 @@ def shape_of(run: Given) -> AnswerSchema | None:
     schema = run.order.abp("output_schema")
     if schema is None:
         return None
+    from backplane.tools.structured import AnswerSchema
 
     return AnswerSchema(schema)
 
@@ -327,6 +325,7 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     Raises:
         ConfigError: `config_invalid`.
     """
+    from backplane.contract import conversation as said
 
     try:
         messages = msgspec.convert(run.order.abp("history") or (), tuple[said.Message, ...])
@@ -341,6 +340,8 @@ def read_images(run: Given) -> tuple[said.Image, ...]:
     rows = run.order.abp("images")
     if not rows:
         return ()
+    from backplane.contract import conversation as said
+    from backplane.contract import pictures
 
     try:
         return pictures.checked(msgspec.convert(rows, tuple[said.Image, ...]))
@@ -351,6 +352,7 @@ def read_images(run: Given) -> tuple[said.Image, ...]:
 
 def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
     """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
+    from backplane.contract import conversation as said
 
     unknown = {call.id for call in said.unresolved(tuple(messages))}
     made: list[ir.Message] = []
@@ -368,6 +370,7 @@ def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
 
 def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
     """Return words of the user's, and what was shown with them."""
+    from backplane import ir
 
     shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
     words = [ir.Text(text=text)] if text or not shown else []
@@ -375,6 +378,7 @@ def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
 
 
 def _assistant(message: said.AgentMessage) -> ir.Message:
+    from backplane import ir
 
     thinking = [
         ir.Thinking(text=part.text, signature=part.signature, redacted=part.redacted)
@@ -391,6 +395,7 @@ def _assistant(message: said.AgentMessage) -> ir.Message:
 
 
 def _results(*rows: tuple[str, str, bool]) -> ir.Message:
+    from backplane import ir
 
     parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
     return ir.Message(role="tool", parts=tuple(parts))
@@ -408,6 +413,7 @@ def _joined(messages: list[ir.Message]) -> list[ir.Message]:
 
 def is_strict(schema: Json) -> bool:
     """Return whether the model's service takes a schema of the answer as it is."""
+    from backplane.upstream.rewrites import is_strict as is_taken
 
     return isinstance(schema, dict) and is_taken(schema)
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -69,6 +68,7 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address as `host:port`; nothing where it is not known or cannot be read."""
+        from urllib.parse import urlsplit  # No host needs it on its way to its agent.
 
         try:
             parts = urlsplit(self.base_url or "")

@@ -50,6 +50,8 @@ class WarmHost:
                 self._block = OwnTask(block)
                 self.link = await self._block.__aenter__()
                 self.link.on_exit = self.over.set
+                if self.link.exit is not None:  # It ended before anybody was there to be told.
+                    self.over.set()
         except Exception:  # Whatever it is, the next run that starts such a host meets it again, and tells it.
             self._block = None
         finally:

@@ -260,7 +260,8 @@ class Ledger:
         """
         text = sa.text(statement)
         if "ids" in values:
-            text = text.bindparams(sa.bindparam("ids", expanding=True))
+            # Postgres asks for the type where there are none.
+            text = text.bindparams(sa.bindparam("ids", type_=sa.String, expanding=True))
             values["ids"] = list(values["ids"])
         may_be_old = True
         while True:
