@@ -22,6 +22,9 @@ from backplane.sandbox import cgroup, landlock
 TRIAL_S_MAX: Final = 5.0
 """For one trial; it takes some ms, a second on a loaded machine. After one that takes longer there is no other."""
 
+LEFT_S_MAX: Final = 0.5
+"""For a trial to end that nobody waits for; it looks up every 50 ms. Past it another run waits for the same trial."""
+
 _SAID: Final = re.compile(rb"([0-9]{1,10})\nbubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
 """Of a trial: its number as a process, and the version."""
 
@@ -79,12 +82,24 @@ def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: Fals
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
-    """Try the layers; a trial that nobody waits for any more is ended."""
-    left = threading.Event()
+    """Try the layers; a trial that nobody waits for any more is ended before this returns."""
+    left, over = threading.Event(), threading.Event()
+    over.set()
+
+    def work() -> Probe:
+        over.clear()
+        try:
+            return probe(environ, left.is_set)
+        finally:
+            over.set()
+
     try:
-        return await anyio.to_thread.run_sync(probe, environ, left.is_set, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
     finally:
         left.set()
+        if not over.is_set():  # Who ends this process next would leave the trial's program behind.
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(over.wait, LEFT_S_MAX)
 
 
 def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> Probe:
