@@ -153,7 +153,6 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 
 
 def _processes(host: HostProcess) -> tuple[Process, ...]:
-
     return snapshot(host.pid, host.start)
 
 

@@ -8,7 +8,6 @@ RFC 8785. Only this file knows how a float is printed.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -170,6 +169,7 @@ def _float_inexact(text: str) -> float:
 
 
 def sha256_hex(data: bytes) -> str:
+    import hashlib  # It loads a library of megabytes, and a host says its hello without.
 
     return hashlib.sha256(data).hexdigest()
 

@@ -228,7 +228,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return written
 
     def _round_trip(self, ledger: LossLedger) -> RoundTrip:
-
         try:
             source = dialect(ledger.source)
         except TranslationError:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -25,10 +25,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, locate, touched
-from backplane.policy.urls import network_rule, network_rules, read_target
-
-if TYPE_CHECKING:  # Ten expressions to compile, for who has network rules.
-    from backplane.policy.urls import NetworkRule
+from backplane.policy.urls import NetworkRule, network_rule, network_rules, read_target
 
 POLICY_BYTES_MAX: Final = 1 << 20
 """Largest policy file; a thousand times what people write."""

@@ -105,7 +105,6 @@ def _resolved(host: str) -> str:
 
 
 def _ipv6(text: str) -> str | None:
-
     try:
         address = IPv6Address(text)
     except AddressValueError:
@@ -154,7 +153,6 @@ class Range(msgspec.Struct, frozen=True):
 
     def holds(self, host: str) -> bool:
         """Whether a target's host is one of these addresses; a name is none."""
-
         try:
             address = ip_address(host.removeprefix("[").removesuffix("]"))
         except ValueError:

@@ -398,7 +398,6 @@ _EVENTS: Final[dict[type[Any], Any]] = {
 
 def second_of(text: str) -> int | None:
     """The whole second, since 1970, of a time in the contract's print form; None where it is none."""
-
     try:
         return int(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):

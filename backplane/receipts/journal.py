@@ -195,7 +195,7 @@ class Journal:
                 os.rename(building, journal.folder)
             except BaseException:
                 _close_all(head_fd, trace_fd)
-                _remove(building)
+                shutil.rmtree(building, ignore_errors=True)
                 raise
         return journal
 
@@ -261,7 +261,7 @@ class Journal:
     def discard(self) -> None:
         """Remove everything of this run; for one that was never acknowledged to anybody."""
         self.close()
-        _remove(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, fd: int, data: bytes, keep_bytes: int | None = None) -> None:
         try:
@@ -277,11 +277,6 @@ class Journal:
                 raise
         except OSError as error:
             raise disk_error(str(self.folder), error) from error
-
-
-def _remove(folder: Path) -> None:
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_facts(folder: Path) -> list[Facts]:

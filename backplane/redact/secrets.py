@@ -372,7 +372,6 @@ def _json_escaped(text: str) -> str:
 
 
 def _json_escaped_ascii(text: str) -> str:
-
     return json.dumps(text)[1:-1]
 
 

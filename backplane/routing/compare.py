@@ -235,7 +235,6 @@ async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
 
 
 def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
-
     spec, limits = run.order.workspace, plane.settings.limits
     own = scratch / "own"
     own.mkdir()

@@ -306,7 +306,6 @@ class RunEnvironment:
         self._state.store()
 
     def _make_workspace(self, mode: Mode) -> None:
-
         state, limits, spec = self._state, self._limits, self._facts.order.workspace
         assert self.journal is not None
         root = os.path.abspath(spec.root)
@@ -335,18 +334,15 @@ class RunEnvironment:
 
     def _note_held(self, journal: Journal) -> None:
         """Note it before the host starts: should we be killed, the receipt says it all the same."""
-
         journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
 
     def note_host(self, pid: int) -> None:
         """Note which process it is, for who looks at the live run; a function of this process has none of its own."""
-
         if self.journal is not None and pid != os.getpid():
             self.journal.note(host_fact(pid, start_of(pid)))
 
     def note_hooks(self, ask: str, names: Sequence[str]) -> None:
         """Note that hooks take long over an ask; no names once they have answered."""
-
         if self.journal is not None:
             with suppress(StoreError):  # For a look at it alone.
                 self.journal.note(hooks_fact(self._facts.redactor.text(ask)[0], names))

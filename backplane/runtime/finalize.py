@@ -141,7 +141,6 @@ def _claimed(
     duration_s: float,
 ) -> dict[str, Json]:
     """Hold what the host claims against what was seen; where the trace cannot be read, whoever seals it says so."""
-
     try:
         own_trace = None if facts.claimed_events is None else not _compare_trace(facts, trace)
         inner = _inner_holds(facts, trace) if facts.plane else None

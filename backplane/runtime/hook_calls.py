@@ -102,7 +102,6 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
 
 async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
     """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person."""
-
     if inspect.iscoroutinefunction(function):
         return await function(*given, **members)
     # What hangs cannot be stopped; it is left to itself, and its answer counts no more.

@@ -102,7 +102,6 @@ class Hook(msgspec.Struct, frozen=True):
 
 
 def _words(command: str) -> tuple[str, ...]:
-
     try:
         return tuple(shlex.split(command))
     except ValueError as error:

@@ -156,7 +156,6 @@ class ControlPlane:
             ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
                 declared pure and works in place.
         """
-
         try:
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
             chosen = self.find_backend(backend if backend is not None else whole.abp("backend"))

@@ -72,7 +72,6 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
         StoreError: `receipt_store_failed`, its content was pruned or cannot be read.
         PolicyError: `policy_denied`, its patch must not travel on: the run broke its policy, or it holds secrets.
     """
-
     with Store.open(home, readonly=True) as store:
         receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
         run_id = receipt.meta.run_id
@@ -173,7 +172,6 @@ class _Replay:
 
     def _events(self, run_id: str) -> Iterator[bytes]:
         """The stored lines, each in the frame of this run."""
-
         trace = self._stored.receipt.trace
         lines = (trace if isinstance(trace, Trace) else Trace.of(trace)).lines()
         frame = b'{"t":"event","ref_id":"%b","event":' % run_id.encode()
@@ -187,7 +185,6 @@ class _Replay:
             yield bytes(block)
 
     def _apply(self, root: Path) -> None:
-
         if any(artifact.kind == "patch" for artifact in self._stored.receipt.artifacts):
             apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
 

@@ -316,7 +316,6 @@ class Run:
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
-
         return canonical_chunks(self.receipt)
 
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
@@ -708,7 +707,6 @@ class Run:
             self._start_soon(self._send_tree, remote, workspace)
 
     async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
-
         assert self._writer is not None
         quota = Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
         chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
@@ -997,8 +995,6 @@ class Run:
             return from_code(error.code, "what went wrong is not said, as it could not be searched for secrets")
 
     def _seal_all(self) -> Sealed:
-        # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
-
         end = self.end = self.end or End(reason=self.facts.claimed_outcome)
         if self._link is not None:
             link = self._link

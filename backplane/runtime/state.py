@@ -1,8 +1,4 @@
-"""The state folder of a control plane.
-
-Light on purpose: store and workspace are loaded in the worker thread that needs them, while
-the host is starting, so that the way to the spawn does not pay for them.
-"""
+"""The state folder of a control plane."""
 
 from __future__ import annotations
 
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.receipts.recovery import Orphan
     from backplane.receipts.signatures import Signer
-    from backplane.receipts.store import Store
     from backplane.workspace import Settled, Workspace
 
 
@@ -99,7 +94,6 @@ class StateFolder:
         Raises:
             StoreError: `receipt_store_failed`.
         """
-
         with self._opening:
             if self._store is None:
                 before = self.notes, self.problems
@@ -244,7 +238,6 @@ class StateFolder:
 
     def _collect(self, stage: Path) -> None:
         """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
-
         try:
             collect(stage)
         except (WorkspaceError, OSError) as error:
@@ -329,7 +322,6 @@ class StateFolder:
         Raises:
             StoreError: `receipt_store_failed`; the next start seals the run.
         """
-
         note_late(self.home, run_id, failed_fact(code))
         receipt = self.store().settle(run_id, self._clean)
         self.sign(receipt)
@@ -355,7 +347,6 @@ class StateFolder:
 
 def settle(home: Path) -> list[Settled]:
     """Undo or finish what a killed control plane was just putting into an original; what became of it."""
-
     marks = transaction.pending(home / "runs")
     if not marks:
         return []
@@ -369,7 +360,6 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-
     return (
         *map(describe, store.orphans()),
         *(f"{line}; the next run or `apply` here settles it" for line in transaction.unsettled(home / "runs")),

@@ -127,7 +127,7 @@ def plan(
         wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
-    calls = _filter() if filtered else None
+    calls = seccomp.program() if filtered else None
     held = Held(
         isolation=isolation,
         found=found,
@@ -160,11 +160,6 @@ def plan(
         hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
         gaps=held.gaps(),
     )
-
-
-def _filter() -> bytes | None:
-
-    return seccomp.program()
 
 
 def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,9 +18,6 @@ from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
 from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Probe, without
 from backplane.workspace import collect
-
-if TYPE_CHECKING:
-    from backplane.sandbox.connections import Connections
 
 
 class Sandbox:

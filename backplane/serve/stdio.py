@@ -152,7 +152,6 @@ class Server:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
-
         return await backend_for(order, self.plane)
 
     async def _run_below(self, above: sidecar.HostRun) -> messages.EndedRun:
