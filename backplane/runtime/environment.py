@@ -85,7 +85,7 @@ class RunEnvironment:
         self._place = place or facts.run_id
         self._lock = -1
         self._standing: tuple[object, ...] = ()
-        """What the host is started in: a host that waits is taken where this is equal."""
+        """What a host that waits was started in: it is taken where this is equal."""
 
     def kind(self, backend: Backend, configured: Isolation) -> Hashable:
         """What two orders must have in common to be given the same host; None where none can wait for them.
@@ -147,10 +147,10 @@ class RunEnvironment:
         demanded = order.abp("enforcement")
         isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
         asked = order.abp("credentials")
-        if program is not None:
-            self._standing = (program.command(order, environ), order.policy, None)
+        plain = functools.partial(backend.open, order, environ)
+        plainly = (program.command(order, environ), order.policy, None) if program is not None else ()
         if isolation == "off" and demanded is None and asked is None:
-            return self._way(warm, functools.partial(backend.open, order, environ))
+            return self._way(warm, plainly, plain)
         # Not before: who does not want it shall not pay for loading it.
         from backplane.sandbox.probe import try_layers
 
@@ -167,20 +167,24 @@ class RunEnvironment:
             self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores
         )
         if program is None or not contained:
-            return self._way(warm, functools.partial(backend.open, order, environ))
+            return self._way(warm, plainly, plain)
         if warm is not None and warm.environment._sandbox is not None:
             self._sandbox.adopt(warm.environment._sandbox)
         if not await self._choose_root(self._sandbox, waits=self._waits or warm is not None):
             return None
-        opener = await self._contain(program, environ)
-        return self._way(warm, functools.partial(program.open, order, environ, opener))
+        opener, standing = await self._contain(program, environ)
+        return self._way(warm, standing, functools.partial(program.open, order, environ, opener))
 
     def _way(
-        self, warm: WarmHost | None, cold: Callable[[], AbstractAsyncContextManager[Link]]
+        self, warm: WarmHost | None, standing: tuple[object, ...], cold: Callable[[], AbstractAsyncContextManager[Link]]
     ) -> AbstractAsyncContextManager[Link] | None:
         if warm is None:
+            # Some ten kilobytes, which nobody would look at in a run.
+            self._standing = standing if self._waits else ()
             return cold()
-        if warm.environment._standing != self._standing:
+        fits = warm.environment._standing == standing
+        warm.environment._standing = ()
+        if not fits:
             return None
         self._facts.start = "warm"
         return warm.block()
@@ -197,7 +201,8 @@ class RunEnvironment:
         assert isinstance(backend, ProcessBackend)
         assert self._sandbox is not None
         self._sandbox.distrust(error)
-        return backend.open(self._facts.order, environ, await self._contain(backend, environ))
+        opener, _ = await self._contain(backend, environ)
+        return backend.open(self._facts.order, environ, opener)
 
     async def _choose_root(self, sandbox: Sandbox, *, waits: bool) -> bool:
         """Know where the host will work; whether one that waits can.
@@ -225,8 +230,8 @@ class RunEnvironment:
             raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
         return True
 
-    async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> Opener:
-        """Work the cage out."""
+    async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> tuple[Opener, tuple[object, ...]]:
+        """Work the cage out; return what starts a host in it, and all that this host is started in."""
         sandbox = self._sandbox
         assert sandbox is not None
         command, held, places = await anyio.to_thread.run_sync(self._put_on, program, environ, sandbox)
@@ -234,10 +239,11 @@ class RunEnvironment:
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
+        standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
             self._note_held(self.journal)
-        return functools.partial(sandbox.open, held, self._wait_placed if self.holds_host and not self._waits else None)
+        ready = self._wait_placed if self.holds_host and not self._waits else None
+        return functools.partial(sandbox.open, held, ready), standing
 
     def _put_on(
         self, program: ProcessBackend, environ: Mapping[str, str], sandbox: Sandbox
