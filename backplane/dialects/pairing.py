@@ -6,6 +6,7 @@ stand right behind their calls, in one message, in the calls' order. Each repair
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Final
 
@@ -78,6 +79,8 @@ class _Pairing:
         self.used: set[tuple[int, int]] = set()
         """Message and part of those that have found one."""
         self.ids: set[str] = set()
+        self.others = list(itertools.accumulate(message.role != "tool" for message in conversation.messages))
+        """How many messages up to each one say something else than results."""
 
     def run(self) -> list[Message]:
         messages = self.conversation.messages
@@ -128,7 +131,7 @@ class _Pairing:
             if where > place:
                 del waiting[number]
                 self.used.add((where, spot_there))
-                if any(one.role != "tool" for one in self.conversation.messages[place + 1 : where]):
+                if self.others[where - 1] > self.others[place]:
                     self._lose(result.at or f"/messages/{where}", "order", "a result was moved to its call")
                 return msgspec.structs.replace(result, id=call_id, id_made=call.id_made)
         at = call.at or f"/messages/{place}/parts/{spot}"
