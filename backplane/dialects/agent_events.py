@@ -31,7 +31,6 @@ class State:
         self.reader = reader
         self.now = now
         self.sum = Accumulator(dialect)
-        self.thinking: set[tuple[int, int]] = set()
         self.last: Any = None
         """The last object of an SDK that was read in full."""
 
@@ -48,7 +47,8 @@ def say(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
         state.sum.add(event)
         if type(event) is ir.PartDelta:
             if event.field == "text":
-                if state.thinking and (event.choice, event.index) in state.thinking:
+                block = state.sum.blocks.get((event.choice, event.index))
+                if block is not None and type(block.part) is ir.Thinking:
                     out.append(_reasoning(event.text, None, state.now))
                 else:
                     out.append(events.AssistantDelta(ts=state.now, text=event.text))
@@ -62,8 +62,6 @@ def say(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
 def _one(event: ir.StreamEvent, state: State) -> AgentEvent | None:
     now = state.now
     if isinstance(event, ir.PartStarted):
-        if isinstance(event.part, ir.Thinking):
-            state.thinking.add((event.choice, event.index))
         text = getattr(event.part, "text", None)
         if isinstance(event.part, ir.Thinking) and text:
             return _reasoning(text, None, now)

@@ -30,7 +30,11 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class _Framing:
-    """Cuts bytes into documents; those that are no JSON are passed over and counted."""
+    """Cuts bytes into documents; those that are no JSON are passed over and counted.
+
+    `feed` takes bytes and returns the documents that are complete, `finish` those that the end of the stream has cut;
+    both raise `TranslationError` `dialect_mapping_failed` for a document longer than `EVENT_BYTES_MAX`.
+    """
 
     def __init__(self) -> None:
         self.skipped = 0
@@ -38,18 +42,6 @@ class _Framing:
         """Whether the stream has said its end."""
         self._begun = bytearray()
         """What has come of a line or an element; one of 64 MiB may come in a million pieces."""
-
-    def feed(self, data: bytes) -> list[Json]:
-        """Take bytes and return the documents that are complete.
-
-        Raises:
-            TranslationError: `dialect_mapping_failed`, a document longer than `EVENT_BYTES_MAX`.
-        """
-        raise NotImplementedError
-
-    def finish(self) -> list[Json]:
-        """Return what the end of the stream has cut."""
-        raise NotImplementedError
 
     def _decoded(self, data: bytes) -> list[Json]:
         try:
