@@ -22,20 +22,6 @@ from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired
 from backplane.dialects.streams import BlockWriter, Key
 from backplane.errors import TranslationError
-from backplane.ir import (
-    Conversation,
-    Ext,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Text,
-    Thinking,
-    ToolOutput,
-    ToolSpec,
-    ToolUse,
-    Translated,
-)
 
 NAME: Final = "augment"
 
@@ -60,9 +46,6 @@ PLACEHOLDER_CHARS_MAX: Final = 16
 
 REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
 RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
-
-SUMMARY_DEPTH_MAX: Final = 8
-"""Summaries within the end of a summary: each compaction nests one, and editors keep two or three."""
 
 PERSONAS: Final[dict[int, str]] = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
 """By `persona_type`; 0 is none."""
@@ -93,6 +76,15 @@ def camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
+NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
+"""What a member says that an editor does not use."""
+
+
+def as_number(value: Json) -> int | None:
+    """Return an integer, also one written as text; None for anything else."""
+    return int(value) if type(value) is int or (type(value) is str and value.isdecimal()) else None
+
+
 class Members:
     """An object whose members are taken under any of their names, in two spellings; what is not taken remains.
 
@@ -115,7 +107,7 @@ class Members:
             value = self.left.get(spelled)
             if type(value) is kind:
                 del self.left[spelled]
-                if value:
+                if value not in NOTHING:
                     yield f"{self.at}/{escape(spelled)}", value
 
     def take(self, kind: type[K], *names: str) -> K | None:
@@ -131,19 +123,10 @@ class Members:
     def text(self, *names: str) -> str:
         return self.take(str, *names) or ""
 
-    def flag(self, name: str) -> bool | None:
-        """Take a boolean; None when it is not said."""
-        found = [self.left.pop(word) for word in {name, camel(name)} if type(self.left.get(word)) is bool]
-        return bool(found[0]) if found else None
-
     def number(self, name: str) -> int | None:
         """Take an integer, also one written as text."""
-        for spelled in (name, camel(name)):
-            value = self.left.get(spelled)
-            if type(value) is int or (type(value) is str and value.isdecimal()):
-                del self.left[spelled]
-                return int(value)
-        return None
+        word = next((word for word in (name, camel(name)) if as_number(self.left.get(word)) is not None), None)
+        return None if word is None else as_number(self.left.pop(word))
 
     def body(self, name: str) -> Members | None:
         """Take a member that is an object and says something."""
@@ -162,9 +145,9 @@ class Members:
 
     def rest(self) -> dict[str, Any]:
         """Return what was not taken and says something, as entries of an extension slot."""
-        return {escape(key): value for key, value in self.left.items() if value not in (None, "", [], {})}
+        return {escape(key): value for key, value in self.left.items() if value not in NOTHING}
 
-    def ext(self) -> Ext:
+    def ext(self) -> ir.Ext:
         """Return what was not taken as the extension slot of a node."""
         rest = self.rest()
         return {NAME: rest} if rest else {}
@@ -185,17 +168,14 @@ class Members:
 
 def node_kind(node: Json) -> int | None:
     """Return a node's type, None when it says none."""
-    if type(node) is not dict:
-        return None
-    found = node.get("type")
-    return int(found) if type(found) is int or (type(found) is str and found.isdecimal()) else None
+    return as_number(node.get("type")) if type(node) is dict else None
 
 
-def read_node(node: Json, at: str, ledger: LossLedger) -> Part | None:
+def read_node(node: Json, at: str, ledger: LossLedger) -> ir.Part | None:
     """Read one node of a request; None where it says nothing. Summaries are not for here."""
     kind = node_kind(node)
     if kind not in READERS:
-        return Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
+        return ir.Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
     members = Members(node, at, ledger)
     for name in ("id", "type"):
         members.left.pop(name, None)  # its number and type say nothing beside its body
@@ -204,19 +184,19 @@ def read_node(node: Json, at: str, ledger: LossLedger) -> Part | None:
     if body is None and kind == TEXT:
         return _read_text(members, at)
     if body is None:
-        return Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
+        return ir.Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
     part = read(body, at)
     members.lose_rest()
     body.lose_rest()
     return part
 
 
-def _read_text(body: Members, at: str) -> Part | None:
+def _read_text(body: Members, at: str) -> ir.Part | None:
     text = body.text("content")
-    return Text(text=text, at=at) if is_said(text) else None
+    return ir.Text(text=text, at=at) if is_said(text) else None
 
 
-def read_image(body: Members, at: str) -> Part:
+def read_image(body: Members, at: str) -> ir.Part:
     """Read an image; one that does not say its format is known by how it begins."""
     data = body.text("image_data")
     media_type = IMAGE_TYPES.get(body.number("format") or 0)
@@ -224,10 +204,10 @@ def read_image(body: Members, at: str) -> Part:
         known = next((name for head, name in IMAGE_HEADS.items() if data.startswith(head)), None)
         media_type = known or "image/png"
         body.ledger.synthesise(f"{body.at}/format", "media", f"the format is not said; {media_type} is assumed")
-    return Media(kind="image", media_type=media_type, data=data, at=at)
+    return ir.Media(kind="image", media_type=media_type, data=data, at=at)
 
 
-def _read_file(body: Members, at: str) -> Part:
+def _read_file(body: Members, at: str) -> ir.Part:
     """Read a file: text as text, anything else as a document."""
     data, media_type = body.text("file_data"), body.text("format")
     if media_type.startswith("text/") or media_type == "application/json":
@@ -237,13 +217,13 @@ def _read_file(body: Members, at: str) -> Part:
             text = ""
         if text:
             body.ledger.degrade(at, "media", "a file of text is said as text")
-            return Text(text=text, at=at)
+            return ir.Text(text=text, at=at)
     if "/" not in media_type:
         label = media_type or "nothing"
         media_type = "application/octet-stream"
         body.ledger.degrade(f"{body.at}/format", "media", f"{label} is no media type; {media_type} is written")
     kind = media_type.partition("/")[0]
-    return Media(
+    return ir.Media(
         kind=kind if kind in ("image", "audio", "video") else "document",  # type: ignore[arg-type]
         media_type=media_type,
         data=data,
@@ -251,48 +231,48 @@ def _read_file(body: Members, at: str) -> Part:
     )
 
 
-def _read_result(body: Members, at: str) -> Part | None:
+def _read_result(body: Members, at: str) -> ir.Part | None:
     call = body.text("tool_use_id")
     if not call:
         return None
     plain = body.text("content")
     content = tuple(_result_parts(body))
-    if content and plain and not any(isinstance(part, Text) and plain in part.text for part in content):
+    if content and plain and not any(isinstance(part, ir.Text) and plain in part.text for part in content):
         body.ledger.drop(f"{body.at}/content", "part", "the content nodes say it otherwise", plain)
     flat = not content
     if flat and plain:
-        content = (Text(text=plain, at=f"{body.at}/content"),)
+        content = (ir.Text(text=plain, at=f"{body.at}/content"),)
     body.lose_ids()
-    return ToolOutput(id=call, content=content, is_error=body.flag("is_error"), flat=flat, at=at)
+    return ir.ToolOutput(id=call, content=content, is_error=body.take(bool, "is_error"), flat=flat, at=at)
 
 
 RESULT_TEXT, RESULT_IMAGE = 1, 2
 
 
-def _result_parts(body: Members) -> Iterator[Part]:
+def _result_parts(body: Members) -> Iterator[ir.Part]:
     for at, value in body.listed("content_nodes"):
         members = Members(value, at, body.ledger)
         kind = members.number("type")
         if kind == RESULT_TEXT and (text := members.text("text_content")):
-            yield Text(text=text, at=at)
+            yield ir.Text(text=text, at=at)
         elif kind == RESULT_IMAGE and (found := members.body("image_content")):
             yield read_image(found, at)
         elif members.rest():
             body.ledger.drop(at, "part", f"content of type {kind} has no counterpart", value)
 
 
-def _said(label: str) -> Callable[[Members, str], Part | None]:
-    def read(body: Members, at: str) -> Part | None:
+def _said(label: str) -> Callable[[Members, str], ir.Part | None]:
+    def read(body: Members, at: str) -> ir.Part | None:
         value, body.left = body.left, {}
         if not value:
             return None
         body.ledger.degrade(at, "part", f"{label} is said as text", value)
-        return Text(text=f"[{label}] {json_text(value)}", at=at)
+        return ir.Text(text=f"[{label}] {json_text(value)}", at=at)
 
     return read
 
 
-READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], Part | None]]]] = {
+READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], ir.Part | None]]]] = {
     TEXT: ("text_node", _read_text),
     TOOL_RESULT: ("tool_result_node", _read_result),
     IMAGE: ("image_node", read_image),
@@ -310,10 +290,10 @@ READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], Part | None]
 # Nodes of an answer ---------------------------------------------------------------------------------------------------
 
 
-def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: LossLedger) -> list[Part]:
+def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: LossLedger) -> list[ir.Part]:
     """Read what an exchange answered: thinking, the text, the calls; what is no part of an answer is a loss."""
-    thoughts: list[Part] = []
-    calls: list[Part] = []
+    thoughts: list[ir.Part] = []
+    calls: list[ir.Part] = []
     pieces: dict[int, list[str]] = {RAW_RESPONSE: [], MAIN_TEXT_FINISHED: []}
     begun: dict[str, tuple[str, Json]] = {}
     for where, node in nodes:
@@ -323,28 +303,28 @@ def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: LossL
         if kind in pieces:
             pieces[kind].append(members.text("content"))
         elif kind == THINKING and body is not None:
-            thoughts.append(Thinking(text=body.text("summary"), at=where, ext=body.ext()))
+            thoughts.append(ir.Thinking(text=body.text("summary"), at=where, ext=body.ext()))
         elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
             call = _read_call(body, where)
             if kind == TOOL_USE_START:
                 begun[call.id] = (where, node)
-            elif all(other.id != call.id for other in calls if isinstance(other, ToolUse)):
+            elif all(other.id != call.id for other in calls if isinstance(other, ir.ToolUse)):
                 calls.append(call)
         else:
             ledger.drop(where, "part", f"a node of type {kind} is no part of an answer", node)
     for call_id, (where, node) in begun.items():
-        if all(call_id != call.id for call in calls if isinstance(call, ToolUse)):
+        if all(call_id != call.id for call in calls if isinstance(call, ir.ToolUse)):
             ledger.drop(where, "part", "a call that began and never came whole", node)
     said = text or "".join(pieces[MAIN_TEXT_FINISHED]) or "".join(pieces[RAW_RESPONSE])
     for kind, found in pieces.items():
         if "".join(found).strip() not in said:
             ledger.drop(at, "part", f"nodes of type {kind} say another text than the exchange", found)
-    return [*thoughts, *([Text(text=said, at=at)] if said else []), *calls]
+    return [*thoughts, *([ir.Text(text=said, at=at)] if said else []), *calls]
 
 
-def _read_call(body: Members, at: str) -> ToolUse:
+def _read_call(body: Members, at: str) -> ir.ToolUse:
     written = body.text("input_json")
-    return ToolUse(
+    return ir.ToolUse(
         id=body.text("tool_use_id"), name=body.text("tool_name"), text=written or None,
         input=read_arguments(written), at=at, ext=body.ext(),
     )  # fmt: skip
@@ -353,43 +333,43 @@ def _read_call(body: Members, at: str) -> ToolUse:
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_exchange(value: Json, at: str, ledger: LossLedger, depth: int = 0) -> list[Message]:
+def read_exchange(value: Json, at: str, ledger: LossLedger) -> list[ir.Message]:
     """Read one exchange of the history: what was asked, what was answered."""
     members = Members(value, at, ledger)
     members.lose_ids()
     asked = members.text("request_message", "message")
     answered = members.text("response_text", "response", "text")
-    turn = read_turn(asked, f"{at}/request_message", members, ledger, depth)
+    turn = read_turn(asked, f"{at}/request_message", members, ledger)
     nodes = list(members.listed(*RESPONSE_NODES))
     parts = read_answer(answered, nodes, f"{at}/response_text", ledger)
     members.lose_rest()
-    return [*turn, *([Message(role="assistant", parts=tuple(parts), at=at)] if parts else [])]
+    return [*turn, *([ir.Message(role="assistant", parts=tuple(parts), at=at)] if parts else [])]
 
 
 def read_turn(
-    text: str, text_at: str, members: Members, ledger: LossLedger, depth: int = 0, code: Iterable[Part] = ()
-) -> list[Message]:
+    text: str, text_at: str, members: Members, ledger: LossLedger, code: Iterable[ir.Part] = ()
+) -> list[ir.Message]:
     """Read what a user's turn says: earlier messages from a summary, results, then text, `code` and nodes."""
-    before: list[Message] = []
-    results: list[Part] = []
-    parts: list[Part] = [Text(text=text, at=text_at)] if is_said(text) else []
+    before: list[ir.Message] = []
+    results: list[ir.Part] = []
+    parts: list[ir.Part] = [ir.Text(text=text, at=text_at)] if is_said(text) else []
     said = {text.strip()}
     parts += code
     for at, node in members.listed(*REQUEST_NODES):
-        if node_kind(node) == HISTORY_SUMMARY and depth < SUMMARY_DEPTH_MAX:
-            before += _read_summary(node, at, ledger, depth)
+        if node_kind(node) == HISTORY_SUMMARY:
+            before += _read_summary(node, at, ledger)
             continue
         part = read_node(node, at, ledger)
-        if isinstance(part, ToolOutput):
+        if isinstance(part, ir.ToolOutput):
             results.append(part)
-        elif part is not None and not (type(part) is Text and part.text.strip() in said):
+        elif part is not None and not (type(part) is ir.Text and part.text.strip() in said):
             parts.append(part)
-            said.add(part.text.strip() if isinstance(part, Text) else "")
+            said.add(part.text.strip() if isinstance(part, ir.Text) else "")
     out = before
     if results:
-        out.append(Message(role="tool", parts=tuple(results), at=members.at))
+        out.append(ir.Message(role="tool", parts=tuple(results), at=members.at))
     if parts:
-        out.append(Message(role="user", parts=joined(parts), at=members.at))
+        out.append(ir.Message(role="user", parts=joined(parts), at=members.at))
     return out
 
 
@@ -401,19 +381,19 @@ def has_summary(value: Json) -> bool:
     return any(node_kind(node) == HISTORY_SUMMARY for _, node in members.listed(*REQUEST_NODES))
 
 
-def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
     """Make one text of texts that follow each other: there are gateways that take only plain text."""
-    out: list[Part] = []
+    out: list[ir.Part] = []
     for part in parts:
         last = out[-1] if out else None
-        if type(part) is Text and type(last) is Text and not part.ext and not last.ext:
+        if type(part) is ir.Text and type(last) is ir.Text and not part.ext and not last.ext:
             out[-1] = msgspec.structs.replace(last, text=f"{last.text}\n\n{part.text}")
         else:
             out.append(part)
     return tuple(out)
 
 
-def _read_summary(node: Json, at: str, ledger: LossLedger, depth: int) -> Iterator[Message]:
+def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Message]:
     """The summary as a text, and the exchanges it keeps word for word as exchanges."""
     outer = Members(node, at, ledger)
     body = outer.body("history_summary_node") or Members({}, at, ledger)
@@ -431,12 +411,12 @@ def _read_summary(node: Json, at: str, ledger: LossLedger, depth: int) -> Iterat
         words = words.replace("{" + name + "}", str(value))
     missing = [str(values[name]) for name in ("summary", "middle_part_abridged") if str(values[name]) not in words]
     text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
-    yield Message(role="user", parts=(Text(text=text, at=at),), at=at, ext=body.ext())
+    yield ir.Message(role="user", parts=(ir.Text(text=text, at=at),), at=at, ext=body.ext())
     for end_at, value in body.listed("history_end"):
-        yield from read_exchange(value, end_at, ledger, depth + 1)
+        yield from read_exchange(value, end_at, ledger)
 
 
-def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
+def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     """Read a request.
 
     Args:
@@ -447,7 +427,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     """
     ledger = LossLedger(NAME, NAME)
     members = Members(request, "", ledger)
-    messages: list[Message] = []
+    messages: list[ir.Message] = []
     history = list(members.listed("chat_history"))
     start = max((place for place, (_, value) in enumerate(history) if has_summary(value)), default=0)
     start = len(history) if has_summary(request) else start
@@ -466,32 +446,32 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     tools = tuple(_read_tool(tool, at, ledger) for at, tool in members.listed("tool_definitions"))
     options, options_at = _read_flags(members, bool(tools))
     model = members.text("model") or None
-    conversation = Conversation(
+    conversation = ir.Conversation(
         dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, options_at=options_at,
         ext=members.ext(),
     )  # fmt: skip
     # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
     whole = paired(conversation)
-    return Translated(whole.value, (*ledger.done(), *whole.losses))
+    return ir.Translated(whole.value, (*ledger.done(), *whole.losses))
 
 
-def _read_last_turn(members: Members, ledger: LossLedger) -> list[Message]:
+def _read_last_turn(members: Members, ledger: LossLedger) -> list[ir.Message]:
     text, at = "", "/message"
     for where, value in members.each(str, "message", "prompt", "instruction"):
         if not text and is_said(value):
             text, at = value, where
         elif is_said(value) and value != text:
             ledger.drop(where, "extension", f"the text of the turn is {at}", value)
-    code: list[Text] = []
+    code: list[ir.Text] = []
     for names, words in CODE:
         for where, value in members.each(str, *names):
-            shown = Text(text=f"{words}\n{value}", at=where)
+            shown = ir.Text(text=f"{words}\n{value}", at=where)
             if shown.text not in (other.text for other in code):
                 code.append(shown)
     return read_turn(text, at, members, ledger, code=code)
 
 
-def _read_system(members: Members, system: str) -> tuple[Message, ...]:
+def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
     """Join the system text, in the order in which the extension does, blank line between."""
     persona = members.number("persona_type") or 0
     found: list[tuple[str, str]] = []
@@ -508,8 +488,8 @@ def _read_system(members: Members, system: str) -> tuple[Message, ...]:
         found.append(("/mode", AGENT))
     language, path = members.text("language", "lang"), members.text("path")
     found += [("/lang", f"Language: {language}" if language else ""), ("/path", f"Path: {path}" if path else "")]
-    parts = joined(Text(text=text.strip(), at=at) for at, text in found if text.strip())
-    return (Message(role="system", parts=parts, at="/user_guidelines"),) if parts else ()
+    parts = joined(ir.Text(text=text.strip(), at=at) for at, text in found if text.strip())
+    return (ir.Message(role="system", parts=parts, at="/user_guidelines"),) if parts else ()
 
 
 def _read_rules(members: Members) -> str:
@@ -526,7 +506,7 @@ def _read_rules(members: Members) -> str:
     return text or "\n\n".join(found)
 
 
-def _read_tool(value: Json, at: str, ledger: LossLedger) -> ToolSpec:
+def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
     members = Members(value, at, ledger)
     for name in ("mcp_server_name", "mcp_tool_name"):
         members.text(name)  # these come back with the call, by `reply_of`
@@ -541,7 +521,7 @@ def _read_tool(value: Json, at: str, ledger: LossLedger) -> ToolSpec:
     if schema is None:
         ledger.synthesise(f"{at}/input_schema", "required", "a tool without a schema takes any object")
         schema = {"type": "object", "properties": {}}
-    return ToolSpec(
+    return ir.ToolSpec(
         name=members.text("name"), description=members.text("description") or None, schema=schema, at=at,
         ext=members.ext(),
     )  # fmt: skip
@@ -550,8 +530,8 @@ def _read_tool(value: Json, at: str, ledger: LossLedger) -> ToolSpec:
 def _read_flags(members: Members, has_tools: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """Calls come one at a time unless the editor says that it can run several."""
     flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", members.ledger)
-    flags.flag("support_tool_use_start")  # it is about the answer: `reply_of`
-    is_parallel = flags.flag("support_parallel_tool_use")
+    flags.take(bool, "support_tool_use_start")  # it is about the answer: `reply_of`
+    is_parallel = flags.take(bool, "support_parallel_tool_use")
     flags.lose_rest()
     if not has_tools or is_parallel:
         return {}, {}
@@ -573,12 +553,12 @@ def reply_of(request: Json) -> Reply:
         server, inner = one.text("mcp_server_name"), one.text("mcp_tool_name")
         if server:
             names[one.text("name")] = (server, inner or one.text("name"))
-    return Reply(tool_use_start=flags.flag("support_tool_use_start") is True, mcp_names=names)
+    return Reply(tool_use_start=flags.take(bool, "support_tool_use_start") is True, mcp_names=names)
 
 
 def translate_request(
     document: Json, target: str, policy: LossPolicy = "warn", *, system: str = ""
-) -> Translated[Json]:
+) -> ir.Translated[Json]:
     """Translate a request into a dialect's.
 
     Args:
@@ -594,7 +574,7 @@ def translate_request(
     written = writer.from_ir(read.value)
     losses = (*read.losses, *written.losses)
     check_losses(losses, policy)
-    return Translated(written.value, () if policy == "allow" else losses)
+    return ir.Translated(written.value, () if policy == "allow" else losses)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -642,10 +622,9 @@ class ChunkWriter(BlockWriter):
         reply: what the request said about its answer.
     """
 
-    name = NAME
-
     def __init__(self, source: str, reply: Reply) -> None:
-        super().__init__(source)
+        super().__init__(dialect(source), source)
+        self.ledger = LossLedger(source, NAME, is_answer=True)  # its words are none of a dialect's tables
         self.reply = reply
         self.node_id = 0
         self.announced: set[Key] = set()

@@ -6,7 +6,7 @@ message; a block ends when another member appears.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,6 @@ from backplane.dialects.codec import (
     Counters,
     Form,
     Hole,
-    Kin,
     LossLedger,
     Members,
     OptionDraft,
@@ -199,7 +198,8 @@ def read_audio(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
+def write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
+    """Write the format of a sound by name; False where it has none here."""
     form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
     if form is None and ledger.is_home:
         form = (part.media_type or "").partition("/")[2]
@@ -207,20 +207,17 @@ def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
     return form is not None
 
 
-def _read_file(members: Members, fields: dict[str, Any]) -> bool:
-    if "url" in fields:  # base64 without the head of a data URL
-        fields["data"] = fields.pop("url")
-    return ("data" in fields) != ("file_id" in fields)
+def _write_data(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
+    """Write an image where the server takes none by its address."""
+    return _write_url(part, out, ledger) and (ledger.is_home or part.data is not None)
 
 
 def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     body = out.setdefault("file", {})
-    if part.data is None:
-        body.pop("file_data", None)
-        if part.file_id is None or (ledger.source not in ("openai", "codex", "copilot") and not ledger.is_home):
-            return False
-    else:
+    if part.data is not None:
         body.pop("file_id", None)
+    elif part.file_id is None or (ledger.source not in ("openai", "codex", "copilot") and not ledger.is_home):
+        return False
     if "filename" not in body and part.title is not None and not ledger.is_home:
         body["filename"] = part.title
     return True
@@ -246,19 +243,21 @@ def sound_of(part: ir.Media) -> dict[str, Any]:
     return {member: value for member, value in pairs if value is not None}
 
 
-def blocks_of(name: str) -> Blocks:
-    """Return the family's table of blocks."""
+def blocks_of(name: str, *, has_files: bool, has_image_urls: bool) -> Blocks:
+    """Return the family's table of blocks, with what a vendor takes of them."""
     urls = {"image_url/url": "address", "image_url/detail": "detail"}
     films = {"video_url/url!": "address", "video_url/detail": "detail"}
     return Blocks(name, (
         Block("text", ir.Text, {"text!": "text"}),
         Block("refusal", ir.Refusal, {"refusal!": "text"}),
-        Block("image_url", ir.Media, urls, {"kind": "image"}, read=_read_image, write=_write_url),
+        Block("image_url", ir.Media, urls, {"kind": "image"}, read=_read_image,
+              write=_write_url if has_image_urls else _write_data),
         Block("video_url", ir.Media, films, {"kind": "video"}, write=_write_url),
         Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-              {"kind": "audio"}, read=read_audio, write=_write_audio),
-        Block("file", ir.Media, {"file/file_data": "address", "file/file_id": "file_id", "file/filename": "name"},
-              {"kind": "document"}, read=_read_file, write=_write_file),
+              {"kind": "audio"}, read=read_audio, write=write_audio),
+        Block("file", ir.Media, {"file/file_data": "file", "file/file_id": "file_id", "file/filename": "name"},
+              {"kind": "document"}, read=lambda members, fields: ("data" in fields) != ("file_id" in fields),
+              write=_write_file, is_written=has_files),
         Block("thinking", ir.Thinking, {"thinking!": "text"}, types={"text": (str, list)}, read=_read_thoughts,
               is_written=False),
     ), cache="cache_control")  # fmt: skip
@@ -294,12 +293,10 @@ class Chat:
     unknown_options: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.kin: Kin = {name: MEMBERS for name in SISTERS if name != self.name}
-        self.blocks, self.calls = blocks_of(self.name), calls_of(self.name)
+        self.blocks = blocks_of(self.name, has_files=self.has_files, has_image_urls=self.has_image_urls)
+        self.calls = calls_of(self.name)
         self.citations = Citations(self.name, "annotations", CITATION, "url_citation")
         self.usage = CACHED_ON_TOP if self.cached_tokens_on_top else USAGE
-        self.read_answer: Callable[[Json, Calls], ir.Answer]
-        """That of the dialect, for a gateway that answers at once although a stream was asked for."""
         special = {row.name: row for row in self.special}
         rows = [msgspec.structs.replace(row, is_written=row.name not in self.unknown_options)
                 for row in OPTIONS if row.name not in special]  # fmt: skip
@@ -315,18 +312,17 @@ class Chat:
             own: members of `Dialect` that this vendor has of its own.
         """
         members = {"limits": LIMITS, **own}
-        made = Dialect(
+        return Dialect(
             NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
             write_messages=self.write_messages, tools=Tools(self.blocks, TOOL, KINDS),
             required={"model": "unknown"}, read_candidates=self.read_candidates,
             write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
             answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
-            read_stream=lambda: (reader or StreamReader)(self),
-            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.kin, places=PLACES,
+            endings=ENDINGS, read_stream=partial(reader or StreamReader, chat=self),
+            write_stream=partial(writer or StreamWriter, chat=self),
+            kin={name: MEMBERS for name in SISTERS if name != self.name}, places=PLACES,
             **members,
         )  # fmt: skip
-        self.read_answer = made.read_answer
-        return made
 
     # Messages, read
 
@@ -443,7 +439,7 @@ class Chat:
         for part in result.content:
             if not isinstance(part, ir.Media) or part.text is not None or ledger.is_home:
                 rest.append(part)
-            elif (written := self.write_part(part, ledger)) is not None:
+            elif (written := self.blocks.write(part, ledger)) is not None:
                 ledger.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
                 moved.append(written)
         if moved:
@@ -459,7 +455,7 @@ class Chat:
             out["name"] = result.name
         texts = all(type(part) is ir.Text for part in result.content)
         if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
-            out["content"] = self.blocks.write_all(result.content, ledger, self.write_part)
+            out["content"] = self.blocks.write_all(result.content, ledger)
         else:
             out["content"] = ledger.plain_text(result.content)
         ledger.put_ext(result, out)
@@ -475,20 +471,11 @@ class Chat:
         if message.role == "assistant":
             self.write_assistant(message, out, ledger)
         else:
-            content = self.blocks.write_content(message.parts, message.flat, ledger, self.write_part)
+            content = self.blocks.write_content(message.parts, message.flat, ledger)
             nothing: Json = None if message.flat is not False else []
             out["content"] = content if content != [] else nothing if ledger.is_home else ""
         ledger.put_ext(message, out)
         return out
-
-    def write_part(self, part: ir.Part, ledger: LossLedger) -> Json:
-        """Write one member of a content list; None where the target has no word for it."""
-        if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-            is_address = part.kind == "image" and part.data is None and not self.has_image_urls
-            if is_address or (part.kind == "document" and not self.has_files):
-                ledger.lose_part(part)
-                return None
-        return self.blocks.write(part, ledger)
 
     def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
         """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
@@ -520,7 +507,7 @@ class Chat:
     def _write_said(self, parts: list[ir.Part], message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
         is_list = ledger.is_home and message.flat is False
         if not ledger.is_answer or is_list:
-            content = self.blocks.write_content(parts, message.flat, ledger, self.write_part)
+            content = self.blocks.write_content(parts, message.flat, ledger)
             # A service refuses an empty list; one is written only where one was read.
             if content != [] or is_list:
                 out["content"] = content
@@ -656,10 +643,8 @@ class _Choice:
 class StreamReader(BlockReader):
     """Reads the chunks of one stream."""
 
-    endings = ENDINGS
-
-    def __init__(self, chat: Chat) -> None:
-        super().__init__()
+    def __init__(self, dialect: Any, chat: Chat) -> None:
+        super().__init__(dialect)
         self.chat = chat
         self.fields = {"content", "refusal", *chat.thinking_fields}
         self.choices: dict[int, _Choice] = {}
@@ -678,7 +663,7 @@ class StreamReader(BlockReader):
             return failed
         if chunk.get("object") == "chat.completion":
             self.ended = True  # a gateway that answers at once although a stream was asked for
-            return whole_events(self.chat.read_answer(chunk, Calls()))
+            return whole_events(self.dialect.read_answer(chunk, Calls()))
         answer_id, model = chunk.get("id"), chunk.get("model")
         if not self.began and (answer_id or model or choices):
             self.began = True
@@ -690,12 +675,7 @@ class StreamReader(BlockReader):
         for place, choice in enumerate(choices if type(choices) is list else ()):
             if type(choice) is dict:
                 self._choice(choice, place, out)
-        self._count(chunk.get("usage"), "/usage", out)
-        return out + failed
-
-    def _count(self, usage: Json, at: str, out: list[ir.StreamEvent]) -> None:
-        if type(usage) is dict:
-            out.append(ir.UsageSeen(self.chat.usage.read(usage, at, self.chat.name)))
+        return out + self.count(chunk.get("usage"), "/usage") + failed
 
     def _choice(self, choice: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = choice.get("index")
@@ -748,8 +728,11 @@ class StreamReader(BlockReader):
         found = value.get(kind)
         body: dict[str, Any] = found if type(found) is dict else {}
         call = state.calls.get(place)
-        if call is None or _is_other(value.get("id"), call):
-            call = self._start_call(state, place, value.get("id"), kind, out)
+        call_id = value.get("id")
+        if call is not None and type(call_id) is str and call_id not in ("", call.part.id) and call.is_whole():
+            call = None  # another one in the place of a whole one: a gateway that counts them all as 0
+        if call is None:
+            call = self._start_call(state, place, call_id, kind, out)
         state.last_call = place
         name = body.get("name")
         if type(name) is str and name != call.name and call.block is None:
@@ -800,7 +783,7 @@ class StreamReader(BlockReader):
 
     def _beside(self, state: _Choice, choice: dict[str, Any], out: list[ir.StreamEvent]) -> None:
         at = f"/choices/{state.number}"
-        self._count(choice.get("usage"), f"{at}/usage", out)
+        out += self.count(choice.get("usage"), f"{at}/usage")
         for key, value in choice.items():
             if key not in ("index", "delta", "message", "finish_reason", "usage") and value is not None:
                 out.append(ir.Noted(key, value, state.number, joins=key == "logprobs"))
@@ -822,11 +805,6 @@ class StreamReader(BlockReader):
         return out
 
 
-def _is_other(call_id: Any, known: _Call) -> bool:
-    """Return whether an id begins another call at the place of a whole one: a gateway counts them all as 0."""
-    return type(call_id) is str and call_id != "" and call_id != known.part.id and known.is_whole()
-
-
 # Streams, written -----------------------------------------------------------------------------------------------------
 
 
@@ -834,12 +812,9 @@ class StreamWriter(BlockWriter):
     """Templates of the family's chunks."""
 
     has_choices = True
-    endings = ENDINGS
-    error = ERROR
 
-    def __init__(self, chat: Chat, source: str) -> None:
-        self.name, self.kin, self.usage = chat.name, chat.kin, chat.usage
-        super().__init__(source)
+    def __init__(self, dialect: Any, source: str, chat: Chat) -> None:
+        super().__init__(dialect, source)
         self.chat = chat
         self.counts: dict[int, int] = {}
         self.roles: set[int] = set()

@@ -6,7 +6,7 @@ after the other, each with its start and its end.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -372,10 +372,8 @@ DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
 class StreamReader(BlockReader):
     """Reads the chunks of one stream; counters in `message_delta` replace earlier ones."""
 
-    endings = ENDINGS
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, dialect: Any) -> None:
+        super().__init__(dialect)
         self.usage: dict[str, Any] = {}
         self.handlers = {
             "content_block_delta": self._delta, "content_block_start": self._start,
@@ -392,7 +390,7 @@ class StreamReader(BlockReader):
 
     def _whole(self, chunk: Json) -> list[ir.StreamEvent]:
         self.ended = True
-        return whole_events(DIALECT.read_answer(chunk, Calls()))
+        return whole_events(self.dialect.read_answer(chunk, Calls()))
 
     def _begin(self, chunk: Json) -> list[ir.StreamEvent]:
         message = chunk.get("message")
@@ -415,7 +413,7 @@ class StreamReader(BlockReader):
             return []
         # What a later event leaves out or gives as null was said before.
         self.usage.update({key: value for key, value in usage.items() if value is not None or key not in self.usage})
-        return [ir.UsageSeen(USAGE.read(self.usage, "/usage", NAME))]
+        return self.count(self.usage, "/usage")
 
     def _start(self, chunk: Json) -> list[ir.StreamEvent]:
         index, block = chunk.get("index"), chunk.get("content_block")
@@ -488,17 +486,12 @@ def _text(delta: dict[str, Any], key: str) -> str:
 class StreamWriter(BlockWriter):
     """Templates of the chunks."""
 
-    name = NAME
     is_serial = True
     has_refusals = False
     takes_objects = True
-    endings = ENDINGS
-    usage = USAGE
-    error: ClassVar = {"type": "api_error"}
-    error_head: ClassVar = {"type": "error"}
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self, dialect: Any, source: str) -> None:
+        super().__init__(dialect, source)
         self.next_index = 0
 
     def head(self) -> list[Json]:
@@ -568,8 +561,8 @@ DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
     read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     required={"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, finish=_fit_thinking,
-    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="content",
-    answer_head={"type": "message", "role": "assistant"}, error=StreamWriter.error, error_head=StreamWriter.error_head,
+    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS, reply="content",
+    answer_head={"type": "message", "role": "assistant"}, error={"type": "api_error"}, error_head={"type": "error"},
     answer_required={"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
                      "usage": {"input_tokens": 0, "output_tokens": 0}},
     read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,

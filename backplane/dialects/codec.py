@@ -26,7 +26,6 @@ MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it."""
 
 _MISSING: Final = object()
-_DATA_URL: Final = re.compile(r"data:([^;,]+);base64,")
 _UPPER: Final = re.compile(r"[A-Z]")
 _encode_plain: Final = msgspec.json.Encoder().encode
 _encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
@@ -36,20 +35,16 @@ _decode: Final = msgspec.json.Decoder().decode
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 
-def encode(value: Json) -> bytes:
-    """Encode a value; half a surrogate pair, where a gateway cut a text, gets Python's own escape."""
-    try:
-        return _encode_plain(value)
-    except (UnicodeEncodeError, OverflowError):
-        return json.dumps(value, separators=(",", ":")).encode()
+def encode(value: Json, *, in_order: bool = False) -> bytes:
+    """Encode a value; half a surrogate pair, where a gateway cut a text, gets Python's own escape.
 
-
-def encode_sorted(value: Json) -> bytes:
-    """Encode a value with its members in order, so that the same bytes are the same JSON, forms of numbers included."""
+    Args:
+        in_order: sort members, so that the same bytes are the same JSON, forms of numbers included.
+    """
     try:
-        return _encode_sorted(value)
+        return (_encode_sorted if in_order else _encode_plain)(value)
     except (UnicodeEncodeError, OverflowError):
-        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+        return json.dumps(value, separators=(",", ":"), sort_keys=in_order).encode()
 
 
 def json_text(value: Json) -> str:
@@ -284,12 +279,6 @@ def made_ids(*parts: ir.Part) -> Calls:
     return Calls(getattr(part, "id", "") for part in parts if getattr(part, "id_made", False))
 
 
-def parse_data_url(url: str) -> tuple[str, str] | None:
-    """Return media type and base64 of a data URL, None for any other."""
-    match = _DATA_URL.match(url)
-    return None if match is None else (match[1], url[match.end() :])
-
-
 def media_url(media: ir.Media) -> str | None:
     """Return a URL for data or the URL itself, None when there is neither."""
     if media.data is not None:
@@ -297,10 +286,10 @@ def media_url(media: ir.Media) -> str | None:
     return media.url
 
 
-def read_url(url: str) -> dict[str, Any]:
-    """Return the fields of media that a URL says."""
-    data = parse_data_url(url)
-    return {"url": url} if data is None else {"media_type": data[0], "data": data[1]}
+def read_url(url: str, field: str = "url") -> dict[str, Any]:
+    """Return the fields of media that a data URL says; any other text is that of `field`."""
+    head, found, body = url.partition(";base64,")
+    return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
 
 
 # Losses of one direction ----------------------------------------------------------------------------------------------
@@ -369,18 +358,16 @@ class LossLedger:
         for dialect, entries in node.ext.items():
             kin = entries if dialect == self.target else self.kin.get(dialect, {})
             for path, value in entries.items():
-                if path not in kin or not (kin is entries or type(value) is kin[path]):
-                    self._lose_ext(node, path, value)
-                elif not path.startswith("../"):
-                    put(out, path, value, anew=False)
-
-    def _lose_ext(self, node: ir.Node, path: str, value: Json) -> None:
-        """Report a member that only the source knows; a path with `..` is of the item that holds the block."""
-        at = f"{node.at}/{path}" if path[:3] != "../" else f"{item_of(node.at)}/{path[3:]}"
-        if value is None or value == [] or value == {}:
-            self.drop(at, "shape", "nothing, said in words", value)
-        else:
-            self.drop(at, "extension", f"only {self.source} knows it", value)
+                is_items = path[:3] == "../"  # of the item that holds the block
+                if path in kin and (kin is entries or type(value) is kin[path]):
+                    if not is_items:
+                        put(out, path, value, anew=False)
+                    continue
+                at = f"{item_of(node.at)}/{path[3:]}" if is_items else f"{node.at}/{path}"
+                if value is None or value == [] or value == {}:
+                    self.drop(at, "shape", "nothing, said in words", value)
+                else:
+                    self.drop(at, "extension", f"only {self.source} knows it", value)
 
     def unchanged(self, node: ir.Node, read: Callable[[], ir.Node | None]) -> bool:
         """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
@@ -501,9 +488,9 @@ class Block(msgspec.Struct, frozen=True):
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions.
 
-    Some are more than a value: `address` is a URL or data in one, `input` is written as an object, `arguments` is that
-    object as text, `content` is a text or a list of blocks (`types` may allow one of both alone). Where an `id` need
-    not be there, one is made, and never given back.
+    Some are more than a value: `address` is a URL or data in one, `file` is data with or without the head of a URL,
+    `input` is written as an object, `arguments` is that object as text, `content` is a text or a list of blocks
+    (`types` may allow one of both alone). Where an `id` need not be there, one is made, and never given back.
     """
     fixed: Mapping[str, Any] = {}
     """Portable fields that this kind always has."""
@@ -600,8 +587,8 @@ class Blocks:
             if found is None:
                 if path[-1:] == "!":
                     return None
-            elif field == "address":
-                fields |= read_url(found)
+            elif field == "address" or field == "file":
+                fields |= read_url(found, "url" if field == "address" else "data")
             elif field != "content":
                 fields[field] = found
         if self.citations is not None and row.node is ir.Text:
@@ -649,18 +636,14 @@ class Blocks:
         ledger.lose_part(part)
         return None
 
-    def write_all(
-        self, parts: Iterable[ir.Part], ledger: LossLedger, write: Callable[..., Json] | None = None
-    ) -> list[Json]:
+    def write_all(self, parts: Iterable[ir.Part], ledger: LossLedger) -> list[Json]:
         """Write blocks; those that the target has no word for are left out."""
-        made = ((part, (write or self.write)(part, ledger)) for part in parts)
+        made = ((part, self.write(part, ledger)) for part in parts)
         return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
 
-    def write_content(
-        self, parts: Iterable[ir.Part], flat: bool | None, ledger: LossLedger, write: Callable[..., Json] | None = None
-    ) -> Json:
+    def write_content(self, parts: Iterable[ir.Part], flat: bool | None, ledger: LossLedger) -> Json:
         """Write a content that may be one text or a list of blocks: the text where it says the same."""
-        made = self.write_all(parts, ledger, write)
+        made = self.write_all(parts, ledger)
         if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == self._plain_keys:
             return made[0][self.words]
         return made
@@ -676,8 +659,8 @@ class Blocks:
             return None
         out: dict[str, Any] = {self.tag: row.kind} if self.tag else {}
         for path, field in row.members.items():
-            if field == "address":
-                value = media_url(part)  # type: ignore[arg-type]
+            if field == "address" or field == "file":
+                value = media_url(part) if field == "address" or part.data is not None else None  # type: ignore
             elif field == "id" and part.id_made and ledger.is_home:  # type: ignore[attr-defined]
                 continue
             elif field == "arguments":

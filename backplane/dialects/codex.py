@@ -27,6 +27,7 @@ from backplane.dialects.chat import (
     NESTED,
     SCHEMA,
     read_audio,
+    write_audio,
 )
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
@@ -106,18 +107,6 @@ def _is_one(members: Members, fields: dict[str, Any]) -> bool:
     return sum(fields.get(name) is not None for name in ("url", "data", "file_id")) == 1
 
 
-def _read_file(members: Members, fields: dict[str, Any]) -> bool:
-    data = fields.pop("text", None)
-    fields |= {} if data is None else read_data(data)
-    return _is_one(members, fields)
-
-
-def read_data(data: str) -> dict[str, Any]:
-    """Return the fields of a document's data: a data URL, or the base64 alone."""
-    head, found, body = data.partition(";base64,")
-    return {"media_type": head.removeprefix("data:"), "data": body} if found else {"data": data}
-
-
 def _write_image(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
     if not ledger.is_home:
         if ledger.source not in ("openai", "copilot"):
@@ -127,20 +116,11 @@ def _write_image(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> boo
 
 
 def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out.pop("file_data", None)
-    if part.data is not None:
-        out["file_data"] = f"data:{part.media_type or 'application/octet-stream'};base64,{part.data}"
-    elif not ledger.is_home and ledger.source not in ("openai", "copilot"):
+    if part.data is None and not ledger.is_home and ledger.source not in ("openai", "copilot"):
         out.pop("file_id", None)
     if "filename" not in out and part.title is not None:
         out["filename"] = part.title
     return not {"file_data", "file_url", "file_id"}.isdisjoint(out)
-
-
-def _write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    form = (part.media_type or "audio/wav").partition("/")[2]
-    out["input_audio"]["format"] = "mp3" if form == "mpeg" else form
-    return ledger.is_home  # the vendor's types have no word for it
 
 
 def _blocks_of(text: str) -> Blocks:
@@ -150,25 +130,17 @@ def _blocks_of(text: str) -> Blocks:
           for kind in sorted(("input_text", "output_text", "text"), key=lambda kind: kind != text)),
         Block("refusal", ir.Refusal, {"refusal!": "text"}),
         Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
-              {"kind": "image"}, read=_is_one, write=_write_image),
+              {"kind": "image"}, read=_is_one, write=_write_image, is_written=text == "input_text"),
         Block("input_file", ir.Media, {
-            "file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name",
-        }, {"kind": "document"}, read=_read_file, write=_write_file),
+            "file_data": "file", "file_url": "url", "file_id": "file_id", "filename": "name",
+        }, {"kind": "document"}, read=_is_one, write=_write_file, is_written=text == "input_text"),
         Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-              {"kind": "audio"}, read=read_audio, write=_write_audio),
+              {"kind": "audio"}, read=read_audio, write=write_audio, is_written=False),  # the types have no word for it
     ), text=text, citations=CITATIONS)  # fmt: skip
 
 
 BLOCKS: Final = _blocks_of("input_text")
 SAID_BLOCKS: Final = _blocks_of("output_text")
-
-
-def write_said(part: ir.Part, ledger: LossLedger) -> Json:
-    """Write one member of a content list that the model says."""
-    if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-        ledger.lose_part(part)
-        return None
-    return SAID_BLOCKS.write(part, ledger)
 
 
 # Items ----------------------------------------------------------------------------------------------------------------
@@ -364,7 +336,7 @@ def write_turn(message: ir.Message, ledger: LossLedger) -> list[Json]:
 
 
 def _write_said(parts: list[ir.Part], message: ir.Message, ledger: LossLedger) -> list[Json]:
-    content = BLOCKS.write_content(parts, False if ledger.is_answer else message.flat, ledger, write_said)
+    content = SAID_BLOCKS.write_content(parts, False if ledger.is_answer else message.flat, ledger)
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     # A message that was read says how it was written; any other has every member that the vendor's type requires.
     if type(content) is list and (not ledger.is_home or message.flat is None):
@@ -532,11 +504,8 @@ class _Item:
 class StreamReader(BlockReader):
     """Reads the events of one stream."""
 
-    name = NAME
-    endings = ENDINGS
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, dialect: Any) -> None:
+        super().__init__(dialect)
         self.items: dict[Any, _Item] = {}
         self.current: Any = None
         self.call_ids: set[str] = set()
@@ -689,13 +658,11 @@ class StreamReader(BlockReader):
 
     def _settle(self, item: _Item, place: int, part: ir.Part) -> list[ir.StreamEvent]:
         """Say what nobody said of a whole block, and end it."""
-        key, out = (item.key, place), []
-        if key not in self.open:
-            empty: dict[str, Any] = {"text": "", "input": {}} if isinstance(part, ir.ToolUse) else {"text": ""}
-            has_text = isinstance(part, ir.ToolUse | ir.Text | ir.Refusal | ir.Thinking)
-            out = self._open(item, place, msgspec.structs.replace(part, **empty) if has_text else part)
-        if isinstance(part, ir.ToolUse | ir.Text | ir.Refusal | ir.Thinking):
-            out += self._rest(key, part.text or "", item.at)
+        key = (item.key, place)
+        if key in self.open:
+            out = self._rest(key, getattr(part, "text", None) or "", item.at)
+        else:
+            out = self._open(item, place, part)
         if isinstance(part, ir.Text | ir.Refusal):
             self.texts.append(part.text)
         return [*out, *self.end(key, part)]
@@ -712,11 +679,9 @@ class StreamReader(BlockReader):
         out = self._begin(chunk)
         answer = None
         if type(response.get("output")) is list:
-            answer = DIALECT.read_answer(response, Calls())
+            answer = self.dialect.read_answer(response, Calls())
             out += self._missing(answer.candidates[0].message.parts)
-        out += self.end_all()
-        if type(response.get("usage")) is dict:
-            out.append(ir.UsageSeen(USAGE.read(response["usage"], "/usage", NAME)))
+        out += [*self.end_all(), *self.count(response.get("usage"), "/usage")]
         error = response.get("error")
         if type(error) is dict:
             out += self._error({**error, "type": "error"})
@@ -774,12 +739,8 @@ SAID: Final[dict[Any, tuple[str, str, dict[str, Any]]]] = {
 class StreamWriter(BlockWriter):
     """Templates of the events; every block is an item of its own."""
 
-    name = NAME
-    endings = ENDINGS
-    usage = USAGE
-
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self, dialect: Any, source: str) -> None:
+        super().__init__(dialect, source)
         self.sequence = 0
         self.answer_id: str | None = None
         """Said in the first event and kept, although the source may say another one later."""
@@ -902,7 +863,7 @@ DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
     read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     required={"model": "unknown"}, read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE,
-    reply="output", answer_head={"object": "response"}, error=ERROR,
+    endings=ENDINGS, reply="output", answer_head={"object": "response"}, error=ERROR,
     # The last three repeat the request, which an answer alone does not know.
     answer_required={"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
                      "tool_choice": "auto", "tools": []},

@@ -7,9 +7,9 @@ object they belong.
 
 from __future__ import annotations
 
-import itertools
 import re
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -191,25 +191,24 @@ PARTS: Final = Blocks(NAME, (
     "executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"))  # fmt: skip
 
 
-def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
-    """Read one part; a bare text is one, too."""
-    return ir.Text(text=value, at=at, raw=value) if type(value) is str else PARTS.read(value, at, calls)
-
-
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
-def read_message(value: Json, at: str, calls: Calls) -> ir.Message:
-    """Read one content; a user's content that holds only results is of the role `tool`."""
+def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
+    """Read one content; without a role it says its own, which is `tool` where a user's holds only results."""
     if type(value) is str:
-        return ir.Message(role="user", parts=(ir.Text(text=value, at=at),), flat=True, at=at, raw=value)
+        return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at, raw=value)
     members = Members(value, at)
     native_role = members.take("role")
     found = members.take("parts", list) or ()
-    parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
-    role = ROLES.get(native_role or "", "user")
-    if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
-        role = "tool"
+    parts = tuple(
+        ir.Text(text=part, at=f"{at}/parts/{place}", raw=part) if type(part) is str  # a bare text is a part, too
+        else PARTS.read(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found)
+    )  # fmt: skip
+    if role is None:
+        role = ROLES.get(native_role or "", "user")
+        if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
+            role = "tool"
     return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
 
 
@@ -219,24 +218,16 @@ def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None 
     Args:
         role: the role that the content was given when it was read.
     """
-
-    def again() -> ir.Message:
-        read = read_message(message.raw, message.at, made_ids(*message.parts))
-        return read if role is None else msgspec.structs.replace(read, role=role)
-
-    if ledger.unchanged(message, again):
+    if ledger.unchanged(message, lambda: read_message(message.raw, message.at, made_ids(*message.parts), role)):
         return message.raw
-    native = message.native_role
-    out: dict[str, Any] = {"role": "model" if message.role == "assistant" else "user"}
-    if ledger.is_home and native is not None and (native not in ROLES or _fits(ROLES[native], message.role)):
+    native, mine = message.native_role, message.role
+    fits = ROLES.get(native or "", mine) == mine or mine == "system" or (native, mine) == ("user", "tool")
+    out: dict[str, Any] = {"role": "model" if mine == "assistant" else "user"}
+    if ledger.is_home and native is not None and fits:
         out["role"] = native
     out["parts"] = PARTS.write_all(message.parts, ledger)
     ledger.put_ext(message, out)
     return out
-
-
-def _fits(native: ir.Role, role: ir.Role) -> bool:
-    return role in (native, "system") or (role == "tool" and native == "user")
 
 
 def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
@@ -244,7 +235,7 @@ def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
     messages: list[ir.Message] = []
     at = members.place("systemInstruction")
     if (system := members.take("systemInstruction", dict, str)) is not None:
-        messages.append(msgspec.structs.replace(read_message(system, at, calls), role="system"))
+        messages.append(read_message(system, at, calls, "system"))
     if (text := members.take("contents")) is not None:
         part = ir.Text(text=text, at="/contents")
         return [*messages, ir.Message(role="user", parts=(part,), flat=True, at="/contents")]
@@ -407,7 +398,7 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     content = members.take("content", dict)
     message = ir.Message(role="assistant", parts=())
     if content is not None:
-        message = msgspec.structs.replace(read_message(content, f"{at}/content", calls), role="assistant")
+        message = read_message(content, f"{at}/content", calls, "assistant")
     stop_at = members.place("finishReason")
     raw = members.take("finishReason")
     return ir.Candidate(
@@ -441,12 +432,6 @@ PLACES: Final = {
 
 
 # Streams, read --------------------------------------------------------------------------------------------------------
-
-HEAD: Final = frozenset(
-    {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
-)
-
-BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 
 REPEAT_CHARS_MIN: Final = 6
 """A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
@@ -517,11 +502,8 @@ class _Candidate:
 class StreamReader(BlockReader):
     """Reads the chunks of one stream."""
 
-    name = NAME
-    endings = ENDINGS
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, dialect: Any) -> None:
+        super().__init__(dialect)
         self.candidates: dict[int, _Candidate] = {}
         self.ids = Calls()
         self.notes: dict[tuple[int | None, str], Any] = {}
@@ -533,23 +515,22 @@ class StreamReader(BlockReader):
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
         self.chunk += 1
-        out: list[ir.StreamEvent] = []
         if "error" in chunk and "candidates" not in chunk:
             return [failure(chunk["error"], chunk, "status")]
-        if not self.began:
-            self.began = True
-            answer_id = chunk.get("responseId", chunk.get("response_id"))
-            out.append(begun(answer_id, chunk.get("modelVersion", chunk.get("model_version"))))
-        found = chunk.get("candidates")
-        for place, candidate in enumerate(found if type(found) is list else ()):
+        members = Members(chunk, "", spell=True)
+        head = begun(members.take("responseId"), members.take("modelVersion"))
+        out: list[ir.StreamEvent] = [] if self.began else [head]
+        self.began = True
+        found = members.take("candidates", list)
+        for place, candidate in enumerate(found or ()):
             if type(candidate) is dict:
                 self._candidate(candidate, place, out)
-        usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
-        if type(usage) is dict and usage != self.usage:
+        usage = members.take("usageMetadata", dict)
+        if usage is not None and usage != self.usage:
             self.usage = usage
-            out.append(ir.UsageSeen(USAGE.read(usage, "/usageMetadata", NAME)))
-        self._note(chunk, HEAD, None, out)
-        if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
+            out += self.count(usage, "/usageMetadata")
+        self._note(members.rest, None, out)
+        if not found and members.find("promptFeedback") in members.rest:
             out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
         return out
 
@@ -570,13 +551,11 @@ class StreamReader(BlockReader):
         block = self.open.get(state.number)
         return None if block is None else type(block.part)
 
-    def _note(
-        self, holder: dict[str, Any], known: frozenset[str], choice: int | None, out: list[ir.StreamEvent]
-    ) -> None:
-        for key in sorted(holder.keys() - known):
-            if self.notes.get((choice, key)) != holder[key]:
-                self.notes[choice, key] = holder[key]
-                out.append(ir.Noted(key, holder[key], choice))
+    def _note(self, entries: Mapping[str, Any], choice: int | None, out: list[ir.StreamEvent]) -> None:
+        for key in sorted(entries):
+            if self.notes.get((choice, key)) != entries[key]:
+                self.notes[choice, key] = entries[key]
+                out.append(ir.Noted(key, entries[key], choice))
 
     def _candidate(self, candidate: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = candidate.get("index")
@@ -584,34 +563,29 @@ class StreamReader(BlockReader):
         state = self.candidates.get(number)
         if state is None:
             state = self.candidates[number] = _Candidate(number)
-        content = candidate.get("content")
-        parts = content.get("parts") if type(content) is dict else None
-        for spot, part in enumerate(parts if type(parts) is list else ()):
-            out += self._part(state, part, f"/candidates/{number}/content/parts/{spot}")
-        self._note(candidate, BESIDE, number, out)
-        raw = candidate.get("finishReason", candidate.get("finish_reason"))
-        out += self.stop(raw, f"/candidates/{number}/finishReason", choice=number)
+        read = _read_candidate(candidate, number, self.ids)
+        for part in read.message.parts:
+            out += self._part(state, part)
+        self._note(read.ext.get(NAME, {}), number, out)
+        out += self.stop(read.stop_raw, f"/candidates/{number}/finishReason", choice=number)
 
-    def _part(self, state: _Candidate, part: Json, at: str) -> list[ir.StreamEvent]:
-        call = part.get("functionCall", part.get("function_call")) if type(part) is dict else None
-        if type(call) is dict and (
-            call.keys() & {"partialArgs", "partial_args", "willContinue", "will_continue"}
-            or (state.call is not None and "name" not in call)
-        ):
-            return self._piece(state, part, Members(call, f"{at}/functionCall", spell=True), at)
-        read = read_part(part, at, self.ids)
+    def _part(self, state: _Candidate, read: ir.Part) -> list[ir.StreamEvent]:
         if isinstance(read, ir.Text | ir.Thinking):
             return self._text(state, read)
+        if isinstance(read, ir.ToolUse):
+            call = Members(read.raw, read.at, spell=True).inner("functionCall")
+            if call is not None and (
+                not {call.find("partialArgs"), call.find("willContinue")}.isdisjoint(call.rest)
+                or (state.call is not None and "name" not in call.rest)
+            ):
+                return self._piece(state, read, call)
         out = self._close(state)
         if isinstance(read, ir.ToolUse):
             if self.mends and self._was_said(state, read):
-                self.worked_around(at, "a call that was sent before")
+                self.worked_around(read.at, "a call that was sent before")
                 return out
             state.ids.add(read.id)
-        out += self.begin(state.number, read, state.number)
-        if isinstance(read, ir.ToolUse):
-            out.append(self.more(state.number, json_text(read.input), "arguments"))
-        return [*out, *self.end(state.number, read)]
+        return [*out, *self.begin(state.number, read, state.number), *self.end(state.number, read)]
 
     def _was_said(self, state: _Candidate, call: ir.ToolUse) -> bool:
         """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
@@ -665,75 +639,52 @@ class StreamReader(BlockReader):
             text = seen.pass_on()
         return [self.more(state.number, text)] if text else []
 
-    def _piece(self, state: _Candidate, part: dict[str, Any], call: Members, at: str) -> list[ir.StreamEvent]:
+    def _piece(self, state: _Candidate, read: ir.ToolUse, call: Members) -> list[ir.StreamEvent]:
         out = self._close(state) if "name" in call.rest else []
         if state.call is None:
             out += self._close(state)
-            name, call_id = call.take("name") or "", call.take("id")
-            signature = part.get("thoughtSignature", part.get("thought_signature"))
-            state.call = ir.ToolUse(
-                id=call_id or self.ids.make(name), id_made=not call_id, name=name, input={}, at=at,
-                signature=signature if type(signature) is str else None,
-            )  # fmt: skip
-            state.args = dict(call.take("args", dict) or {})
+            state.args = dict(read.input)
+            state.call = msgspec.structs.replace(read, input={}, ext={}, raw=None)
             out += self.begin(state.number, state.call, state.number)
         for piece in call.take("partialArgs", list) or ():
             if type(piece) is dict:
-                put_piece(state.args, Members(piece, at, spell=True))
+                put_piece(state.args, Members(piece, read.at, spell=True))
         return out if call.take("willContinue", bool) else [*out, *self._close(state)]
 
     def _close(self, state: _Candidate) -> list[ir.StreamEvent]:
         if state.call is None:
             return [*self._rest(state), *self.end(state.number)]
-        whole, state.call = msgspec.structs.replace(state.call, input=state.args), None
+        whole, state.call = msgspec.structs.replace(state.call, input=_settled(state.args)), None
         return [self.more(state.number, json_text(whole.input), "arguments"), *self.end(state.number, whole)]
 
 
-def put_piece(args: dict[str, Any], piece: Members) -> None:
-    """Put one piece of arguments where its path says; texts go on where they ended."""
-    path = piece.take("jsonPath", str) or ""
-    steps: list[str | int] = [
-        int(match[2]) if match[2] is not None else (match[1] if match[1] is not None else match[3])
-        for match in _STEP.finditer(path)
-    ]
-    if not steps:
-        return
-    value: Json = None
-    for name in ("stringValue", "numberValue", "boolValue"):
-        found = piece.take(name, str, int, float, bool)
-        value = found if found is not None else value
-    inner: Any = args
-    for step, following in itertools.pairwise(steps):
-        inner = _enter(inner, step, [] if isinstance(following, int) else {})
-    last = steps[-1]
-    before = _get(inner, last)
-    _set(inner, last, before + value if isinstance(before, str) and isinstance(value, str) else value)
+def put_piece(args: dict[Any, Any], piece: Members) -> None:
+    """Put one piece of arguments where its path says, lists by their indices; texts go on where they ended."""
+    steps = [int(index) if index else name or quoted for name, index, quoted in
+             _STEP.findall(piece.take("jsonPath") or "")]  # fmt: skip
+    values = [piece.take(name, str, int, float, bool) for name in ("stringValue", "numberValue", "boolValue")]
+    value = next((value for value in reversed(values) if value is not None), None)
+    for step in steps[:-1]:
+        if type(args.get(step)) is not dict:
+            args[step] = {}
+        args = args[step]
+    for step in steps[-1:]:
+        before = args.get(step)
+        args[step] = before + value if type(before) is str and type(value) is str else value
 
 
 ITEMS_MAX: Final = 10_000
 """Longest list that a piece may reach into; a wild index would fill the memory."""
 
 
-def _get(inner: Any, step: str | int) -> Any:
-    if isinstance(inner, list) and isinstance(step, int):
-        return inner[step] if step < len(inner) else None
-    return inner.get(step) if isinstance(inner, dict) else None
-
-
-def _set(inner: Any, step: str | int, value: Any) -> None:
-    if isinstance(inner, list) and isinstance(step, int) and step < ITEMS_MAX:
-        inner.extend([None] * (step + 1 - len(inner)))
-        inner[step] = value
-    elif isinstance(inner, dict):
-        inner[str(step)] = value
-
-
-def _enter(inner: Any, step: str | int, empty: Any) -> Any:
-    found = _get(inner, step)
-    if not isinstance(found, list | dict):
-        _set(inner, step, empty)
-        return empty
-    return found
+def _settled(value: Any) -> Json:
+    """Return a value whose objects of indices are lists again."""
+    if type(value) is not dict:
+        return value
+    indices = [key for key in value if type(key) is int]
+    if indices and len(indices) == len(value):
+        return [_settled(value.get(place)) for place in range(min(max(indices) + 1, ITEMS_MAX))]
+    return {str(key): _settled(inner) for key, inner in value.items()}
 
 
 # Streams, written -----------------------------------------------------------------------------------------------------
@@ -742,15 +693,11 @@ def _enter(inner: Any, step: str | int, empty: Any) -> Any:
 class StreamWriter(BlockWriter):
     """Templates of the chunks; a call is written when it is whole."""
 
-    name = NAME
     has_choices = True
     has_refusals = False
-    endings = ENDINGS
-    usage = USAGE
-    error: ClassVar = {"code": 502, "status": "UNAVAILABLE"}
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self, dialect: Any, source: str) -> None:
+        super().__init__(dialect, source)
         self.calls: dict[int, dict[int, list[Json] | None]] = {}
         """Choice → the calls that wait for one that began earlier, and None for those that go on."""
 
@@ -820,15 +767,16 @@ class StreamWriter(BlockWriter):
             chunk["usageMetadata"] = usage
         if self.ledger.is_home:
             chunk.update(self.sum.notes.get((None, False), {}))
-        out = [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]
-        return [*out, *self.fail_cut()]
+        said = [chunk] if chunk.keys() & {"candidates", "usageMetadata"} else []
+        return [*(made for ready in rest for made in ready), *said, *self.fail_cut()]
 
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
     read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
-    error=StreamWriter.error, read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
+    endings=ENDINGS, error={"code": 502, "status": "UNAVAILABLE"},
+    read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
     listed="/contents", content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),
     spell=True,
 )  # fmt: skip

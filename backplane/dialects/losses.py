@@ -15,7 +15,7 @@ from backplane.contract.canonical import Json
 from backplane.dialects.codec import (
     CODES,
     LossLedger,
-    encode_sorted,
+    encode,
     escape,
     is_bare,
     json_text,
@@ -158,9 +158,8 @@ class RoundTrip:
             value, found = getattr(one, name), getattr(other, name)
             at = self._at(one.at, name)
             if value is None and found is not None:
-                self._note("synthesised", at.removesuffix("/" + at.rpartition("/")[2])
-                           if at.count("/") > one.at.count("/") + 1 else at, "shape",
-                           "a counter that was not said is written as 0")  # fmt: skip
+                at = at.rpartition("/")[0] if at.count("/") > one.at.count("/") + 1 else at
+                self._note("synthesised", at, "shape", "a counter that was not said is written as 0")
             elif value and found != value:
                 self._note("dropped", at, "usage", "no such counter here")
             elif value is not None and found is None:
@@ -544,7 +543,7 @@ def changed(before: Json, after: Json, at: str) -> Iterator[str]:
     if before is after:
         return
     if type(before) is dict and type(after) is dict:
-        if at.count("/") == 2 and before == after and encode_sorted(before) == encode_sorted(after):
+        if at.count("/") == 2 and before == after and encode(before, in_order=True) == encode(after, in_order=True):
             return  # a message that is written as it was read, which most are
         for key in (*before, *(key for key in after if key not in before)):
             yield from changed(before.get(key, _ABSENT), after.get(key, _ABSENT), f"{at}/{escape(key)}")

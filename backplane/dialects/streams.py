@@ -6,8 +6,7 @@ One object a stream; a vendor's file reads its chunks and gives the templates of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,8 +14,6 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.codec import (
     NUMBER,
-    Counters,
-    Kin,
     LossLedger,
     arguments_text,
     json_text,
@@ -24,7 +21,6 @@ from backplane.dialects.codec import (
     parse_json,
     read_arguments,
 )
-from backplane.dialects.outcome import Endings
 
 Key = tuple[int, int]
 """Choice and index of a block."""
@@ -230,11 +226,12 @@ FAULTS_MAX: Final = 100
 
 
 class BlockReader:
-    """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends."""
+    """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends.
 
-    name = ""
-    """The dialect that is read, where it names faults."""
-    endings: Endings
+    Args:
+        dialect: the `Dialect` that is read.
+    """
+
     handlers: dict[Any, Callable[[Json], list[ir.StreamEvent]]]
     """Kind of a chunk → what reads it."""
     tag = "type"
@@ -242,7 +239,8 @@ class BlockReader:
     mends = False
     """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Any) -> None:
+        self.dialect = dialect
         self.began = False
         self.ended = False
         self.losses: list[ir.Loss] = []
@@ -266,8 +264,10 @@ class BlockReader:
     def worked_around(self, at: str, reason: str) -> None:
         """Note a gateway's fault; whoever passes the losses on names the target."""
         if len(self.losses) < FAULTS_MAX:
-            loss = ir.Loss(path=at, dialect=self.name, target="", kind="degraded", code="fallback", reason=reason)
-            self.losses.append(loss)
+            name = self.dialect.NAME
+            self.losses.append(
+                ir.Loss(path=at, dialect=name, target="", kind="degraded", code="fallback", reason=reason)
+            )
 
     def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""
@@ -291,6 +291,12 @@ class BlockReader:
         block.texts.append(text)
         return ir.PartDelta(block.index, text, field, block.choice, value)
 
+    def count(self, usage: Json, at: str) -> list[ir.StreamEvent]:
+        """Say token counters, where there are any."""
+        if type(usage) is not dict:
+            return []
+        return [ir.UsageSeen(self.dialect.usage.read(usage, at, self.dialect.NAME))]
+
     def end(self, key: Any, part: ir.Part | None = None) -> list[ir.StreamEvent]:
         """End a block, where it is open; `part` is the whole, where the vendor repeats it."""
         block = self.open.pop(key, None)
@@ -306,28 +312,20 @@ class BlockReader:
         if type(raw) is not str or not raw or choice in self.stopped:
             return []
         self.stopped.add(choice)
-        stop = self.endings.read(raw, calls=choice in self.calls) or "other"
+        stop: ir.Stop = self.dialect.endings.read(raw, calls=choice in self.calls) or "other"
         return [*self.end_all(choice), ir.Stopped(stop=stop, raw=raw, sequence=sequence, choice=choice, at=at)]
 
 
 class BlockWriter:
     """Writes one stream: what opens, continues, closes, comes late, is cut and is counted; chunks are templates.
 
-    A dialect gives its tables, and `head`, `begin`, `piece`, `close`, `whole`, `noted` and `end`.
+    A dialect gives `head`, `begin`, `piece`, `close`, `whole`, `noted` and `end`.
 
     Args:
+        dialect: the `Dialect` that is written.
         source: the dialect that the events were read from.
     """
 
-    name: str
-    """The dialect that is written."""
-    kin: Kin = MappingProxyType({})
-    endings: Endings
-    usage: Counters
-    error: ClassVar[Mapping[str, Json]] = MappingProxyType({})
-    """What an error says beside its message."""
-    error_head: ClassVar[Mapping[str, Json]] = MappingProxyType({})
-    """Members beside an error."""
     has_choices = False
     """Whether the target has several answers in one stream."""
     is_serial = False
@@ -337,8 +335,9 @@ class BlockWriter:
     takes_objects = False
     """Whether arguments are an object, so that the free text of a call is streamed as its member `input`."""
 
-    def __init__(self, source: str) -> None:
-        self.ledger = LossLedger(source, self.name, self.kin, is_answer=True)
+    def __init__(self, dialect: Any, source: str) -> None:
+        self.dialect = dialect
+        self.ledger = LossLedger(source, dialect.NAME, dialect.kin, is_answer=True)
         self.sum = Accumulator(source)
         self.opened: dict[Key, Any] = {}
         """Blocks that were begun in the target → what the dialect calls them."""
@@ -348,10 +347,11 @@ class BlockWriter:
         """Choice → the target's word for why it ended."""
         self.is_complete = False
         self._noted: set[str] = set()
-        self._waiting: list[ir.PartStarted | ir.PartDelta | ir.PartStopped] = []
+        self._waiting: dict[Key, bool] = {}
+        """Blocks that began while another was open and add up until it has ended → whether they have ended, too."""
         self._current: Key | None = None
         self._handlers: Final[dict[type[Any], Callable[[Any], list[Json]]]] = {
-            ir.Began: lambda event: [], ir.PartStarted: self.on_started, ir.PartDelta: self.on_delta,
+            ir.Began: lambda event: [], ir.PartStarted: self.on_started, ir.PartDelta: self._piece,
             ir.PartStopped: self.on_stopped, ir.Stopped: self.on_stop, ir.UsageSeen: lambda event: [],
             ir.Noted: self.on_noted,
             ir.StreamEnded: self.on_ended, ir.StreamFailed: self.on_failed, ir.Kept: self.on_kept,
@@ -399,10 +399,10 @@ class BlockWriter:
         """Write the vendor's failure, or a failure in the vendor's words."""
         if self.ledger.is_home and event.raw is not None:
             return [event.raw]
-        error = {**self.error, "message": event.message}
+        error = {**self.dialect.error, "message": event.message}
         if "code" in error and error["code"] is None:
             error["code"] = event.code
-        return [{**self.error_head, "error": error}]
+        return [{**self.dialect.error_head, "error": error}]
 
     # The machine
 
@@ -428,13 +428,13 @@ class BlockWriter:
     def on_started(self, event: ir.PartStarted) -> list[Json]:
         if self._lose_choice(event.choice) or self._lose_late():
             return []
+        key = (event.choice, event.index)
         if self.is_serial and self._current is not None:
-            self._waiting.append(event)
+            self._waiting[key] = False
             return []
-        return [*self.prefix(), *self._open(event)]
+        return [*self.prefix(), *self._open(key, event.part)]
 
-    def _open(self, event: ir.PartStarted) -> list[Json]:
-        key, part = (event.choice, event.index), event.part
+    def _open(self, key: Key, part: ir.Part) -> list[Json]:
         out = self._close(key) if key in self.opened else []  # begun anew before its end
         made = self.begin(key, part) if self.ledger.is_home or not _redacted(part) else None
         if made is None:
@@ -447,17 +447,11 @@ class BlockWriter:
             self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
             out += self.piece(key, '{"input":"', part)
         if isinstance(part, ir.Text | ir.Refusal | ir.Thinking | ir.ToolUse) and part.text:
-            out += self._piece(ir.PartDelta(event.index, part.text, _field(part), event.choice))
+            out += self._piece(ir.PartDelta(key[1], part.text, _field(part), key[0]))
         return out
 
     def _wraps(self, part: ir.Part) -> bool:
         return self.takes_objects and isinstance(part, ir.ToolUse) and part.kind == "custom"
-
-    def on_delta(self, event: ir.PartDelta) -> list[Json]:
-        if self.is_serial and (event.choice, event.index) != self._current:
-            self._waiting.append(event)
-            return []
-        return self._piece(event)
 
     def _piece(self, event: ir.PartDelta) -> list[Json]:
         key = (event.choice, event.index)
@@ -480,7 +474,7 @@ class BlockWriter:
         if event.choice and not self.has_choices:
             return []
         if self.is_serial and self._current not in (None, key):
-            self._waiting.append(event)
+            self._waiting[key] = True
             return []
         if key not in self.opened:
             return self._whole(key)
@@ -511,21 +505,18 @@ class BlockWriter:
         return out
 
     def _drain(self) -> list[Json]:
-        """Write what waited for the open block, one block after the other."""
+        """Write what waited for the open block, one block after the other; the last may still go on."""
         out: list[Json] = []
         while self._waiting and self._current is None:
-            start = next((event for event in self._waiting if isinstance(event, ir.PartStarted)), None)
-            if start is None:
-                break
-            mine = [event for event in self._waiting if event.index == start.index]
-            self._waiting = [event for event in self._waiting if event.index != start.index]
-            out += self._open(start)
-            for event in mine[1:]:
-                if isinstance(event, ir.PartDelta):
-                    out += self._piece(event)
-                elif isinstance(event, ir.PartStopped):
-                    key = (event.choice, event.index)
-                    out += self._close(key) if key in self.opened else self._whole(key)
+            key = next(iter(self._waiting))
+            is_ended, block = self._waiting.pop(key), self.sum.blocks[key]
+            out += self._open(key, block.finish())
+            for citation in block.citations:
+                out += self._piece(ir.PartDelta(key[1], "", "citation", key[0], citation))
+            if block.signature:
+                out += self._piece(ir.PartDelta(key[1], block.signature, "signature", key[0]))
+            if is_ended:
+                out += self._close(key) if key in self.opened else self._whole(key)
         return out
 
     def on_stop(self, event: ir.Stopped) -> list[Json]:
@@ -539,8 +530,8 @@ class BlockWriter:
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
         """Return the target's word for why a choice ended; one that means something else is reported."""
-        word = self.endings.write(candidate, self.ledger)
-        found, stop = self.endings.read(word, candidate.message.parts), candidate.stop
+        word: str | None = self.dialect.endings.write(candidate, self.ledger)
+        found, stop = self.dialect.endings.read(word, candidate.message.parts), candidate.stop
         if not self.ledger.is_home and (found != stop or stop in ("other", "error")):
             self.ledger.degrade(candidate.stop_at, "stop", f"{candidate.stop_raw or stop} became {found}")
         return word
@@ -564,7 +555,7 @@ class BlockWriter:
         return (
             not self.sum.stops
             and self.sum.failure is None
-            and (self.sum.whole is None or not _said_how(self.sum.whole))
+            and (self.sum.whole is None or all(one.stop is None for one in self.sum.whole.candidates))
         )
 
     def on_failed(self, event: ir.StreamFailed) -> list[Json]:
@@ -605,14 +596,10 @@ class BlockWriter:
         if self.sum.usage is None:
             return None
         scratch = LossLedger(self.ledger.source, self.ledger.target, self.ledger.kin)
-        written = self.usage.write(self.sum.usage, scratch)
+        written: dict[str, Any] = self.dialect.usage.write(self.sum.usage, scratch)
         if self.once("usage"):
             self.ledger.losses += scratch.losses
         return written
-
-
-def _said_how(answer: ir.Answer) -> bool:
-    return any(candidate.stop is not None for candidate in answer.candidates)
 
 
 def _redacted(part: ir.Part) -> bool:

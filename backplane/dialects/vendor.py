@@ -26,6 +26,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import ServerLimits, fitted, runnable
 from backplane.dialects.losses import RoundTrip, check_meaning
+from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter
 from backplane.errors import TranslationError
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
@@ -78,6 +79,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     write_candidates: Callable[[Answer, dict[str, Any], LossLedger], None]
     """Writes into an answer what was said, and why it ended."""
     usage: Counters
+    endings: Endings
     answer_head: Mapping[str, Json] = {}
     """Members that say what kind of document an answer is."""
     answer_required: Mapping[str, Json] = {}
@@ -90,9 +92,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Pointer of an answer's list of blocks; empty where it follows from the first block."""
 
     # Streams
-    read_stream: Callable[[], BlockReader]
+    read_stream: Callable[[Dialect], BlockReader]
     """Makes the reader of one stream's chunks."""
-    write_stream: Callable[[str], BlockWriter]
+    write_stream: Callable[[Dialect, str], BlockWriter]
     """Makes the writer of one stream's chunks, for events of the dialect given."""
     event_name: Callable[[Json], str | None] = no_name
     """Returns the name under which a chunk is sent; None where it has none."""
@@ -273,11 +275,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def StreamReader(self) -> BlockReader:
         """Make the reader of one stream's chunks."""
-        return self.read_stream()
+        return self.read_stream(self)
 
     def StreamWriter(self, source: str = "") -> Any:
         """Make the writer of one stream's chunks, for events of the dialect `source`."""
-        return self.write_stream(source or self.NAME)
+        return self.write_stream(self, source or self.NAME)
 
     def StreamState(self, now: str = agent_events.EPOCH) -> agent_events.State:
         """Make the state of one stream on its way to agent events."""

@@ -38,7 +38,6 @@ from backplane.ir import (
     Thinking,
     ToolOutput,
     ToolUse,
-    UsageSeen,
 )
 
 NAME: Final = "acme"
@@ -114,25 +113,20 @@ def write_candidates(answer: Answer, out: dict[str, Any], ledger: LossLedger) ->
 class Reader(BlockReader):
     """Reads pieces: `begin` a block, `more` of it, `bill`, `outcome`."""
 
-    endings = ENDINGS
-
     def read(self, chunk: Json) -> list[StreamEvent]:
         if "begin" in chunk:
             return [*self.end_all(), *self.begin("block", BLOCKS.read(chunk["begin"], "/say"))]
         if "more" in chunk:
             return [self.more("block", chunk["more"])]
         if "bill" in chunk:
-            return [UsageSeen(USAGE.read(chunk["bill"], "/bill", NAME))]
+            return self.count(chunk["bill"], "/bill")
         return self.stop(chunk.get("outcome"), "/outcome")
 
 
 class Writer(BlockWriter):
     """Templates of the pieces; calls come whole."""
 
-    name = NAME
     is_serial = True
-    endings = ENDINGS
-    usage = USAGE
 
     def begin(self, key: Key, part: Part) -> list[Json] | None:
         if not isinstance(part, Text | Thinking):
@@ -155,7 +149,7 @@ DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
     options=OPTIONS, read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
-    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, read_stream=Reader,
-    write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
+    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS,
+    read_stream=Reader, write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
     content=frozenset({"turns", "say"}), places={"id": "number", "model": "robot", "usage": "bill"},
 )  # fmt: skip

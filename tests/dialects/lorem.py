@@ -130,11 +130,10 @@ def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger)
 class StreamReader(BlockReader):
     """Reads the events of one stream."""
 
-    endings = ENDINGS
     tag = "e"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, dialect: Any) -> None:
+        super().__init__(dialect)
         self.handlers = {
             "open": lambda chunk: [begun(chunk.get("ticket"), chunk.get("engine"))], "piece": self._piece,
             "invoke": self._invoke, "args": self._args, "shut": lambda chunk: self.end(chunk.get("n")),
@@ -162,24 +161,18 @@ class StreamReader(BlockReader):
         return [self.more(n, text, "arguments")]
 
     def _end(self, chunk: Json) -> list[ir.StreamEvent]:
-        meter = chunk.get("meter")
-        out: list[ir.StreamEvent] = []
-        if type(meter) is dict:
-            out.append(ir.UsageSeen(USAGE.read(meter, "/meter", NAME)))
-        return [*out, *self.stop(chunk.get("halted"), "/halted"), *self.finish()]
+        counted = self.count(chunk.get("meter"), "/meter")
+        return [*counted, *self.stop(chunk.get("halted"), "/halted"), *self.finish()]
 
 
 class StreamWriter(BlockWriter):
     """Templates of the events."""
 
-    name = NAME
     has_refusals = False
     takes_objects = True
-    endings = ENDINGS
-    usage = USAGE
 
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
+    def __init__(self, dialect: Any, source: str) -> None:
+        super().__init__(dialect, source)
         self.count = 0
 
     def head(self) -> list[Json]:
@@ -221,7 +214,7 @@ DIALECT: Final = Dialect(
     write_messages=write_messages, tools=TOOLS, model_member="engine",
     tools_member="gadgets", required={"engine": "unknown", "limits": {}, "use_gadget": "free"}, listed="/dialogue",
     reply="turn", answered="/turn/say", read_candidates=read_candidates, write_candidates=write_candidates,
-    usage=USAGE, content=frozenset({"dialogue", "instructions", "turn"}), read_stream=StreamReader,
+    usage=USAGE, endings=ENDINGS, content=frozenset({"dialogue", "instructions", "turn"}), read_stream=StreamReader,
     answer_required={"ticket": "translated", "engine": "unknown", "halted": "full", "meter": {"in": 0, "out": 0}},
     write_stream=StreamWriter, limits=ServerLimits(call_id=Spelling("[a-z0-9-]", 24), takes_objects=True),
     places={"id": "ticket", "model": "engine", "usage": "meter", "signature": "seal", "system": "instructions"},

@@ -272,11 +272,11 @@ lorem = "your_package.lorem:DIALECT"
 7. **Answers.** `read_candidates` and `write_candidates`: what was said as one message, and why it ended.
 8. **Streams.** A reader has `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or
    its own `read`. They say `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
-   `ir.UsageSeen`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`. A writer gives templates:
-   `head`; `begin` notes in `self.opened` what it calls the block, or returns None for one that is written `whole`;
-   `piece`, `close`, `stop` or `end` (the word is in `self.words`, which is empty where the stream failed; `counted()`
-   are the counters), `fail`. Flags say what the target cannot do: `is_serial`, `has_choices`, `has_refusals`,
-   `takes_objects`.
+   `self.count(counters, at)`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`. A writer gives
+   templates: `head`; `begin` notes in `self.opened` what it calls the block, or returns None for one that is written
+   `whole`; `piece`, `close`, `stop` or `end` (the word is in `self.words`, which is empty where the stream failed;
+   `counted()` are the counters), `fail`. Flags say what the target cannot do: `is_serial`, `has_choices`,
+   `has_refusals`, `takes_objects`. Both find the tables of counters, endings and errors in their `dialect`.
 9. **The value.** Each member of `Dialect` is described in `backplane/dialects/vendor.py`; most have a default.
 
 Then the measures: `tests/dialects/measures.py` says what M1 to M6 are, `test_measures.py` runs them. They want a corpus
