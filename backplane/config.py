@@ -272,7 +272,7 @@ SHIPPED_POLICIES: Final = ("default", "strict", "ci")
 
 
 def load(
-    path: Path | None, environ: Environ, cwd: Path, flags: Mapping[str, str | float | None] | None = None
+    path: Path | str | None, environ: Environ, cwd: Path, flags: Mapping[str, str | float | None] | None = None
 ) -> Settings:
     """Merge the file, the environment and the flags.
 

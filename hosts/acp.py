@@ -42,7 +42,7 @@ from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 EMULATED_FOR_ALL = ("checkpointing", "structured_output_json_schema")
 """What the host does in place of any such agent."""

@@ -37,7 +37,7 @@ from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",

@@ -36,7 +36,7 @@ from backplane.host import EXTENSIONS, Given, Host, HostRun
 if TYPE_CHECKING:
     from backplane.agents.codex.agent import Options as OwnOptions
     from backplane.agents.session import AgentRun
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 NATIVELY: Final = (
     "streaming", "extended_thinking", "tool_use", "tool_write", "tool_edit", "tool_bash", "tool_web_search",

@@ -35,7 +35,7 @@ from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 TOOLS: Final = {
     "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",

@@ -19,9 +19,9 @@ from backplane.contract.events import AgentEvent, AssistantDelta
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Usage, Verification
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import BackplaneError
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.pieces import seal
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 
 TS = "2025-01-15T12:00:00.200Z"

@@ -21,7 +21,7 @@ from backplane.agents.codex.reader import UNSEEN, EventReader
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolResult
 from backplane.errors import BackendError
-from backplane.process import run_tool
+from backplane.process.tool import run_tool
 from backplane.protocol.jsonrpc import Notification
 
 WAIT_S_MAX = 30.0

@@ -606,6 +606,7 @@ def test_a_cgroup_that_a_killed_plane_left_is_emptied_at_the_next_start(found: P
     leaf = cgroup.leaf_of(backplane_home, "0c0ffee0-0000-4000-8000-000000000000")
     if not found.cgroup.usable or leaf is None:
         pytest.skip("needs cgroup: " + found.cgroup.why)
+    (backplane_home / "scratch").mkdir(parents=True)
     leaf.mkdir()
     with subprocess.Popen(["sleep", "600"]) as left:
         (leaf / "cgroup.procs").write_text(str(left.pid))

@@ -16,7 +16,8 @@ from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.host import Given
-from backplane.process import StartCommand, open_child
+from backplane.process.child import open_child
+from backplane.process.launch import StartCommand
 
 pytestmark = pytest.mark.anyio
 

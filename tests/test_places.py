@@ -8,9 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backplane.contract.work import WorkOrder
 from backplane.routing.task import RANKS
-from backplane.runtime.places import Places, rank_of
+from backplane.runtime.plane import Places, rank_of
 from tests.runs import mock_backend, order, plane
 
 pytestmark = pytest.mark.anyio
@@ -60,10 +59,10 @@ async def test_no_place_is_lost_or_given_twice_however_many_give_up() -> None:
 
 
 def test_an_order_that_names_no_priority_is_a_normal_one() -> None:
-    assert rank_of(WorkOrder("x")) == RANKS["normal"]
-    assert rank_of(WorkOrder("x").with_abp("route", {"priority": "high"})) == RANKS["high"]
-    assert rank_of(WorkOrder("x").with_abp("route", {"priority": 7})) == RANKS["normal"]
-    assert rank_of(WorkOrder("x").with_abp("route", "high")) == RANKS["normal"]
+    assert rank_of(None) == RANKS["normal"]
+    assert rank_of({"priority": "high"}) == RANKS["high"]
+    assert rank_of({"priority": 7}) == RANKS["normal"]
+    assert rank_of("high") == RANKS["normal"]
 
 
 async def test_an_order_of_high_priority_runs_before_those_that_came_first(

@@ -17,9 +17,11 @@ import anyio
 import pytest
 
 from backplane.errors import BackendError
-from backplane.process import Child, Exit, StartCommand, open_child, run_tool
+from backplane.process.child import Child, Exit, open_child
 from backplane.process.guard import PARENT, look
+from backplane.process.launch import StartCommand
 from backplane.process.sweep import kill_exactly, start_of
+from backplane.process.tool import run_tool
 
 WAIT_S = 5.0
 """The bound of every wait here."""
@@ -438,7 +440,8 @@ def test_a_plane_killed_while_its_host_is_held_leaves_no_guard(place: Place) -> 
 import os
 import anyio
 from backplane.process.guard import PARENT, look
-from backplane.process import StartCommand, open_child
+from backplane.process.child import open_child
+from backplane.process.launch import StartCommand
 
 async def ready():
     print([pid for pid, row in look().items() if row[PARENT] == os.getpid()][0], flush=True)
@@ -636,7 +639,8 @@ async def test_a_child_that_is_gone_gets_no_more_signals(place: Place, guard: bo
 
 PLANE = """
 import os, signal, sys, anyio
-from backplane.process import StartCommand, open_child
+from backplane.process.child import open_child
+from backplane.process.launch import StartCommand
 async def main():
     async with open_child(StartCommand(tuple(sys.argv[1:]), dict(os.environ))) as child:
         await anyio.wait_readable(child.stdout)
@@ -678,7 +682,9 @@ def cmdline(pid: int) -> bytes:
 
 HARDENED = """
 import os, signal, sys, anyio
-from backplane.process import StartCommand, open_child, run_tool
+from backplane.process.child import open_child
+from backplane.process.launch import StartCommand
+from backplane.process.tool import run_tool
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1): signal.signal(number, signal.SIG_IGN)
 env = dict(os.environ)
 argv = ("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")
@@ -742,7 +748,7 @@ def test_a_tool_beyond_its_limits_is_killed_and_named(
 
 TOOL_IN_A_THREAD = """
 import os, signal, sys, threading
-from backplane.process import run_tool
+from backplane.process.tool import run_tool
 for number in {ignored}: signal.signal(number, signal.SIG_IGN)
 def work():
     say = lambda: print("begun", flush=True)

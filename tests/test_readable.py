@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from backplane.process.readable import Readable
+from backplane.process.aio import Readable
 
 pytestmark = pytest.mark.anyio
 

@@ -20,10 +20,10 @@ from backplane.contract import canonical
 from backplane.contract.events import Failed
 from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.memory import find, remembered
 from backplane.receipts.pieces import seal
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.view.columns import width

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from backplane.errors import BackplaneError, StoreError
+from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.pieces import is_intact, seal
-from backplane.receipts.rows import ChainCheckpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import StateFolder, left_behind, settle
 from backplane.workspace import apply_patch

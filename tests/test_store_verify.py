@@ -16,9 +16,8 @@ from backplane.contract.canonical import sha256_hex
 from backplane.contract.receipt import BackendIdentity, Verification
 from backplane.errors import StoreError
 from backplane.receipts.bundle import export
-from backplane.receipts.database import link_of
+from backplane.receipts.database import COVERED, ChainCheckpoint, link_of
 from backplane.receipts.pieces import canonical_chunks, seal
-from backplane.receipts.rows import COVERED, ChainCheckpoint
 from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, memory_of, puts, stored_run, whole
 

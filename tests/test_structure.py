@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.contract import canonical, structure
+from backplane.contract import canonical
 from backplane.contract.envelope import RunMessage
 from backplane.contract.work import WorkOrder
 from backplane.protocol import strict
@@ -149,13 +149,13 @@ def test_a_long_line_of_containers_is_read_without_a_look_for_cycles_and_the_nex
 @given(ANY)
 def test_depth_and_values_are_those_of_the_slow_look(text: str) -> None:
     depth = _depth(text)
-    assert structure.deeper(text.encode(), depth - 1)
-    assert not structure.deeper(text.encode(), depth)
-    assert structure.deeper(f"[{text},{'[[]],[],' * 20_000}0]".encode(), max(depth, 2))
+    assert canonical.deeper(text.encode(), depth - 1)
+    assert not canonical.deeper(text.encode(), depth)
+    assert canonical.deeper(f"[{text},{'[[]],[],' * 20_000}0]".encode(), max(depth, 2))
     outside = _outside(text)
     quotes = text.replace("\\\\", "").replace('\\"', "").count('"')
     marks = sum(map(outside.count, ",[{")) + quotes // 2
-    assert structure.values(text.encode()) == max(outside.count(","), marks // 2)
+    assert canonical.values(text.encode()) == max(outside.count(","), marks // 2)
 
 
 @given(st.text(alphabet='[]{}",', max_size=60))
@@ -165,7 +165,7 @@ def test_what_is_no_json_is_never_held_for_shallower_than_it_is(text: str) -> No
         balance += (character in "[{") - (character in "]}")
         closed = closed and balance >= 0
     if closed:  # More closing brackets than were opened: no reader goes on.
-        assert structure.deeper(text.encode(), _depth(text) - 1)
+        assert canonical.deeper(text.encode(), _depth(text) - 1)
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ def test_what_is_no_json_is_never_held_for_shallower_than_it_is(text: str) -> No
     ],
 )
 def test_depth_counts_the_brackets_that_stand_in_no_text(text: str, depth: int) -> None:
-    assert structure.deeper(text.encode(), depth - 1)
-    assert not structure.deeper(text.encode(), depth)
+    assert canonical.deeper(text.encode(), depth - 1)
+    assert not canonical.deeper(text.encode(), depth)
 
 
 def test_texts_are_told_from_what_is_between_them_across_the_pieces_they_are_split_in() -> None:
     text = json.dumps([['"\\,[{' * 30, 1] for _ in range(2000)])
     assert len(text) > 3 * 65_536
-    assert structure.values(text.encode()) == (sum(map(_outside(text).count, ",[{")) + 2000) // 2
-    assert not structure.deeper(text.encode(), 2)
+    assert canonical.values(text.encode()) == (sum(map(_outside(text).count, ",[{")) + 2000) // 2
+    assert not canonical.deeper(text.encode(), 2)
     zeros = text.replace(", 1]", ", -0]")
     value = canonical.decode(zeros)
     assert _exactly_alike(value, _slowly(zeros))

@@ -12,7 +12,7 @@ from backplane.host import Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""

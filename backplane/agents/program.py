@@ -17,7 +17,8 @@ import anyio
 from backplane.agents.begin import BegunProgram, Speak, Start
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
-from backplane.process import Child, StartCommand, open_child
+from backplane.process.child import Child, open_child
+from backplane.process.launch import StartCommand
 
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""

@@ -36,7 +36,7 @@ from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Malformed, Notification
 from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 TOOL_S_MAX: Final = 3600.0
 """For one tool: a test suite may take an hour, and a sub-agent works longer than any command."""

@@ -13,7 +13,7 @@ from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import load_settings
-from backplane.process import signals
+from backplane.process.aio import ending_signals
 from backplane.routing.compare import Side, compare, read_side, so_far
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
@@ -65,7 +65,7 @@ class _Work:
         """Compare; a signal ends the run that is at work in order, and with it the comparison."""
 
         async def watch() -> None:
-            with anyio.open_signal_receiver(*signals.ending()) as received:
+            with anyio.open_signal_receiver(*ending_signals()) as received:
                 async for number in received:
                     self.signal = int(number)
                     tasks.cancel_scope.cancel()

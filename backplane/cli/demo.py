@@ -30,7 +30,7 @@ from backplane.contract import events as kinds
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError
-from backplane.process import Finished, run_tool
+from backplane.process.tool import Finished, run_tool
 from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run

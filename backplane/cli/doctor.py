@@ -23,7 +23,8 @@ from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import wrong
 from backplane.errors import BackplaneError
-from backplane.process import GUARD_WORKS, run_tool, search_path
+from backplane.process.launch import GUARD_WORKS
+from backplane.process.tool import run_tool, search_path
 from backplane.receipts.store import Store
 from backplane.runtime import backends
 from backplane.runtime.state import left_behind

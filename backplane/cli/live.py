@@ -17,10 +17,9 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.cli import FAILED, READER_GONE, REFUSED, asking, code_of, route, show, streams
+from backplane.cli import FAILED, READER_GONE, REFUSED, asking, code_of, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.log import RunLog
-from backplane.cli.order import told_without
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract import canonical
@@ -29,10 +28,11 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
-from backplane.process import signals
+from backplane.process.aio import ending_signals
 from backplane.protocol import Events
+from backplane.receipts.build import ends_in_final
 from backplane.runtime.backends import Backend
-from backplane.runtime.door import Desk, Door, of_run
+from backplane.runtime.door import Desk, of_run, open_door
 from backplane.runtime.hooks import Hook
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -105,12 +105,12 @@ def _end(plan: Plan, live: _Live) -> int:
     if plan.verbose:
         for line in show.decided(ended.receipt):
             streams.note(line)
-    saved, failure = False, None
+    saved = False
+    failure: BackplaneError | None = None
     try:
-        with told_without(plan.order.config.env):
-            saved = _save(plan, ended)
+        saved = _save(plan, ended)
     except StoreError as error:  # The end is told all the same.
-        failure = error
+        failure = ended.facts.redactor.error(error)
     if not live.outlet.gone:
         streams.write(live.clear())
         _say_the_end(plan, ended, live, saved)
@@ -143,7 +143,7 @@ def exit_code(ended: Run) -> int:
     assert ended.end is not None
     if ended.end.reason == "refused":
         return ended.error.facts.exit_code if ended.error is not None else REFUSED
-    if not messages.ends_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
+    if not ends_in_final(ended.end, ended.error) or (ended.error is not None and ended.receipt.outcome == "complete"):
         return FAILED
     return code_of(ended.receipt.outcome)
 
@@ -161,7 +161,7 @@ class _Live:
         self.outlet = Outlet()
         self.has_said_last = False
         """The run's `final` or `fatal`, or its first piece, is written."""
-        self.left_behind: tuple[str, ...] = ()
+        self.left_behind: list[str] = []
         """What was found of runs that were cut off, a line each."""
         self.sender: Sender | None = None
         """Sends telemetry, where that is wanted; waited for once all is said."""
@@ -213,7 +213,10 @@ class _Live:
                 if self._foot is not None:
                     self._foot.picture = _picture(order, self.run.backend_id, self.run.id)
                 self._say_begin(self.run)
-                beside.start_soon(self._guarded, self._open_door)
+                # Let other terminals answer, cancel and interrupt; a run goes on without that.
+                obey = of_run(self.run, self._desk)
+                door = partial(open_door, self.plan.home, self.run.id, obey, self.left_behind.append)
+                beside.start_soon(self._guarded, door)
                 await self._tell(self.run)
             except BackplaneError:  # Of the output: the caller has left.
                 raise
@@ -241,7 +244,9 @@ class _Live:
 
     def _say_choice(self, attempts: Attempts) -> None:
         """Name the backend that was chosen, and what sent the order there, on stderr: stdout is the run's."""
-        why = route.summary(attempts.decision)
+        from backplane.cli.route import summary
+
+        why = summary(attempts.decision)
         if attempts.tried:
             failed = attempts.tried[-1]
             when = "before it changed anything" if failed.effect is None else f"after {failed.effect}, and hands over"
@@ -284,7 +289,7 @@ class _Live:
         return f"interrupted by {signal.Signals(self.signal).name}" if self.signal else "nobody reads the output"
 
     async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(*signals.ending()) as received:
+        with anyio.open_signal_receiver(*ending_signals()) as received:
             task_status.started()
             async for number in received:
                 # A second one only hurries the end that is under way, which leaves nothing behind.
@@ -305,15 +310,6 @@ class _Live:
             return await self._desk.answer(ask)
         with self._foot.away():
             return await self._desk.answer(ask)
-
-    async def _open_door(self) -> None:
-        """Let other terminals answer, cancel and interrupt; a run goes on without that."""
-        assert self.run is not None
-        try:
-            await Door(self.plan.home, self.run.id, of_run(self.run, self._desk)).serve()
-        except OSError as error:
-            fact = f"no other terminal can answer or cancel this run: no socket in {self.plan.home}: {error.strerror}"
-            self.left_behind += (fact,)
 
     async def _paint(self, foot: Foot) -> None:
         while True:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.cli import streams
-from backplane.cli.parser import Options
+from backplane.cli.parser import Options, scaled
 from backplane.cli.start import wrong
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -73,11 +73,40 @@ def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
     return order
 
 
+def wishes(options: Options) -> dict[str, Json]:
+    """What these options say, as members of `config.vendor.abp.route`.
+
+    Raises:
+        ConfigError: `config_invalid`, an amount is none.
+    """
+    said: dict[str, Any] = {
+        "type": options.type,
+        "preference": options.prefer,
+        "priority": options.priority,
+        "strategy": options.strategy,
+        "max_cost_usd_micros": _scaled(options.max_cost_usd, 1_000_000, "--max-cost-usd"),
+        "max_latency_ms": _scaled(options.max_latency, 1000, "--max-latency"),
+        "allow_unknown": options.allow_unknown or None,
+        "after_effect": options.after_effect,
+        "seed": options.seed,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _scaled(value: float | None, scale: int, option: str) -> int | None:
+    if value is None:
+        return None
+    if not 0 <= value < 1e9:
+        raise wrong(f"{option} {value} is no amount", "give a number from 0 on")
+    return scaled(value, scale, option)
+
+
 def say_without_effect(order: WorkOrder) -> None:
     """Say on stderr what its run will warn of, where that is not here or not now."""
+    from backplane.receipts.pieces import unheard_names
     from backplane.runtime.orders import without_effect
 
-    for _, _, fact in without_effect(order):
+    for _, _, fact in without_effect(order, unheard_names(order.config.vendor)):
         streams.note(fact)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from backplane.cli import streams
@@ -27,11 +28,6 @@ _EXAMPLE = "example:\n"
 
 
 class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str, **keywords: Any) -> None:
-        # Without a width argparse imports shutil, and that three compressors.
-        keywords.setdefault("width", min(streams.columns(), _WIDTH_MAX) - 2)
-        super().__init__(prog, **keywords)
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
 
@@ -53,7 +49,8 @@ class Parser(argparse.ArgumentParser):
             usage=f"{prog} [options] (TASK | --order FILE)" if TASK_OR_ORDER[0] in command.rows else None,
             description=command.about,
             epilog=_EXAMPLE + "\n".join("  " + line for line in example.strip().splitlines()),
-            formatter_class=_Formatter,
+            # Without a width argparse imports shutil, and that three compressors.
+            formatter_class=partial(_Formatter, width=min(streams.columns(), _WIDTH_MAX) - 2),
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS if command.inherits else None,
         )

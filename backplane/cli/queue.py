@@ -20,7 +20,7 @@ from backplane.cli.parser import Options, scaled
 from backplane.cli.show import patch_lines
 from backplane.cli.start import load_settings, open_store, wrong
 from backplane.errors import ConfigError
-from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
 from backplane.workspace import Quota
 

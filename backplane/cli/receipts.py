@@ -17,10 +17,9 @@ from backplane.errors import BackplaneError, StoreError
 from backplane.receipts import signatures
 from backplane.receipts.bundle import RECEIPT_BYTES_MAX, export, import_bundle, parse_receipt
 from backplane.receipts.comparison import ABSENT, compare
-from backplane.receipts.database import is_full
+from backplane.receipts.database import ChainCheckpoint, ReceiptRow, is_full
 from backplane.receipts.journal import backend_name
 from backplane.receipts.pieces import canonical_chunks
-from backplane.receipts.rows import ChainCheckpoint, ReceiptRow
 from backplane.receipts.signatures import read_checkpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
     from backplane.contract.receipt import Receipt
-    from backplane.receipts.rows import Listed
+    from backplane.receipts.database import Listed
 
 
 NUMBER_MAX = (1 << 63) - 1

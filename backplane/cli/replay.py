@@ -15,7 +15,7 @@ from backplane.view.diff import changes
 
 if TYPE_CHECKING:
     from backplane.policy.backtest import Judged
-    from backplane.receipts.rows import ReceiptRow
+    from backplane.receipts.database import ReceiptRow
     from backplane.receipts.store import Store
 
 

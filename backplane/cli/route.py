@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backplane import config
 from backplane.cli import streams
-from backplane.cli.parser import Options, scaled
-from backplane.cli.start import load_settings, wrong
+from backplane.cli.order import requirement, wishes
+from backplane.cli.parser import Options
+from backplane.cli.start import load_settings
 from backplane.contract.capability import Requirements
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.view import figures
 
 if TYPE_CHECKING:
     from backplane.config import Settings
-    from backplane.contract.canonical import Json
     from backplane.routing.estimates import Estimate
     from backplane.routing.router import Option, RoutingDecision
 
 
-def wishes(options: Options) -> dict[str, Json]:
-    """What these options say, as members of `config.vendor.abp.route`.
-
-    Raises:
-        ConfigError: `config_invalid`, an amount is none.
-    """
-    said: dict[str, Any] = {
-        "type": options.type,
-        "preference": options.prefer,
-        "priority": options.priority,
-        "strategy": options.strategy,
-        "max_cost_usd_micros": _scaled(options.max_cost_usd, 1_000_000, "--max-cost-usd"),
-        "max_latency_ms": _scaled(options.max_latency, 1000, "--max-latency"),
-        "allow_unknown": options.allow_unknown or None,
-        "after_effect": options.after_effect,
-        "seed": options.seed,
-    }
-    return {name: value for name, value in said.items() if value is not None}
-
-
-def _scaled(value: float | None, scale: int, option: str) -> int | None:
-    if value is None:
-        return None
-    if not 0 <= value < 1e9:
-        raise wrong(f"{option} {value} is no amount", "give a number from 0 on")
-    return scaled(value, scale, option)
-
-
-# route ----------------------------------------------------------------------------------------------------------------
-
-
 def route(options: Options) -> int:
-    from backplane.cli.order import requirement
     from backplane.routing.driver import look_around, task_of
 
     environ = dict(os.environ)

@@ -8,29 +8,37 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from backplane import config
-from backplane.cli import asking, live, order, session, streams
+from backplane.cli import asking, live, order, streams
 from backplane.cli.copies import Copy
 from backplane.cli.log import RunLog
 from backplane.cli.parser import Options
-from backplane.cli.route import wishes
-from backplane.cli.start import load_settings, wrong
+from backplane.cli.start import wrong
 from backplane.config import Settings, absolute_command
+from backplane.contract.canonical import Json
 from backplane.contract.unheard import check_settings
-from backplane.contract.work import REPLAY, WorkOrder
+from backplane.contract.work import REPLAY, WorkOrder, settings_of
+from backplane.errors import BackplaneError
 from backplane.policy.rules import compile_policy
+from backplane.protocol import strict
+from backplane.receipts.store import Store
 from backplane.runtime import backends, hooks, replay
 from backplane.runtime.orders import check_order
 from backplane.view.values import as_object
 
 if TYPE_CHECKING:
-    from backplane.contract.canonical import Json
     from backplane.routing.driver import Attempts
     from backplane.runtime.backends import Backend
+
+
+LAST: Final = "last"
+
+RUNS_MAX: Final = 1000
+"""Runs that are looked through for the last conversation, newest first: a row takes some 20 µs."""
 
 
 def run(options: Options) -> int:
@@ -42,17 +50,22 @@ def run(options: Options) -> int:
         "hello_s": options.hello_timeout,
         "isolation": options.isolation,
         "signing_key": options.sign_key,
+        "warm_max": 0,  # There is no next order for a host to wait for.
     }
-    settings = load_settings(options, flags)
+    settings = config.load(options.config or None, environ, cwd, flags)
     on_ask = _on_ask(options, cwd, environ)
     asked = _router_asked(options)
     home = config.home(environ)
-    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
-    name = options.backend or work.abp("backend") or (None if asked else settings.default_backend)
-    wanted = session.settings(options, home, name if options.sidecar is None else None)
+    work, own = order.build(options, environ, cwd, settings.policy), tuple[hooks.Hook, ...]()
+    said = settings_of(work.config.vendor)
+    if "hooks" in said:
+        work, own = hooks.taken(work)
+    name = options.backend or said.get("backend") or (None if asked else settings.default_backend)
+    wanted = _conversation(options, home, name if options.sidecar is None else None)
     if asked:
-        wanted["route"] = {**as_object(work.abp("route")), **asked}
-    work = order.with_settings(work, wanted)
+        wanted["route"] = {**as_object(said.get("route")), **asked}
+    if wanted:
+        work = order.with_settings(work, wanted)
     if options.with_patch and not (options.sidecar is None and name and name.startswith(REPLAY)):
         raise wrong("--with-patch is for the replay of a stored run", "--backend replay:RUN --with-patch")
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
@@ -165,11 +178,89 @@ def _router_asked(options: Options) -> dict[str, Json]:
     Raises:
         ConfigError: `config_invalid`, they do so beside a backend that is named.
     """
-    asked = wishes(options)
+    asked = order.wishes(options)
     if asked and (options.backend is not None or options.sidecar is not None):
         fact = f"{', '.join(asked)}: the router is told so, and it is not asked where a backend is named"
         raise wrong(fact, "leave out --backend, or these")
     return asked
+
+
+def _conversation(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
+    """Return the members of `config.vendor.abp` that options stand for: the conversation, and what agents heed of it.
+
+    Args:
+        home: the state folder, in which `last` is looked up.
+        backend: the name of the backend that the run is on; `last` is its last conversation.
+
+    Raises:
+        ConfigError: `config_invalid`, two options exclude each other, or a file or conversation is not there.
+    """
+    found: dict[str, Json] = {}
+    session = _session(options, home, backend)
+    if session:
+        found["session"] = session
+    if options.schema is not None:
+        found["output_schema"] = _schema(options.schema)
+    if options.mcp:
+        found["mcp_servers"] = [_server(text) for text in options.mcp]
+    if options.tag:
+        found["tags"] = list(dict.fromkeys(options.tag))
+    if options.hash_task:
+        found["task_text"] = "hash"
+    return found
+
+
+def _session(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
+    given = [(name, value) for name, value in (("resume", options.resume), ("fork", options.fork)) if value is not None]
+    if len(given) > 1:
+        raise wrong("--resume and --fork exclude each other", "--fork ID leaves it as it is")
+    if not given:
+        return {"keep": True} if options.keep else {}
+    ((name, wanted),) = given
+    return {name: _last(home, backend) if wanted == LAST else wanted}
+
+
+def _last(home: Path, backend: str | None) -> str:
+    """Return the id of the conversation that a run on this backend has kept last."""
+    if backend is not None and home.is_dir():
+        with Store.open(home) as store:
+            for row in store.listed(RUNS_MAX):
+                if row.backend_name != backend:
+                    continue
+                try:
+                    kept = store.load(row.run_id).backplane.get("session")
+                except BackplaneError:  # It was pruned.
+                    continue
+                if isinstance(kept, dict):
+                    return str(kept["id"])
+    fact = f"no conversation with {backend or 'a command'} is kept here"
+    raise wrong(fact, "run with --keep first; its output names the conversation")
+
+
+def _schema(path: str) -> Json:
+    try:
+        schema = strict(streams.read_input(path))
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"--schema {path}: not strict JSON ({error})") from error
+    if not isinstance(schema, dict):
+        raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
+    return schema
+
+
+def _server(text: str) -> Json:
+    """Read `NAME=COMMAND` or `NAME=URL`."""
+    name, equals, value = text.partition("=")
+    form = wrong(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
+    if not (name.strip() and equals and value.strip()):
+        raise form
+    if value.startswith(("http://", "https://")):
+        return {"name": name, "url": value}
+    try:
+        command, *arguments = shlex.split(value)
+    except ValueError as error:
+        raise wrong(f"--mcp {name}: the command cannot be read: {error}") from error
+    made: dict[str, Any] = {"name": name, "command": command}
+    return {**made, "args": arguments} if arguments else made
 
 
 def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:

@@ -333,24 +333,28 @@ def _first_line(value: Json) -> str:
 def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     """What came of the run, in a few lines."""
     colour = {"complete": "green", "partial": "yellow"}.get(receipt.outcome, "red")
-    reason = as_object(receipt.backplane.get("end")).get("reason")
+    added = receipt.backplane
+    reason = as_object(added.get("end")).get("reason")
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
+    unknown = added.get("duration") == "unknown"
+    lasted = "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
     lines = [
-        f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
+        f"{look.dress(colour, receipt.outcome)}{why} after {lasted}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
-    if original := as_object(receipt.backplane.get("replay")):
-        served = as_object(receipt.backplane.get("cache")).get("hit") is True
+    if original := as_object(added.get("replay")):
+        served = as_object(added.get("cache")).get("hit") is True
         lines.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
     if receipt.outcome != "complete":
         lines.append(f"why backplane why {receipt.meta.run_id[:8]}")
     if (output := as_object(receipt.usage_raw).get("structured_output")) is not None:
         value = msgspec.json.encode(output).decode()
         lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")
-    lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in violations(receipt)]
-    attempts = violations(receipt, "attempts")
+    held = as_object(added.get("enforcement"))
+    lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in _reasons(held.get("violations"))]
+    attempts = _reasons(held.get("attempts"))
     lines += [f"{look.dress('yellow', 'forbidden, and failed:')} {one_line(row)}" for row in attempts]
-    if unheard := as_list(receipt.backplane.get("unheard")):
+    if unheard := as_list(added.get("unheard")):
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     return "\n".join([*lines, *patch_lines(receipt, patch)]) + "\n"
 
@@ -375,15 +379,17 @@ def patch_lines(receipt: Receipt, patch: Path | None, root: str = "DIR") -> list
     return [f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]}{one_line(into)}{accepted})"]
 
 
-def _lasted(receipt: Receipt) -> str:
-    unknown = receipt.backplane.get("duration") == "unknown"
-    return "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
+def violations(receipt: Receipt) -> list[str]:
+    """Return why each thing that was done is forbidden, each reason once."""
+    return _reasons(as_object(receipt.backplane.get("enforcement")).get("violations"))
 
 
-def violations(receipt: Receipt, kind: str = "violations") -> list[str]:
-    """Return why each thing that was done is forbidden, each reason once; for `attempts`, of what failed unasked."""
-    found = as_list(as_object(receipt.backplane.get("enforcement")).get(kind))
-    told = [row.get("reason") or row.get("rule") for row in found if isinstance(row, dict)]
+def _reasons(rows: Json) -> list[str]:
+    told = (
+        [row.get("reason") or row.get("rule") for row in rows if isinstance(row, dict)]
+        if isinstance(rows, list)
+        else []
+    )
     once = list(dict.fromkeys(map(str, told)))
     more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
     return once[:VIOLATIONS_MAX] + more

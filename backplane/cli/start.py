@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backplane import config
@@ -33,7 +32,7 @@ def load_settings(options: Options, flags: Mapping[str, str | float | None] | No
     Raises:
         ConfigError: `config_invalid`.
     """
-    return config.load(Path(options.config) if options.config else None, os.environ, streams.folder(), flags)
+    return config.load(options.config or None, os.environ, streams.folder(), flags)
 
 
 def open_store(*, readonly: bool = True) -> Store:

@@ -16,7 +16,8 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.process import Child, StartCommand, open_child
+from backplane.process.child import Child, open_child
+from backplane.process.launch import StartCommand
 from backplane.protocol import Lines, Overlong, strict
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024

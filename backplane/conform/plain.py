@@ -21,7 +21,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_hash
 from backplane.errors import CODES
-from backplane.process import Exit
+from backplane.process.child import Exit
 from backplane.protocol import MESSAGES, too_much_in_hello, version_compatible
 from backplane.schemas import build
 

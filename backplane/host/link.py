@@ -26,7 +26,7 @@ from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import BackplaneError
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
-from backplane.process import signals
+from backplane.process.aio import ending_signals
 from backplane.protocol import Broken, HostEnd, Received
 
 GRACE_MARGIN_S: Final = 0.3
@@ -317,7 +317,7 @@ class HostLink:
         return done
 
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(*signals.ending()) as received:
+        with anyio.open_signal_receiver(*ending_signals()) as received:
             async for number in received:
                 self.signal = self.signal or int(number)
                 await self._end_all(f"the host got {signal.Signals(number).name}", whole, GRACE_S)

@@ -98,8 +98,17 @@ def supplied(manifest: Manifest, names: Iterable[str]) -> Manifest:
     return msgspec.structs.replace(manifest, levels={**manifest.levels, **missing}) if missing else manifest
 
 
-def negotiate(requirements: Requirements, manifest: Manifest) -> Negotiation:
-    """Judge every requirement; an ability that the manifest does not name satisfies no threshold, `any` included."""
+def negotiate(requirements: Requirements, *offers: Manifest) -> Negotiation:
+    """Judge every requirement; an ability that the manifest does not name satisfies no threshold, `any` included.
+
+    Args:
+        offers: manifests; the first that satisfies all counts, else the first.
+    """
+    judged = [_judge_all(requirements, offer) for offer in offers]
+    return next((found for found in judged if found.satisfied), judged[0])
+
+
+def _judge_all(requirements: Requirements, manifest: Manifest) -> Negotiation:
     findings = tuple(_judge(requirement, manifest) for requirement in requirements.required)
     return Negotiation(findings, tuple(_changes(findings, manifest)))
 

@@ -1,8 +1,9 @@
-"""Work that ends in order when asyncio's own cancellation comes: `Task.cancel`, `wait_for`, `asyncio.timeout`.
+"""What our event loops lack: descriptors that stay registered, deadlines judged twice, and work that ends in order.
 
-That goes through anyio's shields, and leaves threads behind that somebody should wait for. So the work has a task of
-its own there, in a scope of anyio's; whoever awaits it passes a cancellation on to that scope and waits for the end.
-On trio nothing of this is needed, and nothing is done. Here is also how a deadline is judged (`in_time`).
+asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) goes through anyio's shields, and leaves
+threads behind that somebody should wait for. So the work has a task of its own there, in a scope of anyio's; whoever
+awaits it passes a cancellation on to that scope and waits for the end.
+On trio nothing of this is needed, and nothing is done.
 
 Where the loop itself calls us, outside of any task, anyio has to know which loop it is on (`register`). It asks
 `sniffio` where that is installed (trio brings it), and that looks at the present task, unless it was told: `anyio.run`
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextvars
 import errno
 import os
+import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -31,6 +33,16 @@ T = TypeVar("T")
 
 SECOND_LOOK_S: Final = 0.05
 """After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
+
+
+_ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+"""Signals that end a program of ours in order, by names that not every system knows."""
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those to be heeded: who started us with one ignored (nohup, a shell's background job) wants it so."""
+    known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
@@ -58,6 +70,80 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
             await wait()
             return True
     return False
+
+
+class Readable:
+    """One descriptor that one task at a time waits for again and again; `close` it before the descriptor is closed.
+
+    On asyncio it stays registered with the loop, and what is there is taken in the loop's own call: the waiting task is
+    woken once it has something to do. On trio each wait is trio's own.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio_loop()
+        self._registered = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[], bool] = bool
+
+    async def until(self, take: Callable[[], bool]) -> None:
+        """Wait until `take`, called each time there is something to read, says that this was enough; or for `wake`.
+
+        What `take` raises is raised here. It must not block, and it may be called outside of any task.
+        """
+        if self._loop is None:
+            await self._in_turns(take)
+            return
+        waiter = self._waiter = self._loop.create_future()
+        self._take = take
+        if not self._registered:
+            register(self._loop.add_reader, self._fd, self._on_readable)
+            self._registered = True
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End the wait, if there is one."""
+        if self._loop is None:
+            if self._fd >= 0:
+                anyio.notify_closing(self._fd)
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Let go of the descriptor; nobody waits for it any more."""
+        self.wake()
+        self._unregister()
+        self._fd = -1
+
+    async def _in_turns(self, take: Callable[[], bool]) -> None:
+        try:
+            await anyio.wait_readable(self._fd)
+            while not take():
+                await anyio.wait_readable(self._fd)
+        except anyio.ClosedResourceError:
+            return
+
+    def _on_readable(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            # Nobody wants more now: the loop shall not look at it again and again.
+            self._unregister()
+            return
+        try:
+            enough = self._take()
+        except Exception as error:  # Raised where it is waited for.
+            waiter.set_exception(error)
+            return
+        if enough and not waiter.done():
+            waiter.set_result(None)
+
+    def _unregister(self) -> None:
+        if self._registered and self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._registered = False
 
 
 class beside:  # a context manager; of a generator, much would be kept as long as the block lasts
@@ -136,19 +222,25 @@ async def in_order(work: Callable[[], Awaitable[T]]) -> T:
 
 
 class OwnTask(Generic[T]):
-    """A block that is entered and left in one task of its own, as a task group asks for."""
+    """A block that is entered and left in one task of its own, as a task group asks for.
+
+    Who is handed one that lives already enters it again, which gives its value.
+    """
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block
         self._scope = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
+        self._entered: asyncio.Future[T] | None = None
         self._over = anyio.Event()
 
     async def __aenter__(self) -> T:
         loop = asyncio_loop()
         if loop is None:
             return await self._block.__aenter__()
-        entered = loop.create_future()
+        if self._entered is not None:
+            return self._entered.result()
+        entered = self._entered = loop.create_future()
         self._task = loop.create_task(self._live(entered))
         try:
             await _end_of(self._task, self._scope, entered)

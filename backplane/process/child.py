@@ -1,27 +1,39 @@
-"""A running child: its two pipes, its end, and the one ladder down which it is stopped.
+"""A program as a child of ours, from its start to the last of it: its two pipes, its end, the one ladder to that.
 
-Descriptors and signals only; what the bytes mean is not known here, and nothing is started here
-(`start` does that and hands the child out).
+Descriptors and signals only; what the bytes mean is not known here.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import anyio
 import msgspec
 
-from backplane.process.aio import in_time
+from backplane.process.aio import beside, in_time
 from backplane.process.guard import WORD_BYTES_MAX
-from backplane.process.launch import READ_BYTES_MAX
-from backplane.process.spawn import has_ended, kill_group
+from backplane.process.launch import (
+    GUARD_WORKS,
+    NO_CAGE,
+    READ_BYTES_MAX,
+    START_S_MAX,
+    Cage,
+    StartCommand,
+    not_held,
+    refusal,
+    refused,
+    spawn_failed,
+)
+from backplane.process.spawn import has_ended, kill_group, pidfd_of, spawn, spawn_guard, tie
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
 from backplane.redact.tail import LOOK_BYTES, OutputTail
 
@@ -45,6 +57,13 @@ LAST_WORDS_S_MAX: Final = 0.2
 
 _REAP_S: Final = 0.0005
 """Between two tries to reap a child whose end is certain."""
+
+STDERR_BYTES_MAX: Final = 64 * 1024
+"""Kept of a child's stderr, its end; the contract's number."""
+
+
+Ready = Callable[[], Awaitable[object]]
+"""Comes back when what a program needs is there."""
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -91,23 +110,23 @@ class Child:
         """Descendants that had to be killed at the end, the program itself not counted."""
         self.guard_lost = False
         """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
-        self.on_exit: Callable[[], None] | None = None
-        """Called once when the exit is known."""
         self.on_words: Callable[[], None] | None = None
         """Called when something came on its stderr."""
         self.fault: Exception | None = None
         """Raised while the child was watched, and foreseen by nobody: its exit may never be known then."""
+        self._on_exit: Callable[[], None] | None = None
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
         self._life = life  # To the wrapper of a namespace, where what the guard calls by number has another one here.
         self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
-        self._start = start_of(leader.pid)
+        self.start = 0 if guarded and life < 0 else start_of(leader.pid)
+        """When process `pid` began, in clock ticks since the machine did; 0 until the guard has said it."""
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
         self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
-        self._news = anyio.Event()
-        """The next thing that happens, whatever it is."""
+        self._waiting: list[tuple[Callable[[], bool], anyio.Event]] = []
+        """What is waited for, and the event that says that it has come."""
         self._step: anyio.CancelScope | None = None
         # Shielded, as a cancelled owner still needs what is heard in them to walk down the ladder.
         self._noticing, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
@@ -252,7 +271,8 @@ class Child:
     def _traces(self) -> Traces:
         guard = self._leader.pid if self._guarded and self._leader.returncode is None else None
         ends = (far_end(fd) for fd in (self.stdin, self.stdout, self._stderr) if fd >= 0)
-        return Traces(guard, self.pid, self._start, frozenset(end for end in ends if end))
+        start = self.start or start_of(self.pid)  # Not reaped yet, so its number is its own.
+        return Traces(guard, self.pid, start, frozenset(end for end in ends if end))
 
     async def _reap(self) -> None:
         end_s = time.monotonic() + SWEEP_S_MAX
@@ -285,9 +305,7 @@ class Child:
                 await work()
             except Exception as error:
                 self.fault = self.fault or error
-                self._announce()
-                if self.on_exit is not None:
-                    self.on_exit()
+                self._announce_exit()
 
     async def _watch(self) -> None:
         """Notice the end by waiting, or by asking again and again."""
@@ -339,7 +357,7 @@ class Child:
         what, *_, number = word.split()
         if what == b"pid":
             if self._life < 0:
-                self.pid, self._start = (int(field) for field in word.split()[1:])
+                self.pid, self.start = (int(field) for field in word.split()[1:])
         elif what == b"swept":
             self.swept, self._sweep_reported = int(number), True
         elif what in (b"spawn_error", b"unseen"):
@@ -352,20 +370,35 @@ class Child:
     def _note_exit(self, how: Exit) -> None:
         if self.exit is None:
             self.exit = how
-            self._announce()
             if self._step is not None:
                 self._step.cancel()
-            if self.on_exit is not None:
-                self.on_exit()
+            self._announce_exit()
+
+    def call_on_exit(self, call: Callable[[], None]) -> None:
+        """Have this called, in place of the function before, once the exit is known or `fault` raised: now if it is."""
+        self._on_exit = call
+        if self.exit is not None or self.fault is not None:
+            call()
+
+    def _announce_exit(self) -> None:
+        self._announce()
+        if self._on_exit is not None:
+            self._on_exit()
 
     def _announce(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        for true, come in self._waiting:
+            if true():
+                come.set()
 
     async def _until(self, true: Callable[[], bool]) -> None:
         """Wait for something that is announced; the caller sets the bound."""
-        while not true():
-            await self._news.wait()
+        if not true():
+            waiting = (true, anyio.Event())
+            self._waiting.append(waiting)
+            try:
+                await waiting[1].wait()
+            finally:
+                self._waiting.remove(waiting)
 
 
 def _chunk(fd: int, bytes_max: int) -> bytes | None:
@@ -401,3 +434,104 @@ def _exit_of(returncode: int | None) -> Exit:
     if returncode is None:
         return Exit()
     return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
+
+
+@asynccontextmanager
+async def open_child(
+    command: StartCommand,
+    *,
+    guard: bool = True,
+    stderr_bytes_max: int = STDERR_BYTES_MAX,
+    pass_fds: tuple[int, ...] = (),
+    cage: Cage = NO_CAGE,
+    ready: Ready | None = None,
+) -> AsyncIterator[Child]:
+    """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
+
+    Must be entered in the main thread. Leaving without `stop` kills at once.
+
+    Args:
+        guard: put a guard between us and the child (Linux; elsewhere ignored): then also who left its
+            session is found, and nothing outlives our own `kill -9`.
+        stderr_bytes_max: how much of the end of its stderr is kept.
+        pass_fds: inherited by the child under the same numbers.
+        cage: what holds the child, put on by the guard; nothing without one.
+        ready: awaited before the program itself is started, while its guard is; what it raises comes out here.
+
+    Raises:
+        CageError: `sidecar_spawn_failed`, the cage is not there as its guard sees it; nothing was started in it.
+        BackendError: `sidecar_spawn_failed`, with the errno's name.
+    """
+
+    guarded = guard and GUARD_WORKS
+    if ready is not None and not guarded:
+        await ready()
+    held = msgspec.structs.replace(cage, held=ready is not None)
+    child = _launch(command, held, pass_fds, guarded, stderr_bytes_max)
+    try:
+        async with beside(child.notice_end, child.keep_words):
+            try:
+                if ready is not None and guarded:
+                    await child.release_when(ready)
+                await _arrive(child, command, cage)
+                del command, cage, held, ready  # Kilobytes that a run would keep as long as its host lives.
+                yield child
+            finally:
+                await child.leave()
+    finally:
+        child.close()
+
+
+async def _arrive(child: Child, command: StartCommand, cage: Cage) -> None:
+    """Wait until the program itself was started. Raises as `open_child`."""
+    word = await child.arrived(START_S_MAX)
+    if child.fault is not None:
+        raise child.fault
+    if word.startswith(b"spawn_error "):
+        raise refusal(command, word)
+    if word.startswith(b"unseen "):
+        raise not_held(cage, word)
+    if not word:
+        await child.stop(grace_s=0)
+        fault = refused(command, b"exec", errno.ECHILD)
+        fault.hint = "its guard did not start; see the evidence, or run it without a guard"
+        fault.evidence = child.stderr_tail.decode("utf-8", "replace")
+        raise fault
+
+
+def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], guard: bool, stderr_bytes_max: int) -> Child:
+    """Start a program, by way of a guard or directly. Blocks for some ms; raises as `open_child`."""
+    if not command.argv:
+        raise refused(command, b"exec", errno.EINVAL)
+    try:
+        with ExitStack() as theirs, ExitStack() as ours:
+            stdin, stdin_ours = _pipe(theirs, ours)
+            stdout_ours, stdout = _pipe(ours, theirs)
+            stderr_ours, stderr = _pipe(ours, theirs)
+            stdio, life = (stdin, stdout, stderr), -1
+            if guard:
+                line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                ours.callback(os.close, line)
+                theirs.callback(os.close, line_theirs)
+                reader, life = _pipe(theirs, ours) if cage.wrapper else (-1, -1)
+                leader = spawn_guard("guard", line_theirs, command, stdio, pass_fds, cage, reader)
+                if cage.wrapper:
+                    # Armed by the guard: a wrapper that is killed before its child has started leaves it waiting.
+                    tie(reader, leader.pid, armed=False)
+                os.set_blocking(line, False)
+            else:
+                leader = spawn(command, stdio, pass_fds)
+                line = pidfd_of(leader.pid)
+            ours.pop_all()
+    except OSError as fault:
+        raise spawn_failed(command, fault) from fault
+    for fd in (stdin_ours, stdout_ours, stderr_ours):
+        os.set_blocking(fd, False)
+    return Child(leader, guard, (stdin_ours, stdout_ours, stderr_ours), line, stderr_bytes_max, life=life)
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    read_end, write_end = os.pipe()
+    reader.callback(os.close, read_end)
+    writer.callback(os.close, write_end)
+    return read_end, write_end

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from backplane.contract import structure
+from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process.pipes import Pair
@@ -126,7 +126,7 @@ class Pipe:
         if isinstance(received, Notification):
             await self._hear(received)
         elif isinstance(received, Request):
-            await self._begin(received, structure.weight(line), tasks)
+            await self._begin(received, canonical.weight(line), tasks)
         elif isinstance(received, Malformed):
             self._unread(received)
             if self._strict:

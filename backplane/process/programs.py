@@ -14,9 +14,8 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.process import Exit, StartCommand, open_child
-from backplane.process.child import Child
-from backplane.process.launch import READ_BYTES_MAX
+from backplane.process.child import Child, Exit, open_child
+from backplane.process.launch import READ_BYTES_MAX, StartCommand
 
 KEPT_BYTES_MAX: Final = 64 * 1024
 """Kept of an output's beginning, and as much of its end."""

@@ -208,6 +208,13 @@ def has_ended(child: subprocess.Popen[bytes]) -> bool:
         return True
 
 
+def pidfd_of(pid: int) -> int:
+    """A descriptor that becomes readable at the end of this process; -1 where the system has none to give."""
+    with suppress(AttributeError, OSError):
+        return os.pidfd_open(pid)
+    return -1
+
+
 def kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
     """Signal a child's process group, unless the child was reaped already."""
     # Only before the leader is reaped: until then nobody else can have this group's number.

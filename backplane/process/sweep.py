@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from backplane.process.guard import GROUP, PARENT, SESSION, START, STATE, ZOMBIE, look, look_at
+from backplane.process.spawn import pidfd_of
 
 Table = dict[int, tuple[int, int, int, int, int]]
 """pid → fields, see `_guard.look`."""
@@ -76,13 +77,6 @@ def kill_exactly(pid: int, start: int) -> bool:
         if fd >= 0:
             os.close(fd)
     return True
-
-
-def pidfd_of(pid: int) -> int:
-    """A descriptor that becomes readable at the end of this process; -1 where the system has none to give."""
-    with suppress(AttributeError, OSError):
-        return os.pidfd_open(pid)
-    return -1
 
 
 def far_end(fd: int) -> tuple[FileId, int] | None:

@@ -14,8 +14,7 @@ import msgspec
 
 from backplane.errors import BackendError
 from backplane.process.launch import READ_BYTES_MAX, StartCommand
-from backplane.process.spawn import TERMINAL_WAIT_S, Stdio, has_ended, kill_group, spawn, tie
-from backplane.process.sweep import pidfd_of
+from backplane.process.spawn import TERMINAL_WAIT_S, Stdio, has_ended, kill_group, pidfd_of, spawn, tie
 
 TOOL_S_MAX: Final = 120.0
 """Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""

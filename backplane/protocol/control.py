@@ -193,7 +193,7 @@ class ControlEnd:
                 out += together  # type: ignore[arg-type]
             else:
                 _, events, records = zip(*together, strict=True)
-                out.append(Events(ref_id, *self._clean(list(events), records)))
+                out.append(Events(ref_id, *self.clean(list(events), records)))
         return out
 
     def _line(self, line: bytes) -> ReadEvent | Received | None:
@@ -269,7 +269,7 @@ class ControlEnd:
         event = carried(event)
         return event, canonical.encode(event)
 
-    def _clean(self, events: list[AgentEvent], records: Sequence[bytes]) -> tuple[list[AgentEvent], bytes]:
+    def clean(self, events: list[AgentEvent], records: Sequence[bytes]) -> tuple[list[AgentEvent], bytes]:
         """Events and their canonical lines, without secrets; one look at all of them is most often enough."""
         lines = b"\n".join([*records, b""])
         if self._redactor is None or not self._redactor.found(lines):
@@ -302,10 +302,9 @@ class ControlEnd:
         """Everything in a message but what the protocol itself goes by, as long as it does so."""
         if self._redactor is None:
             return value
-        own = {name: value[name] for name in _own_names(value) if name in value}
         clean, count = self._redactor.json(value)
         self.redacted += count
-        return {**clean, **own}
+        return {**clean, **{name: value[name] for name in _own_names(value) if name in value}} if count else value
 
     def _time_is_canonical(self, ts: str) -> bool:
         if not canonical.is_timestamp(ts):
@@ -348,34 +347,31 @@ class ControlEnd:
         t = value.get("t")
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
-        size = len(line)
         if t != "event":
-            value, line = self._clean_value(value), self._evidence(line)
+            value = self._clean_value(value)
         if t not in MESSAGES:
             return Unknown(self._clean_text(t), text_or_none(value.get("ref_id")), value)
-        if t == "hello":
-            return self._hello(value, size, line)
-        if self.hello is None:
-            return Broken("protocol_handshake_failed", f"{t} came before the hello", self._evidence(line))
-        return self._known(t, value, line)
+        if t != "hello" and self.hello is None:
+            read: ReadEvent | Received = Broken("protocol_handshake_failed", f"{t} came before the hello", line)
+        else:
+            read = self._hello(value, line) if t == "hello" else self._known(t, value, line)
+        if isinstance(read, Broken):
+            read = msgspec.structs.replace(read, evidence=self._evidence(line))
+        return read
 
-    def _hello(self, value: dict[str, Any], size: int, evidence: bytes) -> Received:
+    def _hello(self, value: dict[str, Any], line: bytes) -> Received:
         if self.hello is not None:
             return Dropped("second_hello", "a second hello; the first one stands")
-        if (fault := too_much_in_hello(value, size)) is not None:
-            return Broken("protocol_handshake_failed", f"a hello with {fault}", evidence)
-        message = convert("hello", _lenient_hello(value), evidence)
+        if (fault := too_much_in_hello(value, len(line))) is not None:
+            return Broken("protocol_handshake_failed", f"a hello with {fault}", line)
+        message = convert("hello", _lenient_hello(value), line)
         if isinstance(message, wire.Hello):
             self.hello = message
         return message
 
     def _known(self, t: str, value: dict[str, Any], line: bytes) -> ReadEvent | Received:
         if MESSAGES[t][1] == "control":
-            return Broken(
-                "protocol_unexpected_message",
-                f"the host sent {t}, which only a control plane may",
-                line[:EVIDENCE_BYTES],
-            )
+            return Broken("protocol_unexpected_message", f"the host sent {t}, which only a control plane may", line)
         ref_id = value.get("ref_id")
         if t == "pong" or (t == "fatal" and ref_id is None):
             return convert(t, value, line)

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.contract import canonical, structure
+from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.redact.tail import LOOK_BYTES
 
@@ -125,7 +125,7 @@ def strict(line: bytes) -> Json:
         _refuse_too_many(line)
     if not line.isascii():
         line.decode()
-    if len(line) > _DEPTH_BYTES and structure.deeper(line, DEPTH_MAX):
+    if len(line) > _DEPTH_BYTES and canonical.deeper(line, DEPTH_MAX):
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
     value = canonical.decode(line)
     if canonical.may_be_endless(line):
@@ -142,5 +142,5 @@ def _refuse_too_many(line: bytes) -> None:
     limit = VALUES_MAX
     if _decode_tag(line).t == "final":
         limit = max(limit, min(len(line) // FINAL_VALUE_BYTES, FINAL_VALUES_MAX))
-    if structure.values(line) > limit:
+    if canonical.values(line) > limit:
         raise ValueError(f"more than {limit} values in a line")

@@ -18,9 +18,8 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
-from backplane.receipts.database import FIRST_LINK, link_of
+from backplane.receipts.database import FIRST_LINK, ChainCheckpoint, ReceiptRow, columns_of, link_of
 from backplane.receipts.pieces import digest, with_trace, without_trace
-from backplane.receipts.rows import ChainCheckpoint, ReceiptRow, columns_of
 from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")

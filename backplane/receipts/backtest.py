@@ -15,8 +15,8 @@ from backplane.errors import PolicyError, StoreError
 from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import Policy, compile_policy
 from backplane.receipts.audit import patch_claim
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import HeadOrder, read_head
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 
 POLICIES_MAX: Final = 64

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import field
 
-from backplane.contract import canonical, structure
+from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.envelope import Ask, Fatal, Hello
@@ -43,10 +43,9 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
-from backplane.protocol import Events
 from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
 
@@ -133,6 +132,15 @@ def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
     return claimed
 
 
+def ends_in_final(end: End | None, error: BackplaneError | None) -> bool:
+    """Whether the last message of an ended run is `final`: the host's was taken, or a person or a limit ended it."""
+    assert end is not None, "the run has not ended"
+    if end.reason in STOPPED or error is None:
+        return end.reason not in ("refused", "host_exit", "protocol", "store")
+    # The host's own word was good; its result breaks the policy, or could not be put into the files.
+    return end.reason == "partial" or error.code == "execution_workspace_error"
+
+
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 """Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
 
@@ -181,12 +189,17 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     folded: Folded = Folded()
     own_lines: array[int] = field(default_factory=lambda: array("Q"))
     """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
-    _lines: int = 0
+    calls_open: int = 0
+    """Tools at work, or about to be, as far as the host tells of calls and results."""
+    resting: bool = False
+    """The last thing that came was the end of a turn."""
     claimed_events: tuple[int, str] | None = None
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     inner: Mapping[str, Json] = _NONE
+    settings: dict[str, Json] = {}
+    """The order's own under `config.vendor.abp`."""
     added: dict[str, Json] = {}
     """Members for `usage_raw.backplane`."""
     isolation: str = "off"
@@ -226,6 +239,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         self.root = self.root or self.order.workspace.root
+        self.settings = settings_of(self.order.config.vendor)
 
     def replays(self, told: dict[str, Json]) -> None:
         """The events tell of another run: nothing of them was done or spent here, so none of them is judged."""
@@ -286,10 +300,13 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
         if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
             self._claim_path(_relative(event.path, self.root))
-        name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
-        if name is not None:
+        name = None
+        if isinstance(event, ToolCall):
+            name = _tool(event.tool_name)
             self._uses(name).called += 1
+            self.calls_open += 1
         if isinstance(event, ToolResult):
+            self.calls_open = max(0, self.calls_open - 1)
             self._take_result(event)
         self._commands += isinstance(event, CommandExecuted)
         decision = self.policy.audit(event, root=self.root)
@@ -311,7 +328,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     def _lose(self, loss: Json) -> None:
         self.counts["losses"] += 1
         if len(self._losses) < LOSSES_MAX:
-            size = structure.weight(canonical.encode(loss))
+            size = canonical.weight(canonical.encode(loss))
             if self._losses_bytes + size <= LOSSES_BYTES_MAX:
                 self._losses += (loss,)
                 self._losses_bytes += size
@@ -339,7 +356,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
         if not isinstance(event, UsageReported):
             return
-        tokens_max, used = self.order.abp("budget_tokens"), self.folded.usage
+        tokens_max, used = self.settings.get("budget_tokens"), self.folded.usage
         known = (used.input_tokens or 0) + (used.output_tokens or 0)  # At least so many: enough to be too many.
         if isinstance(tokens_max, int) and known > tokens_max:
             self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
@@ -355,13 +372,6 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
         self.claimed_events = (len(trace), digest)
 
-    def handed_on(self, batches: Sequence[Events]) -> None:
-        """Count the lines of the trace, so that the child's own can be told from ours."""
-        for batch in batches:
-            if batch.ours and len(self.own_lines) < OWN_LINES_MAX:
-                self.own_lines.append(self._lines)
-            self._lines += len(batch.events)
-
     def fatal(self, fatal: Fatal) -> None:
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
             self.added["error_code"] = fatal.error_code
@@ -370,7 +380,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
 
     def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
-        self.stderr = self.clean(stderr)
+        self.stderr = self.clean(stderr) if stderr else b""
         self.stderr_dropped, self.swept = stderr_dropped, swept
 
     def clean(self, data: bytes) -> bytes:
@@ -410,11 +420,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if self.manifest.unknown:
             members["capabilities"] = self.manifest.unknown
         session = self.folded.session
-        if isinstance(session, dict) and isinstance(session.get("id"), str) and self.order.abp("session"):
+        if isinstance(session, dict) and isinstance(session.get("id"), str) and self.settings.get("session"):
             members["session"] = {"id": session["id"]}
         if self.folded.retry_after_ms is not None:
             members["retry_after_ms"] = self.folded.retry_after_ms
-        if (parent := self.order.abp("parent")) is not None:
+        if (parent := self.settings.get("parent")) is not None:
             members["parent"] = parent
         if self._losses:
             members["losses"] = list(self._losses)
@@ -464,6 +474,8 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
 
     def _judged(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         """Split the objections into what was done and what failed unasked; a denied call is neither."""
+        if not self._objections:
+            return list(self._forbidden), []
         # A question that was open when the run ended was answered for nobody.
         denied = Counter({name: max(uses.denied, uses.asked - uses.approved) for name, uses in self._tools.items()})
         approved = Counter({name: uses.approved for name, uses in self._tools.items()})

@@ -23,9 +23,9 @@ from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_claim, patch_faults, patch_hash
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace, open_plain
 

@@ -1,7 +1,7 @@
-"""The SQLite file under the store: where it may lie, its schema, its errors.
+"""The SQLite file under the store: where it may lie, its rows, its errors.
 
 WAL with synchronous FULL: what is committed survives a power cut, and readers never wait for
-a writer. What the rows mean is `store`'s affair.
+a writer. When a row is written, and found, is `store`'s affair.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 from urllib.parse import quote
 
+import msgspec
+
 from backplane.contract import canonical
+from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
-from backplane.receipts.rows import COVERED, ReceiptRow
+from backplane.receipts.trace import Trace
 
 FILE: Final = "receipts.sqlite"
 INTEGER_MAX: Final = (1 << 63) - 1
@@ -38,6 +41,71 @@ _READ_TRIES: Final = 3
 """As it is, without its shared memory on a read-only disk, and once more after its first writer has made the table."""
 FIRST_LINK: Final = "0" * 64
 """What the first receipt of a store follows."""
+
+
+class ReceiptRow(msgspec.Struct, frozen=True):
+    """One stored receipt as the list shows it."""
+
+    sequence: int
+    run_id: str
+    work_order_id: str
+    backend: str
+    outcome: str
+    reason: str | None
+    """`usage_raw.backplane.end.reason`; None in a receipt that does not say."""
+    started_at: str
+    finished_at: str
+    duration_ms: int
+    sha256: str
+    trace_count: int
+    trace_bytes: int
+    previous_link: str
+    link: str
+
+
+COVERED: Final = tuple(
+    name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
+)
+"""Columns with what a receipt says of itself: all that is left of one that was pruned."""
+
+
+class Listed(ReceiptRow, frozen=True):
+    """A row, with what the receipt does not say."""
+
+    backend_name: str | None = None
+    """What the backend was called here; `backend` is what it calls itself. None for a copy and after `prune`."""
+
+
+Rows = list[ReceiptRow]
+"""Under a name of its own, because `Store.list` hides the builtin inside its class."""
+
+
+class ChainCheckpoint(msgspec.Struct, frozen=True):
+    """The head of the chain at one moment, to be kept elsewhere: only with one can a rollback be seen."""
+
+    sequence: int
+    link: str
+    time: str
+
+
+def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
+    """What a row says about its receipt, the chain aside."""
+    end = receipt.backplane.get("end")
+    reason = end.get("reason") if isinstance(end, dict) else None
+    return {
+        "run_id": receipt.meta.run_id,
+        "work_order_id": receipt.meta.work_order_id,
+        "backend": receipt.backend.id,
+        "outcome": receipt.outcome,
+        "reason": reason if isinstance(reason, str) else None,
+        "started_at": receipt.meta.started_at,
+        "finished_at": receipt.meta.finished_at,
+        "duration_ms": receipt.meta.duration_ms,
+        "sha256": receipt.receipt_sha256,
+        "trace_count": len(trace),
+        "trace_bytes": trace.size_bytes,
+    }
+
 
 _TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
 _MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}

@@ -168,8 +168,8 @@ class Journal:
         self._distrusted: str | None = None
 
     @classmethod
-    def create(cls, home: Path, run_id: str, head: Facts) -> Journal:
-        """Make the folder of a run, with its first fact in it, and lock it.
+    def create(cls, home: Path, run_id: str, *head: Facts) -> Journal:
+        """Make the folder of a run, with its first facts in it, and lock it.
 
         Raises:
             StoreError: `receipt_store_failed`; also when the run has a folder already.
@@ -191,7 +191,7 @@ class Journal:
                 fcntl.flock(head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 trace_fd = _open_new(building / TRACE)
                 journal = cls(runs / run_id, run_id, head_fd, trace_fd)
-                journal.note({**head, "boot_id": boot_id()})
+                journal.note({**head[0], "boot_id": boot_id()}, *head[1:])
                 os.rename(building, journal.folder)
             except BaseException:
                 _close_all(head_fd, trace_fd)
@@ -199,9 +199,9 @@ class Journal:
                 raise
         return journal
 
-    def note(self, fact: Facts) -> None:
-        """Add one fact to the head."""
-        self._write(self._head, canonical.encode(fact) + b"\n")
+    def note(self, *facts: Facts) -> None:
+        """Add facts to the head."""
+        self._write(self._head, canonical.encode_lines(facts))
 
     def append(self, batch: bytes, count: int | None = None) -> None:
         """Write canonical events, each ended by a newline, in one go; nothing of the batch stays if that fails."""

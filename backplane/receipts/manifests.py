@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,18 @@ def kept_since(home: Path, key: str) -> str:
         return ""
 
 
-def heard_again(home: Path, key: str) -> bool:
-    """Note that the kept hello is the one just heard; False where that cannot be noted."""
-    try:
-        os.utime(_path(home, key))
-    except OSError:
-        return False
-    return True
-
-
 def keep_manifest(home: Path, key: str, hello: dict[str, Any]) -> None:
     """Keep a hello under this key in place of the one before; a reader sees one or the other, never half.
+
+    The same one as before is noted as heard again.
 
     Raises:
         StoreError: `receipt_store_failed` when the disk fails; callers may go on without.
     """
+    if kept_manifest(home, key) == hello:
+        with suppress(OSError):
+            os.utime(_path(home, key))
+            return
     replace_file(_path(home, key), canonical.encode({"key": key, "hello": hello}))
 
 

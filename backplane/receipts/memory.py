@@ -15,9 +15,9 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, tags_of
 from backplane.errors import ConfigError, StoreError
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import COPIED, TRACE, JournalHead, opening_of
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
 from backplane.receipts.trace import open_plain
 

@@ -28,8 +28,8 @@ _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
 
 def canonical_parts(receipt: Receipt) -> tuple[bytes, bytes]:
     """Canonical bytes up to and with `"trace":[`, and from its `]` on; the trace is not read."""
-    before = canonical.encode({name: getattr(receipt, name) for name in _BEFORE_TRACE})
-    after = canonical.encode({name: getattr(receipt, name) for name in _AFTER_TRACE})
+    members = [{name: getattr(receipt, name) for name in names} for names in (_BEFORE_TRACE, _AFTER_TRACE)]
+    before, after, _ = canonical.encode_lines(members).split(b"\n")
     return before[:-1] + b',"trace":[', b"]," + after[1:]
 
 

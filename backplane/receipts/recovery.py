@@ -26,6 +26,7 @@ from backplane.contract.events import AgentEvent, is_passed_through
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
 from backplane.errors import StoreError
 from backplane.process.locks import try_lock
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import (
     COPIED,
@@ -40,7 +41,6 @@ from backplane.receipts.journal import (
     read_facts,
 )
 from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.trace import Trace
 
 UNFINISHED_PATCH: Final = "patch.unfinished"

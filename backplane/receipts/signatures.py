@@ -19,8 +19,8 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
+from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.journal import disk_error, replace_file
-from backplane.receipts.rows import ChainCheckpoint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -24,10 +24,10 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
+from backplane.receipts.database import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
 from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, opening_of
 from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
-from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
 from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
@@ -89,9 +89,10 @@ class Store:
         if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
             raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
         # Should the commit fail, the next start finds the receipt itself and keeps it as it was sealed.
-        journal.note_sealed(without_trace(receipt))
+        body = without_trace(receipt)
+        journal.note_sealed(body)
         journal.sync()
-        return self._insert(receipt, trace)
+        return self._insert(receipt, trace, body)
 
     def adopt(self, receipt: Receipt, patch: bytes = b"", journal: Journal | None = None) -> ReceiptRow:
         """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
@@ -108,7 +109,7 @@ class Store:
             journal = None
         journal = journal or self._copied(receipt, has_patch=bool(patch))
         if journal is None:
-            return self._insert(receipt, Trace(b"", 0, 0))
+            return self._insert(receipt, Trace(b"", 0, 0), without_trace(receipt))
         try:
             if patch:
                 journal.keep_patch(patch)
@@ -466,8 +467,8 @@ class Store:
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
 
-    def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
-        body, columns = without_trace(receipt), columns_of(receipt, trace)
+    def _insert(self, receipt: Receipt, trace: Trace, body: bytes) -> ReceiptRow:
+        columns = columns_of(receipt, trace)
         with self._locked() as connection, database.transaction(connection):
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)

@@ -32,8 +32,9 @@ from backplane.config import (
 )
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
-from backplane.process import Exit, StartCommand, open_child
 from backplane.process.aio import beside
+from backplane.process.child import Exit, open_child
+from backplane.process.launch import StartCommand
 from backplane.resources import find as find_shared
 from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
@@ -56,12 +57,12 @@ class Link(Protocol):
     stdin: int
     stdout: int
     pid: int
+    start: int
+    """When its process began, in clock ticks since the machine did."""
     exit: Exit | None
     stderr_dropped: int
     swept: int
     guard_lost: bool
-    on_exit: Callable[[], None] | None
-    """Called once when the exit is known."""
     on_words: Callable[[], None] | None
     """Called when something came on its stderr."""
     fault: Exception | None
@@ -69,6 +70,7 @@ class Link(Protocol):
 
     @property
     def stderr_tail(self) -> bytes: ...
+    def call_on_exit(self, call: Callable[[], None]) -> None: ...
     def close_stdin(self) -> None: ...
     def close_stdout(self) -> None: ...
     async def wait(self, timeout_s: float) -> Exit | None: ...
@@ -265,16 +267,17 @@ class _MemoryLink:
         self.stdin = stdin
         self.stdout = stdout
         self.pid = os.getpid()
+        self.start = 0
         self.exit: Exit | None = None
         self.stderr_dropped = 0
         self.swept = 0
         self.guard_lost = False
-        self.on_exit: Callable[[], None] | None = None
         self.on_words: Callable[[], None] | None = None
         self.fault: Exception | None = None
         self.scope = anyio.CancelScope()
         self._tail = b""
         self._ended = anyio.Event()
+        self._on_exit: Callable[[], None] | None = None
 
     @property
     def stderr_tail(self) -> bytes:
@@ -291,10 +294,15 @@ class _MemoryLink:
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
-            if self.on_exit is not None:
-                self.on_exit()
+            if self._on_exit is not None:
+                self._on_exit()
             os.close(stdin)
             os.close(stdout)
+
+    def call_on_exit(self, call: Callable[[], None]) -> None:
+        self._on_exit = call
+        if self.exit is not None:
+            call()
 
     def close_stdin(self) -> None:
         self.stdin = _close(self.stdin)
@@ -419,7 +427,6 @@ def _from_settings(
             secrets.append(key)
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
-    home = str(user_folder(environ))
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
     return ProcessBackend(
         id=name,
@@ -430,7 +437,7 @@ def _from_settings(
         remote=declared.remote,
         by_call=declared.command is None and (declared.host or name) == presets.HOST,
         is_ours=declared.command is None,
-        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
+        writable=tuple(f"{user_folder(environ)}{path[1:]}" if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
         open_stores=_open_stores(name, declared, agent),
         agent=agent,
@@ -516,12 +523,13 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _agent(name: str, declared: BackendSettings) -> shipped.ShippedAgent | None:
     """The program that this backend's shipped host drives. Raises ConfigError."""
-    file, *arguments = SHIPPED[declared.host or name]
-    where = f"the options of [backends.{name}]"
-    agent = shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
-    if agent is None and declared.options and (declared.host or name) != presets.HOST:
-        raise ConfigError("config_invalid", f"{where}: {declared.host or name!r} takes none", hint="remove them")
-    return agent
+    host, where = declared.host or name, f"the options of [backends.{name}]"
+    if host in shipped.HOSTS:
+        file, *arguments = SHIPPED[host]
+        return shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
+    if declared.options and host != presets.HOST:
+        raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
+    return None
 
 
 def _of_service(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane.contract.approval import Decision
@@ -31,6 +30,9 @@ KNOCK_S: Final = 10.0
 VISITORS_MAX: Final = 32
 """At once; another one waits until a visitor has left."""
 ANCESTORS_MAX: Final = 1_000
+READ_BYTES: Final = 65_536
+ACCEPT_AGAIN_S: Final = 0.1
+"""After a visitor that could not be let in."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 AsyncOnAsk = Callable[[Approval], Awaitable[Decision]]
@@ -202,22 +204,37 @@ class Door:
         folder.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
-            listener = await anyio.create_unix_listener(f"/proc/self/fd/{fd}/{self._id}", mode=0o600)
-            async with listener:
-                await listener.serve(self._visited)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.setblocking(False)
+                # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
+                listener.bind(f"/proc/self/fd/{fd}/{self._id}")
+                os.chmod(self._id, 0o600, dir_fd=fd)
+                listener.listen(VISITORS_MAX)
+                async with anyio.create_task_group() as visits:
+                    while True:
+                        await anyio.wait_readable(listener)
+                        try:
+                            visits.start_soon(self._visited, listener.accept()[0])
+                        except OSError:  # Gone again, or no descriptor is free.
+                            await anyio.sleep(ACCEPT_AGAIN_S)
         finally:
             with suppress(OSError):
                 os.unlink(self._id, dir_fd=fd)
             os.close(fd)
             _sweep(self._home, folder)
 
-    async def _visited(self, stream: anyio.abc.SocketStream) -> None:
-        async with self._room, stream:
-            with anyio.move_on_after(KNOCK_S), suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-                pid = _who(stream)
-                line = await _line(stream)
-                await stream.send(msgspec.json.encode(await self._reply(pid, line)) + b"\n")
+    async def _visited(self, visitor: socket.socket) -> None:
+        with visitor, suppress(OSError):
+            visitor.setblocking(False)
+            async with self._room:
+                with anyio.move_on_after(KNOCK_S):
+                    pid, uid, _ = _peer(visitor)
+                    # 0 where it is none of this user's that is in sight.
+                    reply = await self._reply(pid if uid == os.geteuid() else 0, await _line(visitor))
+                    left = msgspec.json.encode(reply) + b"\n"
+                    while left:
+                        await anyio.wait_writable(visitor)
+                        left = left[visitor.send(left) :]
 
     async def _reply(self, pid: int, line: bytes) -> DoorReply:
         try:
@@ -229,29 +246,28 @@ class Door:
             return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
 
 
-async def open_door(home: Path, run_id: str, obey: Obey) -> None:
-    """Let visitors of a run in until cancelled; where no socket can be made, the run goes on without that."""
-    with suppress(OSError):
+async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
+    """Let visitors of a run in until cancelled; where no socket can be made, that is told, and the run goes on."""
+    try:
         await Door(home, run_id, obey).serve()
+    except OSError as error:
+        tell(f"no other terminal can answer or cancel this run: no socket in {home}: {error.strerror}")
 
 
-async def _line(stream: anyio.abc.SocketStream) -> bytes:
+async def _line(visitor: socket.socket) -> bytes:
+    """Read one line. Raises OSError where none comes."""
     data = b""
     while b"\n" not in data:
-        if len(data) > LINE_BYTES_MAX:
-            raise anyio.EndOfStream
-        data += await stream.receive()
+        await anyio.wait_readable(visitor)
+        piece = visitor.recv(READ_BYTES)
+        if not piece or len(data) > LINE_BYTES_MAX:
+            raise ConnectionError
+        data += piece
     return data.partition(b"\n")[0]
 
 
-def _who(stream: anyio.abc.SocketStream) -> int:
-    """The process that has connected, as this one numbers it; 0 where it is none of this user's that is in sight."""
-    raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-    pid, uid, _ = _peer(raw)
-    return pid if uid == os.geteuid() else 0
-
-
 def _peer(raw: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as this process numbers them."""
     pid, uid, gid = _CREDENTIALS.unpack(raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid, gid
 
@@ -328,7 +344,7 @@ def knock(home: Path, run_id: str, asked: Request) -> str:
         with _connected(home, run_id) as raw:
             raw.sendall(msgspec.json.encode(asked) + b"\n")
             data = b""
-            while not data.endswith(b"\n") and (block := raw.recv(65536)):
+            while not data.endswith(b"\n") and (block := raw.recv(READ_BYTES)):
                 data += block
         reply = _read_reply(data)
     except (OSError, msgspec.MsgspecError) as error:

@@ -22,16 +22,15 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
-from backplane.process.sweep import start_of
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import held_fact, hooks_fact, host_fact
+from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import STAGED_FOR, StateFolder
 from backplane.sandbox.credentials import read_names
 from backplane.workspace import Quota, open_workspace
 
 if TYPE_CHECKING:
-    from backplane.process import StartCommand
+    from backplane.process.launch import StartCommand
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHost
     from backplane.sandbox.plan import Contained
@@ -73,7 +72,7 @@ class RunEnvironment:
         self._works = False
         """A thread makes the place to work in, or opens the store."""
         self._sandbox: Sandbox | None = None
-        self._left = False
+        self.left = False
         """Whoever wanted the run has gone before it began."""
         self.hidden_servers: Mapping[str, str] = {}
         """MCP servers with a file that the cage hides from the agent: name → the file."""
@@ -87,18 +86,18 @@ class RunEnvironment:
         self._standing: tuple[object, ...] = ()
         """What a host that waits was started in: it is taken where this is equal."""
 
-    def kind(self, backend: Backend, configured: Isolation) -> Hashable:
+    def kind(self, backend: Backend, key: str, configured: Isolation) -> Hashable:
         """What two orders must have in common to be given the same host; None where none can wait for them.
 
         A host in a cage around a copy must not race with the copying: one of ours does nothing before its order.
         """
         spec = self._facts.order.workspace
-        isolation = tighter(configured, self._facts.order.abp("isolation"))
+        isolation = tighter(configured, self._facts.settings.get("isolation"))
         if not isinstance(backend, ProcessBackend) or not backend.guard or backend.remote:
             return None
         if isolation != "off" and spec.mode == "staged" and not backend.is_ours:
             return None
-        return backend.key, isolation, spec.mode, os.path.abspath(spec.root)
+        return key, isolation, spec.mode, os.path.abspath(spec.root)
 
     async def open(
         self,
@@ -144,11 +143,13 @@ class RunEnvironment:
         order = self._facts.order
         program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
         self._facts.guarded = program is not None
-        demanded = order.abp("enforcement")
-        isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
-        asked = order.abp("credentials")
+        settings = self._facts.settings
+        demanded, asked = settings.get("enforcement"), settings.get("credentials")
+        isolation = self._facts.isolation = tighter(configured, settings.get("isolation"))
         plain = functools.partial(backend.open, order, environ)
-        plainly = (program.command(order, environ), order.policy, None) if program is not None else ()
+        plainly: tuple[object, ...] = ()
+        if program is not None and (self._waits or warm is not None):
+            plainly = program.command(order, environ), order.policy, None
         if isolation == "off" and demanded is None and asked is None:
             return self._way(warm, plainly, plain)
         # Not before: who does not want it shall not pay for loading it.
@@ -162,7 +163,7 @@ class RunEnvironment:
         if program is not None:
             open_stores |= program.open_stores
         assert self._facts.policy is not None
-        filtered = order.abp("seccomp") is True
+        filtered = settings.get("seccomp") is True
         self._sandbox = Sandbox(
             self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores
         )
@@ -182,12 +183,11 @@ class RunEnvironment:
             # Some ten kilobytes, which nobody would look at in a run.
             self._standing = standing if self._waits else ()
             return cold()
-        fits = warm.environment._standing == standing
-        warm.environment._standing = ()
-        if not fits:
+        if warm.environment._standing != standing:
             return None
         self._facts.start = "warm"
-        return warm.block()
+        self._lock, warm.environment._lock = warm.environment._lock, -1
+        return warm.block
 
     async def reopen(
         self, backend: Backend, environ: Mapping[str, str], error: CageError
@@ -241,7 +241,7 @@ class RunEnvironment:
             self._facts.added["endpoints"] = list(held.endpoints)
         standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
-            self._note_held(self.journal)
+            self.journal.note(self._held_fact())
         ready = self._wait_placed if self.holds_host and not self._waits else None
         return functools.partial(sandbox.open, held, ready), standing
 
@@ -265,14 +265,11 @@ class RunEnvironment:
             try:
                 await self._done.wait()
             finally:
-                self._left = True
-        self._left = False
+                self.left = True
+        self.left = False
         workspace = await self.workspace()
         assert workspace is not None
         return workspace
-
-    def _unwanted(self) -> bool:
-        return self._left or self._ended()
 
     def prepare(self, start_soon: Callable[..., object], mode: Mode | None) -> None:
         """Journal, store and workspace begin while the host starts, unless they had to be there before it.
@@ -286,8 +283,7 @@ class RunEnvironment:
         """
         if not self.prepared:
             if self.journal is None:
-                self.journal = self._state.journal(self._facts)
-                self._note_held(self.journal)
+                self.journal = self._state.journal(self._facts, self._held_fact())
             self.prepared = True
             start_soon(self._prepare, mode)
 
@@ -326,7 +322,7 @@ class RunEnvironment:
             stage_dir=state.stage_of(self._place),
             tree=state.tree_of(self._place),
             quota=Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max),
-            stopped=self._unwanted,
+            stopped=self._ended,
             state=state.home,
             unread=self._facts.order.policy.deny_read,
         )
@@ -338,14 +334,14 @@ class RunEnvironment:
             except OSError as error:
                 raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error
 
-    def _note_held(self, journal: Journal) -> None:
-        """Note it before the host starts: should we be killed, the receipt says it all the same."""
-        journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
+    def _held_fact(self) -> Facts:
+        """What is noted before the host starts in its cage: should we be killed, the receipt says it all the same."""
+        return held_fact(self._facts.redactor.json(self._facts.held())[0])
 
-    def note_host(self, pid: int) -> None:
+    def note_host(self, pid: int, start: int) -> None:
         """Note which process it is, for who looks at the live run; a function of this process has none of its own."""
         if self.journal is not None and pid != os.getpid():
-            self.journal.note(host_fact(pid, start_of(pid)))
+            self.journal.note(host_fact(pid, start))
 
     def note_hooks(self, ask: str, names: Sequence[str]) -> None:
         """Note that hooks take long over an ask; no names once they have answered."""
@@ -376,7 +372,7 @@ class RunEnvironment:
         Raises:
             BackplaneError: of the store or the workspace.
         """
-        await self._done.wait()
+        await self.settled()
         if self._error is not None:
             raise self._error
         return self._workspace
@@ -389,7 +385,7 @@ class RunEnvironment:
 
     async def settled(self) -> None:
         """Wait until nothing is being made here any more."""
-        if self.prepared:
+        if self.prepared and not self._done.is_set():
             await self._done.wait()
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceE
 from backplane.receipts import build
 from backplane.receipts.build import OWN_LINES_MAX, End, RunState
 from backplane.receipts.journal import Journal, applied_fact
-from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
+from backplane.receipts.pieces import canonical_parts, seal
 from backplane.receipts.trace import Trace
 from backplane.runtime.state import StateFolder
 from backplane.runtime.witness import judged
@@ -65,7 +65,7 @@ def seal_run(
     """
     patch: Patch | None = None
     error: BackplaneError | None = None
-    added: dict[str, Json] = facts.clean_json(unheard_facts(facts.order.config.vendor))
+    added: dict[str, Json] = {}
     diff: str | None = None
     status: str | None = None
     try:

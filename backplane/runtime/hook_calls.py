@@ -20,7 +20,8 @@ from backplane.config import child_environment
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
-from backplane.process import Child, StartCommand, open_child
+from backplane.process.child import Child, open_child
+from backplane.process.launch import StartCommand
 from backplane.process.programs import feed, piece
 from backplane.protocol import strict
 from backplane.redact.secrets import Redactor

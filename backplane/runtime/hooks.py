@@ -139,7 +139,7 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
     """
     hooks: list[Hook] = []
     left: list[Json] = []
-    for number, row in enumerate(_rows(order)):
+    for number, row in enumerate(_rows(order.abp("hooks"))):
         if "above" in row:
             left.append(row)
             continue
@@ -151,14 +151,14 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
     return (order.with_abp("hooks", left) if hooks else order), tuple(hooks)
 
 
-def above(order: WorkOrder) -> tuple[Hook, ...]:
-    """Hooks of an order that lie with whoever gave it: `{event, tools, above: true}`.
+def above(asked: Json) -> tuple[Hook, ...]:
+    """Hooks of an order's `config.vendor.abp.hooks` that lie with whoever gave it: `{event, tools, above: true}`.
 
     Raises:
         ConfigError: `config_invalid`; a command too, as whoever is at the other end of a line may not start programs.
     """
     hooks: list[Hook] = []
-    for number, row in enumerate(_rows(order)):
+    for number, row in enumerate(_rows(asked)):
         place = f"config.vendor.abp.hooks[{number}]"
         if row.get("above") is not True:
             hint = "put it into the configuration here, or say above: true and answer the asks"
@@ -171,8 +171,7 @@ def above(order: WorkOrder) -> tuple[Hook, ...]:
     return tuple(hooks)
 
 
-def _rows(order: WorkOrder) -> list[dict[str, Json]]:
-    rows = order.abp("hooks")
+def _rows(rows: Json) -> list[dict[str, Json]]:
     if rows is None:
         return []
     if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):

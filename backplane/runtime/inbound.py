@@ -10,14 +10,15 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from backplane.config import Limits
-from backplane.contract import canonical, structure
+from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, timestamp_at
@@ -48,6 +49,9 @@ from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.hook_calls import call_function, log_raised
 from backplane.runtime.hooks import Hook, Hooks
 from backplane.runtime.writer import LineWriter
+
+if TYPE_CHECKING:
+    from backplane.workspace import Workspace
 
 ASKS_OPEN_MAX: Final = 64
 """Asks that wait for a person at once; a host with more of them does not wait for answers."""
@@ -119,7 +123,7 @@ class Inbound:
         self._start_soon: Callable[..., object] | None = None
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
-        self._expects_raw = facts.order.abp("mode") == "passthrough"
+        self._expects_raw = facts.settings.get("mode") == "passthrough"
         """The order asks for the vendor's own messages, and none has come yet."""
         self.pongs: dict[int, anyio.Event] = {}
         """Pings that wait for their answer, by number."""
@@ -127,14 +131,15 @@ class Inbound:
         """Who is asked after the policy and before anybody else; None for nobody."""
         self.note_hooks: Callable[[str, Sequence[str]], None] | None = None
         """Notes that hooks take long over an ask, by its id; None where there are none."""
-        self.checkpoints = RunCheckpoints(
-            False, now, functools.partial(self.report, "checkpoint"), self._keep_checkpoints
-        )
+        self.checkpoints: RunCheckpoints | None = None
+        """None until they are opened: most runs keep none."""
         self.on_patch: Callable[[wire.PatchChunk], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
         self.hold: Hold | None = None
         """Reserves what a call of a model may cost, of a shared budget; blocking. None where none is shared."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
+        self.holding = False
+        """A text is held back that may be the beginning of a secret."""
 
     @property
     def tools_asked(self) -> int:
@@ -166,20 +171,17 @@ class Inbound:
             self._fail(error)
         return ready
 
-    @property
-    def holding(self) -> bool:
-        """A text is held back that may be the beginning of a secret."""
-        return self._splits is not None and self._splits.holding
-
     def let_go(self) -> list[Events]:
         """What was held back for long enough, as events."""
         late = self._splits.flush() if self._splits is not None else []
+        self.holding = False
         return [Events.of(self._run_id, late)] if late else []
 
     def _whole(self, batch: Events, splits: Splits) -> Events:
         before = splits.redacted
         events, records = splits.take(batch.events, batch.records)
         self._facts.counts["redacted"] += splits.redacted - before
+        self.holding = splits.holding
         return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
 
     def _accept(self, events: list[AgentEvent]) -> None:
@@ -190,7 +192,6 @@ class Inbound:
             for event in events:
                 if type(event) not in _QUIET:
                     self._facts.look(event)
-                    self.checkpoints.look(event)
                     # Which tools are at work, and which ran without the question that was due.
                     passed_over = self.hooks.look(event) if self.hooks is not None else None
                     if passed_over is not None:
@@ -199,7 +200,7 @@ class Inbound:
                 reason, text = self._facts.limit
                 self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
         if events:
-            self.checkpoints.is_resting = type(events[-1]) is TurnEnded
+            self._facts.resting = type(events[-1]) is TurnEnded
         self.progressed = self.progressed or any(map(_carries_something, events))
 
     def report(self, name: str, body: Json, message: str) -> None:
@@ -207,15 +208,21 @@ class Inbound:
         if not self.over.is_set():
             self._hand_on([self._add(name, body, message)])
 
+    def open_checkpoints(self, workspace: Workspace, run_dir: Path, *, auto: bool) -> RunCheckpoints:
+        """Begin to keep checkpoints of a place to work in; with `auto` one before every tool that may write."""
+        say = functools.partial(self.report, "checkpoint")
+        keep = self._keep_checkpoints
+        self.checkpoints = RunCheckpoints(workspace, run_dir, self._facts, auto=auto, now=now, say=say, keep=keep)
+        return self.checkpoints
+
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
         self._facts.added["checkpoints"] = self._facts.clean_json(told)
         self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
 
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other: without secrets, whoever put the words into it."""
-        event, count = self._facts.redactor.event(carry(name, body, ts=now(), message=message))
-        self._facts.counts["redacted"] += count
-        return Events.of(self._run_id, [carried(event)], ours=True)
+        event = carried(carry(name, body, ts=now(), message=message))
+        return Events(self._run_id, *self._line.clean([event], [canonical.encode(event)]), ours=True)
 
     def _raised(self, raised: Raised) -> None:
         raise raised.error
@@ -320,15 +327,15 @@ class Inbound:
         self.progressed = True
         decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
         hooks = self._hooks_of(ask, decision)
-        may_wait = decision is None or bool(hooks) or self.checkpoints.auto
-        size = structure.weight(raised.lines) if may_wait else 0
+        keeps = self.checkpoints is not None and self.checkpoints.auto
+        may_wait = decision is None or bool(hooks) or keeps
+        size = canonical.weight(raised.lines) if may_wait else 0
         full = self._full(size)
         if not hooks and decision is None:
             decision, by = self._without_caller(ask, full)
         elif hooks and full:
             decision, by, hooks = Decision(decision="deny", reason=full), "default", ()
-        keeps = self.checkpoints.auto and not full
-        waits = bool(hooks) or (keeps and (decision is None or decision.decision != "deny"))
+        waits = bool(hooks) or (keeps and not full and (decision is None or decision.decision != "deny"))
         if decision is not None and not waits:
             return [raised, *self._answer(ask, decision, by=by)]
         assert self._start_soon is not None
@@ -386,7 +393,8 @@ class Inbound:
         self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
         """Keep the state, put the ask to its hooks, then to the caller if it is still open."""
-        await self.checkpoints.before(ask)
+        if self.checkpoints is not None and self.checkpoints.auto:
+            await self.checkpoints.before(ask)
         changed, by = "", "policy"
         if hooks:
             ask, decided, by, changed = await self._ask_hooks(ask, hooks)

@@ -49,11 +49,8 @@ class Deadlines:
         """Seconds since the beginning."""
         return time.monotonic() - self._started
 
-    def begin_read(self) -> None:
-        """Somebody waits for the child: until something carries progress, that is its silence."""
-        self.reading_since = time.monotonic()
-
     def end_read(self) -> None:
+        """Count the read that ends as the child's silence, until something carries progress."""
         assert self.reading_since is not None
         self._silent_s += time.monotonic() - self.reading_since
         self.reading_since = None

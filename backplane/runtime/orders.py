@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -11,10 +11,9 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.unheard import nearest_name
-from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder
+from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError
 from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools
-from backplane.receipts.pieces import unheard_names
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
 
@@ -50,14 +49,14 @@ def make_order(
         whole = replace(whole, workspace=replace(whole.workspace, root=os.fspath(root)))
     if lane is not None:
         whole = replace(whole, lane=lane)
-    given = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
-    config: RuntimeConfig = replace(whole.config, **{name: value for name, value in given.items() if value is not None})
-    whole = replace(whole, config=config)
+    named = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
+    if given := {name: value for name, value in named.items() if value is not None}:
+        whole = replace(whole, config=replace(whole.config, **given))
     if output is not None:
         whole = whole.with_abp("output_schema", schema_of(output))
-    named = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
-    if named is not None:
-        whole = replace(whole, policy=read_policy(named))
+    profile = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
+    if profile is not None:
+        whole = replace(whole, policy=read_policy(profile))
     check_order(whole)
     return whole
 
@@ -84,10 +83,14 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
     return parse_policy(data, policy)
 
 
-def without_effect(order: WorkOrder) -> Iterator[tuple[str, Json, str]]:
-    """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words."""
-    if names := unheard_names(order.config.vendor):
-        yield "unheard", list(names), f"without effect in the order: {', '.join(names)}"
+def without_effect(order: WorkOrder, unheard: Sequence[str]) -> Iterator[tuple[str, Json, str]]:
+    """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words.
+
+    Args:
+        unheard: its `unheard_names`.
+    """
+    if unheard:
+        yield "unheard", list(unheard), f"without effect in the order: {', '.join(unheard)}"
     if tools := unknown_tools(order.policy):
         shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
         fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"

@@ -5,6 +5,8 @@ What a run is, from its order to its receipt, is in `run`.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,7 +24,7 @@ from backplane import config
 from backplane.config import Limits, Settings
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.work import REPLAY, WorkOrder
+from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
 from backplane.runtime import backends
@@ -30,7 +32,6 @@ from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
-from backplane.runtime.places import Places, rank_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
@@ -45,6 +46,65 @@ if TYPE_CHECKING:
 __all__ = ["ControlPlane", "Run"]
 
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
+
+NORMAL: Final = 1
+"""Rank of the priority `normal`, as `routing.task.RANKS` has it."""
+
+
+def rank_of(route: Json) -> int:
+    """The rank of an order's priority, by its `config.vendor.abp.route`; that of `normal` where it names none."""
+    if not isinstance(route, dict):
+        return NORMAL
+    from backplane.routing.task import RANKS  # Most orders name none, and the way to a first run is short.
+
+    return next((rank for name, rank in RANKS.items() if name == route.get("priority")), NORMAL)
+
+
+class Places:
+    """So many places; a place is taken by `acquire` and given back by `release`.
+
+    Args:
+        count: places there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._waiting)
+
+    async def acquire(self, rank: int) -> None:
+        """Wait for a place.
+
+        Args:
+            rank: the higher goes first.
+        """
+        # Whoever has to wait is counted at once: orders that come together are refused together.
+        if self._free:
+            self._free -= 1
+            return
+        turn = (-rank, next(self._numbers), anyio.Event())
+        heapq.heappush(self._waiting, turn)
+        try:
+            await turn[2].wait()
+        except BaseException:
+            if turn[2].is_set():  # It was given a place at the moment at which it was given up.
+                self.release()
+            else:
+                self._waiting.remove(turn)
+                heapq.heapify(self._waiting)
+            raise
+
+    def release(self) -> None:
+        """Give a place to whoever is next."""
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].set()
+        else:
+            self._free += 1
 
 
 def _signer(key: str | None) -> Signer | None:
@@ -96,7 +156,9 @@ class ControlPlane:
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
         self.state_folder = StateFolder(home, _signer(settings.signing_key))
-        self.warm = WarmHosts(settings.limits.warm_max, settings.limits.warm_s)
+        limits = settings.limits
+        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max else None
+        """Hosts that wait for an order; None where none shall."""
         self.sender = _sender(self.environ)
         """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
         self.layers: Probe | None = None
@@ -113,7 +175,8 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
-            await self.warm.close()
+            if self.warm is not None:
+                await self.warm.close()
             await anyio.to_thread.run_sync(self.state_folder.close)
             if self.sender is not None:
                 await anyio.to_thread.run_sync(self.sender.leave)
@@ -158,16 +221,22 @@ class ControlPlane:
         """
         try:
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
-            chosen = self.find_backend(backend if backend is not None else whole.abp("backend"))
+            asked = settings_of(whole.config.vendor)
+            chosen = self.find_backend(backend if backend is not None else asked.get("backend"))
             self._check_room()
-            await self._slots.acquire(rank_of(whole))
+            await self._slots.acquire(rank_of(asked.get("route")))
         except Exception as error:
             raise unforeseen(error) from error
         try:
             try:
-                chosen, told = await self._from_store(whole, chosen, limits, hooks)
-                whole, own_id, held = await self._hold_budget(whole, run_id, chosen)
-                run = await self._run(whole, chosen, on_ask, limits, own_id, output, {**added, **told})
+                told: Mapping[str, Json] = NOTHING
+                held: Reservation | BackplaneError | None = None
+                if asked.get("pure") is not None:
+                    chosen, told = await self._from_store(whole, chosen, limits, hooks)
+                # A turn of a conversation has its parent there; what is told again costs nothing.
+                if not isinstance(asked.get("parent"), dict | None) and not isinstance(chosen, ReplayBackend):
+                    whole, run_id, held = await self._hold_budget(whole, run_id, chosen)
+                run = await self._run(whole, chosen, on_ask, limits, run_id, output, {**added, **told})
                 run.more = more
                 if isinstance(held, BackplaneError):
                     run.refuse(held)
@@ -194,8 +263,6 @@ class ControlPlane:
         self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]
     ) -> tuple[Backend, dict[str, Json]]:
         """A stored run in place of the backend, where a pure order was answered before; its key for the receipt."""
-        if order.abp("pure") is None:
-            return backend, {}
         from backplane.runtime import cache
 
         if not cache.is_pure(order) or hooks:
@@ -209,20 +276,16 @@ class ControlPlane:
 
     async def _keep_result(self, run: Run) -> None:
         """Have a pure order's complete result served the next time."""
-        told = run.receipt.backplane.get("cache") if run.is_sealed else None
-        if isinstance(told, dict) and not told["hit"] and run.receipt.outcome == "complete":
+        told = run.facts.added.get("cache")
+        if isinstance(told, dict) and not told["hit"] and run.is_sealed and run.receipt.outcome == "complete":
             from backplane.runtime import cache
 
             await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
 
     async def _hold_budget(
         self, order: WorkOrder, run_id: str | None, backend: Backend
-    ) -> tuple[WorkOrder, str | None, Reservation | BackplaneError | None]:
+    ) -> tuple[WorkOrder, str, Reservation | BackplaneError]:
         """Take a child's share of its parent's budget, under the id that its run will have; or say why not."""
-        parent = order.abp("parent")
-        # A turn of a conversation has its parent there; what is told again costs nothing.
-        if parent is None or isinstance(parent, dict) or isinstance(backend, ReplayBackend):
-            return order, run_id, None
         from backplane.runtime.budgets import reserve
 
         if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):

@@ -6,11 +6,13 @@ host gets it come out. Nothing here knows a link, a folder or a clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.unheard import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
@@ -18,7 +20,6 @@ from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, ProcessBackend, with_servers
-from backplane.runtime.checkpoints import automatic
 from backplane.runtime.hooks import CAPABILITY, Hook, below
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1", "spend/1")
@@ -33,8 +34,6 @@ class RunRequirements:
         hooks: all whose answers the run's tools wait for.
         remote: the agent works on another machine.
 
-    Raises:
-        ConfigError: `config_invalid`, when to make checkpoints cannot be read.
     """
 
     def __init__(self, facts: RunState, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
@@ -44,9 +43,11 @@ class RunRequirements:
         self._hooks = hooks
         self._remote = remote
         # On another machine they are made there, by the same word of the order.
-        self.checkpoints = automatic(facts.order) and not remote
+        self.checkpoints = facts.settings.get("checkpoints") == "auto" and not remote
         """One is made here before every tool that may write."""
-        self.order = below(_without_route(facts.order), hooks)
+        self.order = _without_route(facts.order, facts.settings.get("route"))
+        if hooks:
+            self.order = below(self.order, hooks)
         """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
 
     def give_servers(self, hello: wire.Hello, backend: Backend) -> None:
@@ -73,7 +74,9 @@ class RunRequirements:
 
     def at(self, root: str) -> WorkOrder:
         """The order as a host on this machine gets it: with the place to work in as its root."""
-        sent = self.order.without_abp("checkpoints")  # A control plane below is not to make them once more.
+        sent = self.order
+        if "checkpoints" in self._facts.settings:  # A control plane below is not to make them once more.
+            sent = sent.without_abp("checkpoints")
         return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
@@ -98,8 +101,7 @@ class RunRequirements:
         Raises:
             CapabilityError: `capability_unsupported`.
         """
-        all_found = [negotiate(self._order.requirements, manifest) for manifest in offers]
-        found = next((found for found in all_found if found.satisfied), all_found[0])
+        found = negotiate(self._order.requirements, *offers)
         self._facts.added["negotiation"] = found.to_wire()
         if not found.satisfied:
             raise refusal(found, self._backend_id, kept_since)
@@ -115,6 +117,12 @@ class RunRequirements:
         """
         if hello.heeds is not msgspec.UNSET:
             check_heeded(self._order, hello.heeds, hello.backend.id)
+        if self.checkpoints and "ask/1" not in hello.extensions:
+            raise CapabilityError(
+                "capability_unsupported",
+                f"{self._backend_id!r} does not ask before a tool runs (ask/1), so there is no moment for checkpoints",
+                hint="set config.vendor.abp.checkpoints to named, or choose another backend",
+            )
         if hello.backends is msgspec.UNSET:
             self.check(whole)
         else:
@@ -123,7 +131,7 @@ class RunRequirements:
 
     def _offers(self, backends: tuple[dict[str, Any], ...]) -> list[Manifest]:
         """Of a control plane: each of its backends that the order may come to."""
-        named = self._order.abp("backend")
+        named = self._facts.settings.get("backend")
         return [
             read_manifest(entry["capabilities"])
             for entry in backends
@@ -132,20 +140,21 @@ class RunRequirements:
         ]
 
 
-def check_place(order: WorkOrder, *, remote: bool, routed: bool) -> None:
+def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> None:
     """Refuse settings that have no effect where the order is run.
 
     Args:
+        settings: the order's, below `config.vendor.abp`.
         remote: the agent works on another machine.
         routed: the router chose the backend.
 
     Raises:
         ConfigError: `config_invalid`.
     """
-    idle = [(name, "a queue alone does that: backplane submit") for name in OF_QUEUE if order.abp(name) is not None]
-    if order.abp("remote_root") is not None and not remote:
+    idle = [(name, "a queue alone does that: backplane submit") for name in OF_QUEUE if settings.get(name) is not None]
+    if settings.get("remote_root") is not None and not remote:
         idle.append(("remote_root", "it is for a backend that is marked remote"))
-    if (route := order.abp("route")) is not None:
+    if (route := settings.get("route")) is not None:
         from backplane.routing.task import read_wishes  # Most orders say nothing of it.
 
         if (asked := read_wishes(route).of_router) and not routed:
@@ -155,9 +164,8 @@ def check_place(order: WorkOrder, *, remote: bool, routed: bool) -> None:
         raise ConfigError("config_invalid", fact, hint="leave it out")
 
 
-def _without_route(order: WorkOrder) -> WorkOrder:
+def _without_route(order: WorkOrder, route: Json) -> WorkOrder:
     """The order for a control plane below: what the router here has heeded is not to be asked of one there."""
-    route = order.abp("route")
     if not isinstance(route, dict):
         return order
     return order.with_abp("route", {name: value for name, value in route.items() if name in WITHOUT_ROUTER})

@@ -38,17 +38,18 @@ from backplane.errors import (
     unforeseen,
 )
 from backplane.policy.rules import compile_policy
-from backplane.process.aio import OwnTask, in_order, in_time
+from backplane.process.aio import OwnTask, Readable, in_order, in_time
 from backplane.process.launch import READ_BYTES_MAX
-from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
-from backplane.receipts.build import End, RunState, cause
-from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.build import OWN_LINES_MAX, End, RunState, cause
+from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
+from backplane.receipts.pieces import canonical_chunks, unheard_facts
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime import finalize
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
+from backplane.runtime.checkpoints import RunCheckpoints, unusable
 from backplane.runtime.environment import RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
@@ -115,11 +116,11 @@ class Run:
     """
 
     __slots__ = (
-        "_backend", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited", "_fault", "_finished",
-        "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_pings", "_plane",
-        "_queue", "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed", "_sealing_since",
-        "_sent", "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id", "more", "order",
-        "patch",
+        "_backend", "_backend_key", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited", "_fault",
+        "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_pings",
+        "_plane", "_queue", "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed",
+        "_sealing_since", "_sent", "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id",
+        "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -150,10 +151,13 @@ class Run:
         """Another order like this one will come."""
         self._plane = plane
         self._backend = backend
+        self._backend_key = ""
+        """Names the host's program as it is now: it is looked at once."""
         self._limits = limits
         self._deadlines = Deadlines(limits, backend.id, self._decide)
         secrets = (*order.config.env.values(), *backend.secrets)
         redactor = self.facts.redactor = Redactor(secrets) if secrets else NO_SECRETS
+        self.facts.added.update(self.facts.clean_json(unheard_facts(order.config.vendor)))
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
@@ -404,11 +408,11 @@ class Run:
             WorkspaceError: `execution_workspace_error`: before the order was sent or after the end, the name is taken
                 or is none, there is no room, or the agent works on another machine.
         """
-        return await self._inbound.checkpoints.make(name)
+        return await (await self._checkpoints()).make(name)
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints of this run, oldest first; the state `start` is always there beside them."""
-        return self._inbound.checkpoints.made
+        return self._inbound.checkpoints.made if self._inbound.checkpoints is not None else ()
 
     async def rewind(self, name: str) -> Checkpoint | None:
         """Put the workspace back to a checkpoint, by name or id; None comes back for `start`.
@@ -419,7 +423,18 @@ class Run:
             WorkspaceError: `execution_workspace_error`, as `checkpoint`; or the agent is at work, there is no such
                 checkpoint, or a file changed meanwhile. Then nothing was changed.
         """
-        return await self._inbound.checkpoints.rewind(name, self._inbound.tools_asked)
+        return await (await self._checkpoints()).rewind(name, self._inbound.tools_asked)
+
+    async def _checkpoints(self) -> RunCheckpoints:
+        """The run's checkpoints, opened with the first of them. Raises WorkspaceError as `checkpoint`."""
+        if self._inbound.checkpoints is not None:
+            return self._inbound.checkpoints
+        if not self._sent or self._finished:
+            raise unusable("the run has ended" if self._finished else "the run has not begun")
+        workspace = await self._environment.workspace() if self._remote is None else None
+        if workspace is None or self.folder is None:
+            raise unusable("the agent works on another machine")
+        return self._inbound.open_checkpoints(workspace, self.folder, auto=False)
 
     # What a control plane does with it.
 
@@ -464,13 +479,13 @@ class Run:
                 await self._enter(await self._environment.reopen(self._backend, self._plane.environ_of(self.id), error))
             self._environment.prepare(self._start_soon, self._mode())
             if self._link is not None:
-                self._environment.note_host(self._link.pid)
+                self._environment.note_host(self._link.pid, self._link.start)
         except BackplaneError as error:
             self._fail(await self._environment.cause(error))
 
     async def _enter(self, opening: AbstractAsyncContextManager[Link]) -> None:
-        # A task of its own, as it is left in another one than it is entered in.
-        opened = OwnTask(opening)
+        # A task of its own, as it is left in another one than it is entered in; a warm host brings the one it lives in.
+        opened = opening if isinstance(opening, OwnTask) else OwnTask(opening)
         link = await opened.__aenter__()
         self._opened = opened
         self._connect(link)
@@ -482,7 +497,8 @@ class Run:
         finally:
             try:
                 if self._opened is not None:
-                    await in_order(functools.partial(self._opened.__aexit__, None, None, None))
+                    await self._opened.__aexit__(None, None, None)
+                self._environment.unlock()
             finally:
                 if self._tasks is not None:
                     self._tasks.cancel_scope.cancel()
@@ -506,13 +522,14 @@ class Run:
         """Everything that can be decided without starting anything; False when the run is refused."""
         try:
             check_settings(self.order)
-            check_place(self.order, remote=self._backend.remote, routed="route" in self.facts.added)
+            check_place(self.facts.settings, remote=self._backend.remote, routed="route" in self.facts.added)
             self.facts.policy = compile_policy(self.order.policy)
+            self._backend_key = self._backend.key
             requirements = self._requirements = self._attach(given)
-            kept = self._plane.state_folder.kept_hello(self._backend.key)
+            kept = kept_manifest(self._plane.home, self._backend_key)
             if kept is not None:
-                manifest, since = kept
-                requirements.check(requirements.supply(read_manifest(manifest), EXTENSIONS), kept_since=since)
+                since = kept_since(self._plane.home, self._backend_key)
+                requirements.check(requirements.supply(read_manifest(kept), EXTENSIONS), kept_since=since)
         except BackplaneError as error:
             self._decide("refused", error)
             return False
@@ -525,17 +542,18 @@ class Run:
             ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
         """
         inbound, remote = self._inbound, self._backend.remote
-        hooks = (*configured(self._plane.settings.hooks), *given, *above(self.order))
+        rows, asked, hooks = self._plane.settings.hooks, self.facts.settings.get("hooks"), tuple(given)
+        if rows or asked is not None:
+            hooks = (*configured(rows), *given, *above(asked))
         if hooks:
             inbound.hooks = Hooks(hooks, self.id, self._plane.environ, self.facts.redactor, inbound.put_above)
             inbound.note_hooks = self._environment.note_hooks
         requirements = RunRequirements(self.facts, self.backend_id, hooks, remote=remote)
-        inbound.checkpoints.auto = requirements.checkpoints
         if remote:
             # Who runs everything here shall not pay for loading it.
             from backplane.runtime.remote import Remote
 
-            isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
+            isolation = tighter(self._plane.settings.isolation, self.facts.settings.get("isolation"))
             self._remote = Remote(self.id, requirements.order, self.backend_id, self._limits, isolation)
         return requirements
 
@@ -546,26 +564,26 @@ class Run:
             # Here is only the way there: what has to hold the agent holds it where it works.
             return self._backend.open(self.order, plane.environ)
         kind, warm = self._kind(), None
-        if kind is not None:
+        if plane.warm is not None and kind is not None:
             warm = await plane.warm.take(kind)
         opening = await self._environment.open(
             self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers, warm
         )
-        if warm is not None and self.facts.start != "warm":
+        if plane.warm is not None and warm is not None and self.facts.start != "warm":
             plane.warm.misfit(kind)
         return opening
 
     def _kind(self) -> Hashable:
         """Which warm host would do; None for none. With telemetry each host's environment names its own run."""
         plane = self._plane
-        if plane.sender is not None or not plane.settings.limits.warm_max:
+        if plane.sender is not None or plane.warm is None:
             return None
-        return self._environment.kind(self._backend, plane.settings.isolation)
+        return self._environment.kind(self._backend, self._backend_key, plane.settings.isolation)
 
     def _expect_more(self) -> None:
         """Have a host wait for the next order like this one."""
         kind = self._kind()
-        if kind is None:
+        if kind is None or self._plane.warm is None:
             return
         plane, backend, limits, identity, policy = (
             self._plane, self._backend, self._limits, self.facts.backend, self.facts.policy
@@ -579,7 +597,7 @@ class Run:
         def opening(waiting: RunEnvironment) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
             return waiting.find_way(backend, plane.environ, plane.settings.isolation, plane.layers, None)
 
-        plane.warm.expect(kind, environment, opening, more=self.more)
+        self._plane.warm.expect(kind, environment, opening, more=self.more)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
@@ -600,7 +618,7 @@ class Run:
         )
         self._inbound.connect(self._writer, self._start_soon)
         self._start_soon(self._watch)
-        link.on_exit = lambda: self._due.set()
+        link.call_on_exit(lambda: self._due.set())
         link.on_words = self._heard_words
 
     def _heard_words(self) -> None:
@@ -656,7 +674,7 @@ class Run:
                 hint="use a host of the same major version",
             )
         with suppress(StoreError):  # Only a cache: the run can do without.
-            self._plane.state_folder.keep_manifest(self._backend.key, hello.capabilities)
+            keep_manifest(self._plane.home, self._backend_key, hello.capabilities)
         self._environment.check_asks(hello.extensions)
         if self._remote is not None:
             self._remote.check(hello)
@@ -664,17 +682,17 @@ class Run:
         self._requirements.give_servers(hello, self._backend)
         if self._inbound.hooks is not None:
             self._inbound.hooks.check_asks(hello.extensions, self.backend_id)
-        self._inbound.checkpoints.check_asks(hello.extensions, self.backend_id)
 
     def _send_order(self, workspace: Workspace | None) -> None:
         """The order, whole, with the place to work in: here, or on another machine."""
         assert self._requirements is not None
         assert self._environment.journal is not None
         folder = self._environment.journal.folder
-        self._inbound.checkpoints.open(workspace if self._remote is None else None, folder)
         if self._remote is not None:
             self._send_away(self._remote, workspace, folder)
         elif workspace is not None:
+            if self._requirements.checkpoints:
+                self._inbound.open_checkpoints(workspace, folder, auto=True)
             self.facts.root = str(workspace.root)
             self._send_run(self._requirements.at(self.facts.root), EXTENSIONS)
             self._expect_more()
@@ -689,7 +707,7 @@ class Run:
 
     def _report_unheard(self) -> None:
         """Warn of what has no effect: members of the order, tools of its policy, MCP servers that the cage hides."""
-        for name, value, fact in without_effect(self.order):
+        for name, value, fact in without_effect(self.order, self.facts.added.get("unheard", ())):
             self._inbound.report(name, value, fact)
         if servers := self._environment.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
@@ -729,7 +747,7 @@ class Run:
             return
         self._reads = True
         try:
-            self._deadlines.begin_read()
+            self._deadlines.reading_since = time.monotonic()
             assert self._readable is not None
             if self._gone.is_set():
                 self._take_in()
@@ -741,7 +759,6 @@ class Run:
         finally:
             self._reads = False
             self._deadlines.end_read()
-        self._note_progress()
 
     def _note_progress(self) -> None:
         """Begin to count the child's silence anew when something came, and all the while an ask is open."""
@@ -777,14 +794,16 @@ class Run:
     def _hand_on(self, batches: list[Events]) -> None:
         """Journal what came, then put it where the consumer finds it."""
         journal = self._environment.journal
-        lines, count = b"", 0
-        for batch in batches:  # Most often it is one.
-            lines += batch.lines
-            count += len(batch.events)
-        if not lines or journal is None:
+        if journal is None or not batches:
+            return
+        whole, at = batches[0], journal.count
+        if len(batches) > 1:  # Most often it is one.
+            lines = b"".join([batch.lines for batch in batches])
+            whole = Events(self.id, [event for batch in batches for event in batch.events], lines)
+        if not whole.events:  # All of them may be held back as what may be the beginning of a secret.
             return
         try:
-            journal.append(lines, count)
+            journal.append(whole.lines, len(whole.events))
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
@@ -793,9 +812,10 @@ class Run:
             self._stop()
             return
         for batch in batches:
-            if batch.events:  # All of them may be held back as what may be the beginning of a secret.
-                self._queue.append(batch)
-        self.facts.handed_on(batches)
+            if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
+                self.facts.own_lines.append(at)
+            at += len(batch.events)
+        self._queue.append(whole)
 
     def _hand_in(self, batches: list[Events]) -> None:
         """What did not come from the child: whoever waits for the child's output is to see it at once."""
@@ -829,7 +849,7 @@ class Run:
     def _is_given_up(self) -> bool:
         """Whether nobody waits for the copy that is being made, or for the difference at the end. From any thread."""
         if not self._sent:
-            return self._stopping or time.monotonic() > self._deadlines.ends
+            return self._stopping or self._environment.left or time.monotonic() > self._deadlines.ends
         since = self._sealing_since
         hurried_s, late_s = max(since, self._hurried_at), max(since, self._deadlines.ends)
         return time.monotonic() > min(hurried_s + HURRIED_S_MAX, late_s + RESULT_S_MAX)
@@ -909,6 +929,8 @@ class Run:
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
+        if self._sealed.is_set():
+            return
         try:
             await in_order(self._finish_once)
         except Exception as error:
@@ -953,14 +975,14 @@ class Run:
             await self._link.stop(grace_s=0.0)
         self._sealing_since = time.monotonic()
         self._hand_on(self._inbound.let_go())
-        self._inbound.close()
+        if not self._inbound.over.is_set():
+            self._inbound.close()
         self._explain_exit()
 
     async def _leave_tree(self) -> None:
         """Wait until nobody looks at the tree."""
-        self._inbound.checkpoints.close()
-        async with self._inbound.checkpoints.turn:
-            pass
+        if self._inbound.checkpoints is not None:
+            await self._inbound.checkpoints.close()
 
     async def _seal(self) -> None:
         """Seal and store what was seen."""

@@ -6,14 +6,13 @@ import os
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from backplane.contract import canonical
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
-from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
+from backplane.receipts.journal import Facts, Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
 from backplane.sandbox import cgroup
@@ -76,7 +75,7 @@ def raise_error(error: OSError) -> None:
 
 
 class StateFolder:
-    """The state folder of a control plane: its store, journals, kept manifests and staged trees."""
+    """The state folder of a control plane: its store, journals and staged trees."""
 
     def __init__(self, home: Path, signer: Signer | None = None) -> None:
         self.home = home
@@ -151,8 +150,10 @@ class StateFolder:
             # It could not be sealed yet.
             return (self.home / "runs" / run_id).exists() and not store.has(run_id)
 
-        cgroup.sweep(self.home, is_used)
-        for stages in (self.home / "stage", self.home / "scratch"):
+        scratch = self.home / "scratch"
+        if scratch.is_dir():  # Each contained host's is made before its group.
+            cgroup.sweep(self.home, is_used)
+        for stages in (self.home / "stage", scratch):
             for stage in stages.iterdir() if stages.is_dir() else ():
                 if not is_used(stage.name) and not is_wanted(stage):
                     self._collect(stage)
@@ -304,7 +305,8 @@ class StateFolder:
             return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
         return True
 
-    def journal(self, facts: RunState) -> Journal:
+    def journal(self, facts: RunState, *more: Facts) -> Journal:
+        """Make a run's journal, with what is known of it and these facts. Raises StoreError `receipt_store_failed`."""
         started_at = canonical.timestamp_at(facts.started_ns)
         head = head_fact(
             facts.order,
@@ -314,7 +316,7 @@ class StateFolder:
             route=facts.added.get("route"),
             check=facts.added.get("check"),
         )
-        return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
+        return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0], *more)
 
     def seal_failed(self, run_id: str, code: str) -> Receipt:
         """Seal a run of ours as failed, from its journal alone; one that is stored already keeps its receipt. Blocks.
@@ -326,17 +328,6 @@ class StateFolder:
         receipt = self.store().settle(run_id, self._clean)
         self.sign(receipt)
         return receipt
-
-    def kept_hello(self, key: str) -> tuple[dict[str, Any], str] | None:
-        """The manifest of the host's last hello, and when that was; None where there is none."""
-        kept = kept_manifest(self.home, key)
-        return (kept, kept_since(self.home, key)) if kept is not None else None
-
-    def keep_manifest(self, key: str, capabilities: dict[str, Any]) -> None:
-        """Keep what a host just said; a cache, so a failing disk is left for the receipt to report."""
-        with suppress(StoreError):
-            if kept_manifest(self.home, key) != capabilities or not heard_again(self.home, key):
-                keep_manifest(self.home, key, capabilities)
 
     def close(self) -> None:
         with self._opening:

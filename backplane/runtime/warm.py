@@ -8,8 +8,7 @@ that run. On asyncio alone, as such a host is entered in one task and left in an
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -40,20 +39,19 @@ class WarmHost:
         self.link: Link | None = None
         self.started, self.over = anyio.Event(), anyio.Event()
         self.taken = False
-        self._block: OwnTask[Link] | None = None
+        self.block: OwnTask[Link] | None = None
+        """What the run that takes it enters in the place of a start."""
 
     async def live(self, opening: Opening, wait_s: float) -> bool:
         """Start it, and end it unless it is taken within so many seconds; whether it could be started."""
         try:
             block = await opening(self.environment)
             if block is not None:
-                self._block = OwnTask(block)
-                self.link = await self._block.__aenter__()
-                self.link.on_exit = self.over.set
-                if self.link.exit is not None:  # It ended before anybody was there to be told.
-                    self.over.set()
+                self.block = OwnTask(block)
+                self.link = await self.block.__aenter__()
+                self.link.call_on_exit(self.over.set)
         except Exception:  # Whatever it is, the next run that starts such a host meets it again, and tells it.
-            self._block = None
+            self.block = None
         finally:
             self.started.set()
         try:
@@ -65,29 +63,15 @@ class WarmHost:
                 await self.drop()
         return self.link is not None
 
-    @asynccontextmanager
-    async def block(self) -> AsyncIterator[Link]:
-        """What the run that takes it enters in the place of a start."""
-        assert self.link is not None
-        try:
-            yield self.link
-        finally:
-            await self._leave()
-
     async def drop(self) -> None:
         """Kill it, and remove what was made for it."""
         with anyio.CancelScope(shield=True):
             try:
-                await self._leave()
+                if self.block is not None:
+                    await self.block.__aexit__(None, None, None)
             finally:
+                self.environment.unlock()
                 await anyio.to_thread.run_sync(partial(self.environment.leave, {}, used=False))
-
-    async def _leave(self) -> None:
-        try:
-            if self._block is not None:
-                await self._block.__aexit__(None, None, None)
-        finally:
-            self.environment.unlock()
 
 
 class WarmHosts:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from backplane.process import Evidence
+from backplane.process.launch import Evidence
 
 _WORDS: Final = {"--bind": 2, "--ro-bind": 2, "--ro-bind-try": 2} | dict.fromkeys(
     ("--dev", "--proc", "--tmpfs", "--remount-ro", "--perms", "--size", "--cap-add", "--cap-drop"), 1

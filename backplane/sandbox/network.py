@@ -17,8 +17,9 @@ import anyio
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process import Child, Ready, StartCommand, open_child
 from backplane.process.aio import beside
+from backplane.process.child import Child, Ready, open_child
+from backplane.process.launch import StartCommand
 from backplane.sandbox import landlock
 from backplane.sandbox.connections import Connections
 from backplane.sandbox.plan import Contained

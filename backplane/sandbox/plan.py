@@ -17,7 +17,7 @@ from backplane import resources
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
-from backplane.process import Cage, StartCommand
+from backplane.process.launch import Cage, StartCommand
 from backplane.sandbox import credentials, evidence, landlock, seccomp
 from backplane.sandbox import mounts as masks
 from backplane.sandbox.labels import Held, label

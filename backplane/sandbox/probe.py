@@ -16,7 +16,8 @@ import anyio.to_thread
 import msgspec
 
 from backplane.errors import BackendError, BackplaneError
-from backplane.process import GUARD_WORKS, run_tool, search_path
+from backplane.process.launch import GUARD_WORKS
+from backplane.process.tool import run_tool, search_path
 from backplane.sandbox import cgroup, landlock
 
 TRIAL_S_MAX: Final = 5.0

@@ -13,7 +13,8 @@ from backplane.contract.canonical import Json
 from backplane.errors import CageError, WorkspaceError
 from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
-from backplane.process import Child, Ready, StartCommand, open_child
+from backplane.process.child import Child, Ready, open_child
+from backplane.process.launch import StartCommand
 from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
 from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Probe, without

@@ -19,8 +19,8 @@ import msgspec
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError, leaves
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import COPIED, Journal, head_fact
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.door import open_door
 from backplane.scale.content import Contents

@@ -15,8 +15,8 @@ from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError, StoreError
 from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_bounded
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import PATCH, Journal
-from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, find_ask
 from backplane.scale.content import Contents

@@ -21,8 +21,7 @@ from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunC
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
-from backplane.process import signals
-from backplane.process.aio import in_daemon
+from backplane.process.aio import ending_signals, in_daemon
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
     INVALID_PARAMS,
@@ -182,7 +181,7 @@ class McpSession:
 
     async def _heed(self, work: anyio.CancelScope) -> None:
         """Take signals until all work has ended: a second one only hurries that, which leaves nothing behind."""
-        with anyio.open_signal_receiver(*signals.ending()) as received:
+        with anyio.open_signal_receiver(*ending_signals()) as received:
             async for number in received:
                 if self._signal is not None:
                     for run in self._runs:

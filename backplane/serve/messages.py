@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
-from backplane.receipts.build import STOPPED, End
+from backplane.receipts.build import End, ends_in_final
 from backplane.receipts.pieces import canonical_chunks, canonical_parts
 from backplane.receipts.trace import Trace
 
@@ -59,15 +59,6 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
     return lines
 
 
-def ends_in_final(ended: EndedRun) -> bool:
-    """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
-    assert ended.end is not None, "the run has not ended"
-    if ended.end.reason in STOPPED or ended.error is None:
-        return ended.end.reason not in ("refused", "host_exit", "protocol", "store")
-    # The host's own word was good; its result breaks the policy, or could not be put into the files.
-    return ended.end.reason == "partial" or ended.error.code == "execution_workspace_error"
-
-
 def _words(error: BackplaneError) -> str:
     """The fact and the next step: a message has no member for that."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
@@ -107,7 +98,7 @@ def _ending(ended: EndedRun, ref_id: str, line_bytes_max: int, as_streamed: bool
     if not ended.is_sealed:
         raise ended.error or from_code("internal", "the run has not ended")
     receipt = ended.receipt
-    head: dict[str, str] = {"t": "final" if ends_in_final(ended) else "fatal", "ref_id": ref_id}
+    head: dict[str, str] = {"t": "final" if ends_in_final(ended.end, ended.error) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
         error = ended.error
         head |= {"error": _words(error), "error_code": error.code} if error else {"error": "", "error_code": "internal"}

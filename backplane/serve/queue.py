@@ -24,7 +24,7 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
 from backplane.receipts.build import End
-from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane

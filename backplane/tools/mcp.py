@@ -19,8 +19,9 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, BackplaneError
 from backplane.ir import ToolSpec
-from backplane.process import StartCommand, open_child
+from backplane.process.child import open_child
 from backplane.process.jsonrpc import Pipe
+from backplane.process.launch import StartCommand
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
 from backplane.tools.results import CallResult, shortened
 from backplane.upstream.clients import is_http, making_client

@@ -230,7 +230,7 @@ class _Plan:
                 listing = list_tree(handle, everything)
         except WorkspaceError:
             return False
-        return not listing.special and all(f"{path}/{name}" in gone for name, _ in listing)
+        return not listing.special and all(f"{path}/{name}" in gone for name in listing.paths())
 
     def _merge(self, target: PathTarget) -> dict[str, PathState]:
         """Merge one path that has changed here since; raises `_ConflictError`."""

@@ -1,4 +1,4 @@
-"""Files copied from one tree to another, and trees removed, by handle.
+"""Files copied from one tree to another, by handle.
 
 Holes stay holes, blocks are shared where the file system can, links are copied as links. What is
 to be copied is found in `tree`; nothing is ever followed or run.
@@ -9,28 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from backplane.errors import WorkspaceError
-from backplane.workspace.tree import (
-    FILE_FLAGS,
-    FOLDER_FLAGS,
-    READ_BYTES,
-    give_rights,
-    open_quick,
-    open_root,
-    opened,
-    parent,
-    printable,
-    read_all,
-    read_link,
-    unguessable,
-)
+from backplane.workspace.tree import FILE_FLAGS, READ_BYTES, open_quick, opened, parent, read_all, read_link
 
 OVER_QUOTA: Final = "over the quota"
 """Text of the OSError (EDQUOT) that `copy_file` raises, to tell it from the file system's own."""
@@ -143,10 +127,9 @@ def _copy_some(reader: int, writer: int, place: int, count: int) -> int:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file of ours, sharing its blocks where the file system can. Raises OSError."""
-    flags = _NEW_FILE_FLAGS
-    with source.open("rb") as reader, opened(os.open(target, flags, 0o444)) as writer:
+    with source.open("rb") as reader, open(os.open(target, _NEW_FILE_FLAGS, 0o444), "wb") as writer:
         size = os.fstat(reader.fileno()).st_size
-        _copy_ranges(reader.fileno(), writer, size, size)
+        _copy_ranges(reader.fileno(), writer.fileno(), size, size)
 
 
 def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:
@@ -155,51 +138,3 @@ def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tup
     os.symlink(points_to, name, dir_fd=target)
     os.utime(name, ns=(facts.st_atime_ns, facts.st_mtime_ns), dir_fd=target, follow_symlinks=False)
     return os.fsencode(points_to), os.stat(name, dir_fd=target, follow_symlinks=False)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it: any depth, folders without rights, odd names. Missing is fine.
-
-    A link in place of the folder is removed itself. Sub-folders are first moved up beside one
-    another, so no path grows long.
-
-    Raises:
-        WorkspaceError: `execution_workspace_error`, something is held by a mount or another user.
-    """
-    try:
-        if not path.is_dir() or path.is_symlink():
-            if os.path.lexists(path):  # A disk that cannot be written refuses to remove what is not there, too.
-                path.unlink(missing_ok=True)
-            return
-        give_rights(str(path), 0o700)
-        with opened(open_root(path)) as root:
-            names = (f".{unguessable()}" for _ in itertools.count())
-            waiting = _empty_folder(root, root, names)
-            while waiting:
-                name = waiting.pop()
-                with opened(os.open(name, FOLDER_FLAGS, dir_fd=root)) as folder:
-                    waiting += _empty_folder(folder, root, names)
-                os.rmdir(name, dir_fd=root)
-        path.rmdir()
-    except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "unknown error")
-        raise WorkspaceError(
-            "execution_workspace_error", f"cannot remove '{printable(str(path))}': {name}", hint="remove it by hand"
-        ) from error
-
-
-def _empty_folder(folder: int, root: int, names: Iterator[str]) -> list[str]:
-    """Delete a folder's files and move its sub-folders up to `root`; return their names there."""
-    found: list[str] = []
-    with os.scandir(folder) as entries:
-        listed = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
-    for name, mode in listed:
-        if not stat.S_ISDIR(mode):
-            os.unlink(name, dir_fd=folder)
-            continue
-        if mode & 0o700 != 0o700:
-            give_rights(name, 0o700, folder)
-        found.append(name if folder == root else next(names))
-        if folder != root:
-            os.rename(name, found[-1], src_dir_fd=folder, dst_dir_fd=root)
-    return found

@@ -19,10 +19,10 @@ from typing import Final
 import msgspec
 
 from backplane.errors import BackendError, WorkspaceError
-from backplane.process import Finished, run_tool, search_path
-from backplane.workspace.copying import copy_whole, remove_tree
+from backplane.process.tool import Finished, run_tool, search_path
+from backplane.workspace.copying import copy_whole
 from backplane.workspace.pack import PACK_NAME, Pack
-from backplane.workspace.tree import printable, unguessable
+from backplane.workspace.tree import printable, remove_tree, unguessable
 
 GIT_S_MAX: Final = 60.0
 """Bound of one git call; a diff of 20,000 changed files takes some seconds, one of 1.5 GiB in 25 files three."""
@@ -95,6 +95,8 @@ class Scratch(msgspec.Struct, frozen=True):
     folder: Path
     code: str
     """The error code of a failure here."""
+    env: dict[str, str]
+    """Git's whole environment."""
     stopped: Callable[[], bool] = lambda: False
     """Asked while git is at work; true kills it."""
 
@@ -130,8 +132,8 @@ class Scratch(msgspec.Struct, frozen=True):
         """
         try:
             done = run_tool(
-                [_program(), *words],
-                env=_environment(self) | dict(settings or {}),
+                [shutil.which("git", path=self.env["PATH"]) or "git", *words],
+                env=self.env | dict(settings or {}),
                 cwd=str(cwd or self.folder),
                 stdin=stdin,
                 timeout_s=timeout_s,
@@ -158,7 +160,7 @@ def scratch(folder: Path, code: str, stopped: Callable[[], bool] = lambda: False
     """
     place = folder / f"git-{unguessable()}"
     place.mkdir(mode=0o700)
-    made = Scratch(place, code, stopped)
+    made = Scratch(place, code, _environment(place), stopped)
     try:
         for part in ("objects/pack", "refs/heads", "info"):
             (made.git_dir / part).mkdir(parents=True)
@@ -170,18 +172,14 @@ def scratch(folder: Path, code: str, stopped: Callable[[], bool] = lambda: False
         remove_tree(made.folder)
 
 
-def _program() -> str:
-    return shutil.which("git", path=search_path(os.environ)) or "git"
-
-
-def _environment(at: Scratch) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     return {
         "PATH": search_path(os.environ),
-        "HOME": str(at.folder),
-        "XDG_CONFIG_HOME": str(at.folder),
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
         "LC_ALL": "C",
-        "GIT_DIR": str(at.git_dir),
-        "GIT_CEILING_DIRECTORIES": str(at.folder),
+        "GIT_DIR": str(folder / "git"),
+        "GIT_CEILING_DIRECTORIES": str(folder),
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_SYSTEM": "/dev/null",
         "GIT_CONFIG_GLOBAL": "/dev/null",

@@ -18,10 +18,18 @@ import msgspec
 
 from backplane.errors import WorkspaceError
 from backplane.workspace.baseline import BLOB_BYTES_MAX
-from backplane.workspace.copying import remove_tree
 from backplane.workspace.git import DiffRow, Scratch, write_patch
 from backplane.workspace.pack import Leaf, write_trees
-from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, READ_BYTES, open_root, opened, printable, read_file
+from backplane.workspace.tree import (
+    FILE_FLAGS,
+    GIT_NAME,
+    READ_BYTES,
+    open_root,
+    opened,
+    printable,
+    read_file,
+    remove_tree,
+)
 
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"

@@ -102,7 +102,9 @@ def _top_above(root: Path) -> Path | None:
 
 
 def _rules(folder: Path, name: str) -> bytes:
-    return git.without_holes(_short(folder, name, git.RULES_BYTES_MAX))
+    """Read a file of rules; empty also where it has only comments, as git's own template."""
+    rules = git.without_holes(_short(folder, name, git.RULES_BYTES_MAX))
+    return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
 
 
 def _short(folder: Path, name: str, bytes_max: int) -> bytes:

@@ -35,7 +35,9 @@ from backplane.workspace.tree import (
 class Stage:
     """Fills one new folder from a listing of the original."""
 
-    def __init__(self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str], unread: Globs) -> None:
+    def __init__(
+        self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str], unread: Globs | None
+    ) -> None:
         self._root = root
         self._scope = scope
         self._baseline = baseline
@@ -96,7 +98,7 @@ class Stage:
             found = read_file(there, name, BLOB_BYTES_MAX)
             assert found is not None, "we have just made it"
             data = found[0]
-        private = bool(self._unread) and self._is_private(path)
+        private = self._unread is not None and self._is_private(path, self._unread)
         leaf = self._baseline.keep(path, made, data, private=private)
         if private:
             self._apart.append(path)
@@ -104,11 +106,11 @@ class Stage:
         self._leaves[path] = leaf
         self._facts[path] = made
 
-    def _is_private(self, path: str) -> bool:
+    def _is_private(self, path: str, unread: Globs) -> bool:
         """Whether the file, or a folder that it is in, may not be read; what cannot be judged may not."""
         ends = [place for place, letter in enumerate(path) if letter == "/"]
         try:
-            return any(self._unread.matches(path[:end]) is not None for end in (*ends, len(path)))
+            return any(unread.matches(path[:end]) is not None for end in (*ends, len(path)))
         except PolicyError:
             return True
 

@@ -18,10 +18,10 @@ import msgspec
 
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
-from backplane.workspace.copying import remove_tree, write_all
+from backplane.workspace.copying import write_all
 from backplane.workspace.moves import Intent, Move, PathState, Seen, Undone, prepare, sync, undo
 from backplane.workspace.patch import failure, names
-from backplane.workspace.tree import open_folder, open_root, opened, printable, unguessable
+from backplane.workspace.tree import open_folder, open_root, opened, printable, remove_tree, unguessable
 
 _BEGUN, _DONE = ".begun", ".done"
 _MARK_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""A tree of files by handle: open its folders, list it, read from it.
+"""A tree of files by handle: open its folders, list it, read from it, remove it.
 
 Nothing here follows a link or opens anything but folders and regular files, whatever the tree
 holds and whoever changes it meanwhile. Paths are relative, with `/`; what they mean for git is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,9 +95,9 @@ class Listing(msgspec.Struct):
     repositories: list[str] = []
     """Folders with a `.git` of their own, with a slash at the end."""
 
-    def __iter__(self) -> Iterator[Entry]:
-        """Every file and link with its whole relative path."""
-        return ((folder.path + name, facts) for folder in self.folders for name, facts in folder.entries)
+    def paths(self) -> list[str]:
+        """Every file and link."""
+        return [folder.path + name for folder in self.folders for name, _ in folder.entries]
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -104,8 +105,10 @@ class Scope(msgspec.Struct, frozen=True):
 
     code: str
     quota: Quota
-    include: Globs
-    exclude: Globs
+    include: Globs | None
+    """None for everything."""
+    exclude: Globs | None
+    """None for nothing."""
     stopped: Callable[[], bool]
     ours: tuple[str, ...] = ()
     """Names of our own folders in it (`names_below`), which are left out with all in them."""
@@ -132,7 +135,8 @@ def scope(
     stopped: Callable[[], bool] = lambda: False,
 ) -> Scope:
     """Compile the selection. Raises PolicyError `policy_invalid` for a bad glob."""
-    return Scope(code, quota, compile_globs(include), compile_globs(exclude), stopped)
+    include_globs, exclude_globs = (compile_globs(globs) if globs else None for globs in (include, exclude))
+    return Scope(code, quota, include_globs, exclude_globs, stopped)
 
 
 def printable(path: str) -> str:
@@ -252,7 +256,7 @@ def _read_folder(root: int, folder: Folder, listing: Listing, scope: Scope) -> l
                     _sort_in(entry.name, entry.stat(follow_symlinks=False), folder, listing, scope, below)
     except OSError as error:
         raise scope.cannot("read the folder", folder.path, error) from error
-    if scope.include and folder.path:
+    if scope.include is not None and folder.path:
         folder.wanted = scope.include.matches(folder.path.rstrip("/")) is not None
     return below
 
@@ -296,11 +300,11 @@ def _sort_in(
     if scope.ours and _is_ours(path.lower(), is_folder, scope.ours):
         listing.unselected.append(path)
         return
-    if scope.exclude or scope.include:
+    if scope.exclude is not None or scope.include is not None:
         try:
             # A folder that `include` does not name is still looked through: `**/x.py` names what is in it.
-            excluded = scope.exclude.matches(path) is not None
-            missed = not is_folder and bool(scope.include) and scope.include.matches(path) is None
+            excluded = scope.exclude is not None and scope.exclude.matches(path) is not None
+            missed = not is_folder and scope.include is not None and scope.include.matches(path) is None
         except PolicyError as error:
             raise scope.fail(error.message, error.hint) from error
         if excluded or missed:
@@ -390,3 +394,52 @@ def read_all(handle: int, bytes_expected: int) -> bytes:
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it: any depth, folders without rights, odd names. Missing is fine.
+
+    A link in place of the folder is removed itself. Sub-folders are first moved up beside one
+    another, so no path grows long.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, something is held by a mount or another user.
+    """
+    try:
+        if not path.is_dir() or path.is_symlink():
+            if os.path.lexists(path):  # A disk that cannot be written refuses to remove what is not there, too.
+                path.unlink(missing_ok=True)
+            return
+        give_rights(str(path), 0o700)
+        with opened(open_root(path)) as root:
+            stem = unguessable()
+            names = (f".{stem}-{number}" for number in itertools.count())
+            waiting = _empty_folder(root, root, names)
+            while waiting:
+                name = waiting.pop()
+                with opened(os.open(name, FOLDER_FLAGS, dir_fd=root)) as folder:
+                    waiting += _empty_folder(folder, root, names)
+                os.rmdir(name, dir_fd=root)
+        path.rmdir()
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown error")
+        raise WorkspaceError(
+            "execution_workspace_error", f"cannot remove '{printable(str(path))}': {name}", hint="remove it by hand"
+        ) from error
+
+
+def _empty_folder(folder: int, root: int, names: Iterator[str]) -> list[str]:
+    """Delete a folder's files and move its sub-folders up to `root`; return their names there."""
+    found: list[str] = []
+    with os.scandir(folder) as entries:
+        listed = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
+    for name, mode in listed:
+        if not stat.S_ISDIR(mode):
+            os.unlink(name, dir_fd=folder)
+            continue
+        if mode & 0o700 != 0o700:
+            give_rights(name, 0o700, folder)
+        found.append(name if folder == root else next(names))
+        if folder != root:
+            os.rename(name, found[-1], src_dir_fd=folder, dst_dir_fd=root)
+    return found

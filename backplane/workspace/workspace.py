@@ -25,7 +25,6 @@ from backplane.errors import WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.workspace import git, patch, repository
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
-from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
 from backplane.workspace.stage import Stage, over_quota
@@ -42,6 +41,7 @@ from backplane.workspace.tree import (
     printable,
     read_file,
     read_link,
+    remove_tree,
     scope,
 )
 
@@ -84,7 +84,7 @@ class Workspace:
         stage_dir: Path,
         tree: Path,
         scope: Scope,
-        unread: Globs,
+        unread: Globs | None,
     ) -> None:
         self.original = original
         self.mode = mode
@@ -114,7 +114,7 @@ class Workspace:
         """How, with what and where the tree is looked at once more."""
         staged = self.mode == "staged"
         # What `include` did not name was not copied, but the agent may have made it anew.
-        include = compile_globs(()) if staged else self._scope.include
+        include = None if staged else self._scope.include
         scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
         try:
             with git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch, opened(self._open_again()) as root:
@@ -177,7 +177,7 @@ class Workspace:
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
-        if self.mode != "staged" or not (self._scope.include or self._special):
+        if self.mode != "staged" or (self._scope.include is None and not self._special):
             return
         for folder in listing.folders:
             hidden = [entry for entry in folder.entries if self._is_hidden(folder.path + entry[0])]
@@ -187,7 +187,7 @@ class Workspace:
     def _is_hidden(self, path: str) -> bool:
         if path in self._baseline.known:
             return False
-        missed = bool(self._scope.include) and self._scope.include.matches(path) is None
+        missed = self._scope.include is not None and self._scope.include.matches(path) is None
         return (missed or path in self._special) and os.path.lexists(self.original / path)
 
     def _write(self, draft: patch.Draft, changes: Changes) -> Patch:
@@ -260,7 +260,7 @@ class Workspace:
             if tracked is None:
                 return ()  # Nothing that may be tracked is lost.
             self._repository = known = known.obeyed(scratch)
-            found = known.ignored(scratch, [path for path, _ in listing if path not in tracked], rules)
+            found = known.ignored(scratch, [path for path in listing.paths() if path not in tracked], rules)
             return found - self._tracked_below(scratch, listing, rules, found)
 
     def _tracked_below(
@@ -343,7 +343,8 @@ def open_workspace(
         _make_folders(run_dir, stage_dir, tree)
         ours = names_below(original, [run_dir, stage_dir, *([state] if state is not None else [])])
         selection = msgspec.structs.replace(selection, ours=ours)
-        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, compile_globs(unread))
+        unread_globs = compile_globs(unread) if unread else None
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, unread_globs)
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:
@@ -396,6 +397,6 @@ def _make_folders(run_dir: Path, stage_dir: Path, tree: Path) -> None:
 
 def _check_bytes(listing: Listing, scope: Scope) -> None:
     """Refuse before the first byte is copied what is over the quota already."""
-    expected = sum(min(facts.st_size, facts.st_blocks * 512) for _, facts in listing)
-    if expected > scope.quota.bytes_max:
+    sizes = [min(facts.st_size, facts.st_blocks * 512) for folder in listing.folders for _, facts in folder.entries]
+    if sum(sizes) > scope.quota.bytes_max:
         raise over_quota(scope)

@@ -23,10 +23,10 @@ from backplane.contract.events import Approval
 from backplane.contract.receipt import verify_bytes
 from backplane.contract.work import WorkOrder
 from backplane.protocol import LINE_BYTES_MAX
+from backplane.receipts.build import ends_in_final
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
-from backplane.serve import messages
 
 Record = dict[str, Any]
 
@@ -75,7 +75,7 @@ async def play(plane: ControlPlane, serve: ProcessBackend, one: Record) -> Recor
         "text_sha256": said.hexdigest(),
         "tool_errors": tool_errors,
         "asks": asks,
-        "end": "final" if messages.ends_in_final(run) else "fatal",
+        "end": "final" if ends_in_final(run.end, run.error) else "fatal",
         "code": run.error.code if run.error is not None else None,
         "outcome": run.receipt.outcome,
         "reason": run.end.reason,
@@ -107,7 +107,7 @@ async def play_many(plane: ControlPlane, backend: Backend, one: Record) -> Recor
         async with plane.start(order, backend) as run:
             text = "".join([getattr(event, "text", "") async for event in run])
         counts["runs"] += 1
-        counts["finals"] += messages.ends_in_final(run)
+        counts["finals"] += ends_in_final(run.end, run.error)
         counts["verified"] += verify_bytes(b"".join(run.receipt_chunks())) is None
         counts["own"] += text == task
 

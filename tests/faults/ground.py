@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from backplane.errors import CODES
 from backplane.process import guard
-from backplane.receipts.rows import ReceiptRow
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.state import KEPT
 from tests.faults import hosts, sizes

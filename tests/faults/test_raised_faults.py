@@ -63,10 +63,9 @@ EDGES = frozenset(
         "runtime/backends.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
         "runtime/hook_calls.py:call_function < runtime/inbound.py:Inbound._ask_caller",
-        "process/readable.py:Readable._on_readable < …",
-        "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
-        "process/aio.py:in_order < runtime/run.py:Run.leave",
-        "process/aio.py:OwnTask.__aexit__ < process/aio.py:in_order",
+        "process/aio.py:Readable._on_readable < …",
+        "process/aio.py:Readable._unregister < process/aio.py:Readable._on_readable",
+        "process/aio.py:OwnTask.__aexit__ < runtime/run.py:Run.leave",
     }
 )
 """Where the program or the loop itself calls, a flag of two lines is set, or a block is left: no frame of ours is

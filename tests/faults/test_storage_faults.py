@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.pieces import seal, without_trace
-from backplane.receipts.rows import ChainCheckpoint
 from backplane.receipts.store import Store
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure

@@ -30,7 +30,7 @@ from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Request, Response, RpcE
 
 if TYPE_CHECKING:
     from backplane.ir import TokenCounts
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 1
 OFFER: Final = {

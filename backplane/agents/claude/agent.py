@@ -28,7 +28,7 @@ from backplane.policy.rules import Ruling
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
 if TYPE_CHECKING:
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""

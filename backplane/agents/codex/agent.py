@@ -26,7 +26,7 @@ from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.cost import price_of
 
 if TYPE_CHECKING:
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 OFFER: Final[dict[str, Any]] = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},

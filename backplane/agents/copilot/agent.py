@@ -24,7 +24,7 @@ from backplane.errors import BackendError
 from backplane.protocol.jsonrpc import FramedPeer, Notification, Request, RpcError
 
 if TYPE_CHECKING:
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 3
 APPROVED: Final = {"kind": "approve-once"}

@@ -27,7 +27,7 @@ from backplane.errors import BackendError
 from backplane.protocol.jsonrpc import Notification
 
 if TYPE_CHECKING:
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 EVENTS_S: Final = 30.0
 """For the agent's server to say that events will come."""

@@ -23,7 +23,7 @@ from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX
 if TYPE_CHECKING:
     import httpx
 
-    from backplane.process import Child
+    from backplane.process.child import Child
 
 START_S: Final = 60.0
 """For the program to say where it listens: two seconds are usual, a cold disk needs more."""
