@@ -119,7 +119,7 @@ def translate(
     if source == target:
         return Translated(written.value, written.losses)
     ledger = LossLedger(source, target)
-    ledger.losses += (*read.losses, *written.losses)
+    ledger.add((*read.losses, *written.losses))
     lose_words(document, written.value, ledger, reader.content)
     lose_forms(document, reader.canonical(read.value), ledger)
     lose_empty(document, ledger)

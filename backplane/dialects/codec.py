@@ -314,6 +314,8 @@ class LossLedger:
         self.is_answer = is_answer
         self.is_home: bool = source == target
         self.losses: list[ir.Loss] = []
+        self.named: set[str] = set()
+        """Pointers of the losses."""
         self.refusals: list[tuple[str, ir.Loss]] = []
 
     def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
@@ -321,8 +323,14 @@ class LossLedger:
         loss = ir.Loss(
             path=path, dialect=self.source, target=self.target, kind=kind, code=code, reason=reason, size_chars=size
         )
-        self.losses.append(loss)
+        self.add((loss,))
         return loss
+
+    def add(self, losses: Iterable[ir.Loss]) -> None:
+        """Take losses that somebody else has noted."""
+        for loss in losses:
+            self.losses.append(loss)
+            self.named.add(loss.path)
 
     def drop(self, path: str, code: str, reason: str, value: Any = _MISSING) -> None:
         self.note("dropped", path, code, reason, value)
@@ -875,11 +883,11 @@ class RequestOption(msgspec.Struct, frozen=True):
                     members.forget(self.path)
                     return filled(form.portable, found), place + form.at
             return None
+        said = members.look(self.path) if self.words else None
+        if self.words and (type(said) not in self.kinds or said not in self.words):
+            return None
         value = members.take(self.path, *self.kinds)
-        if value is None or not self.words or value in self.words:
-            return None if value is None else (self.words[value] if self.words else value, place)
-        put_back(members, self.path, value)
-        return None
+        return None if value is None else (self.words[value] if self.words else value, place)
 
     def put(self, value: Any, draft: OptionDraft) -> None:
         """Write the option."""
@@ -922,15 +930,6 @@ def read_options(members: Members, table: Iterable[RequestOption]) -> tuple[dict
         if row.name not in found and (taken := row.take(members)) is not None:
             found[row.name] = taken
     return {name: value for name, (value, _) in found.items()}, {name: place for name, (_, place) in found.items()}
-
-
-def put_back(members: Members, path: str, value: Json) -> None:
-    """Return a member that was taken in error."""
-    head, _, tail = path.partition("/")
-    if tail and (inner := members.inner(head)) is not None:
-        put_back(inner, tail, value)
-    else:
-        members.rest[members.find(head)] = value
 
 
 def write_options(

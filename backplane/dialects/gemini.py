@@ -8,7 +8,7 @@ object they belong.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +33,7 @@ from backplane.dialects.codec import (
     Tools,
     json_text,
     made_ids,
-    put_back,
+    snake,
 )
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling
 from backplane.dialects.losses import calls_in
@@ -127,12 +127,11 @@ def _read_result(members: Members, fields: dict[str, Any]) -> bool:
             fields["is_error"] = True if "error" in value else None
         else:
             content, fields["value"] = (ir.Text(text=json_text(value), at=at),), value
-    more = body.take("parts", list)  # pictures of a result
-    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}") for place, one in enumerate(more or ()))
-    if all(isinstance(part, ir.Media) for part in found):
+    pictures = body.look("parts")
+    found = tuple(read_parts(pictures, f"{body.at}/parts", Calls())) if type(pictures) is list else ()
+    if found and all(isinstance(part, ir.Media) for part in found):
+        body.forget("parts")
         content += found
-    elif more is not None:
-        put_back(body, "parts", more)
     fields["content"] = content
     return True
 
@@ -194,6 +193,13 @@ PARTS: Final = Blocks(NAME, (
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
+def read_parts(parts: Iterable[Json], at: str, calls: Calls) -> Iterator[ir.Part]:
+    """Read a list of parts; a bare text is one, too."""
+    for place, part in enumerate(parts):
+        where = f"{at}/{place}"
+        yield ir.Text(text=part, at=where, raw=part) if type(part) is str else PARTS.read(part, where, calls)
+
+
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
     """Read one content; without a role it says its own, which is `tool` where a user's holds only results."""
     if type(value) is str:
@@ -201,10 +207,7 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
     members = Members(value, at)
     native_role = members.take("role")
     found = members.take("parts", list) or ()
-    parts = tuple(
-        ir.Text(text=part, at=f"{at}/parts/{place}", raw=part) if type(part) is str  # a bare text is a part, too
-        else PARTS.read(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found)
-    )  # fmt: skip
+    parts = tuple(read_parts(found, f"{at}/parts", calls))
     if role is None:
         role = ROLES.get(native_role or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
@@ -433,6 +436,12 @@ PLACES: Final = {
 
 # Streams, read --------------------------------------------------------------------------------------------------------
 
+# Every chunk is a small answer, but the tables that read a whole one would cost as much as all the rest of a chunk.
+HEAD: Final = frozenset(
+    {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
+)
+BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
+
 REPEAT_CHARS_MIN: Final = 6
 """A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
 it a chunk that begins with all before it waits for the next one, which decides."""
@@ -446,6 +455,11 @@ SAID_CHARS_MAX: Final = 256
 """Of a text so far this much is compared; no model begins one chunk with so much of the answer's own beginning."""
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
+
+
+def _said(holder: dict[str, Any], name: str) -> Json:
+    """Return a member under either of its spellings."""
+    return holder.get(name, holder.get(snake(name)))
 
 
 class _Seen:
@@ -517,20 +531,20 @@ class StreamReader(BlockReader):
         self.chunk += 1
         if "error" in chunk and "candidates" not in chunk:
             return [failure(chunk["error"], chunk, "status")]
-        members = Members(chunk, "", spell=True)
-        head = begun(members.take("responseId"), members.take("modelVersion"))
-        out: list[ir.StreamEvent] = [] if self.began else [head]
-        self.began = True
-        found = members.take("candidates", list)
-        for place, candidate in enumerate(found or ()):
+        out: list[ir.StreamEvent] = []
+        if not self.began:
+            self.began = True
+            out.append(begun(_said(chunk, "responseId"), _said(chunk, "modelVersion")))
+        found = chunk.get("candidates")
+        for place, candidate in enumerate(found if type(found) is list else ()):
             if type(candidate) is dict:
                 self._candidate(candidate, place, out)
-        usage = members.take("usageMetadata", dict)
+        usage = _said(chunk, "usageMetadata")
         if usage is not None and usage != self.usage:
             self.usage = usage
             out += self.count(usage, "/usageMetadata")
-        self._note(members.rest, None, out)
-        if not found and members.find("promptFeedback") in members.rest:
+        self._note(chunk, HEAD, None, out)
+        if not found and _said(chunk, "promptFeedback") is not None:
             out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
         return out
 
@@ -551,11 +565,13 @@ class StreamReader(BlockReader):
         block = self.open.get(state.number)
         return None if block is None else type(block.part)
 
-    def _note(self, entries: Mapping[str, Any], choice: int | None, out: list[ir.StreamEvent]) -> None:
-        for key in sorted(entries):
-            if self.notes.get((choice, key)) != entries[key]:
-                self.notes[choice, key] = entries[key]
-                out.append(ir.Noted(key, entries[key], choice))
+    def _note(
+        self, holder: dict[str, Any], known: frozenset[str], choice: int | None, out: list[ir.StreamEvent]
+    ) -> None:
+        for key in sorted(holder.keys() - known):
+            if self.notes.get((choice, key)) != holder[key]:
+                self.notes[choice, key] = holder[key]
+                out.append(ir.Noted(key, holder[key], choice))
 
     def _candidate(self, candidate: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = candidate.get("index")
@@ -563,11 +579,12 @@ class StreamReader(BlockReader):
         state = self.candidates.get(number)
         if state is None:
             state = self.candidates[number] = _Candidate(number)
-        read = _read_candidate(candidate, number, self.ids)
-        for part in read.message.parts:
+        content = candidate.get("content")
+        parts = content.get("parts") if type(content) is dict else None
+        for part in read_parts(parts if type(parts) is list else (), f"/candidates/{number}/content/parts", self.ids):
             out += self._part(state, part)
-        self._note(read.ext.get(NAME, {}), number, out)
-        out += self.stop(read.stop_raw, f"/candidates/{number}/finishReason", choice=number)
+        self._note(candidate, BESIDE, number, out)
+        out += self.stop(_said(candidate, "finishReason"), f"/candidates/{number}/finishReason", choice=number)
 
     def _part(self, state: _Candidate, read: ir.Part) -> list[ir.StreamEvent]:
         if isinstance(read, ir.Text | ir.Thinking):

@@ -75,7 +75,7 @@ def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger)
         changes["options"] = options
     done = paired(conversation, ids_optional=True)
     messages = done.value.messages
-    ledger.losses += [msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses]
+    ledger.add(msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses)
     if not limits.takes_empty_text:
         messages = _without_empty(messages, ledger)
     if limits.needs_user and messages and all(message.role == "system" for message in messages):

@@ -92,11 +92,9 @@ class RoundTrip:
         self.places = places
         self.listed = listed
         self.answered = answered
-        self.named = {loss.path for loss in ledger.losses}
 
     def _note(self, kind: Any, at: str, code: str, reason: str) -> None:
-        if at and at not in self.named:
-            self.named.add(at)
+        if at and at not in self.ledger.named:
             self.ledger.note(kind, at, code, reason)
 
     def _at(self, at: str, field: str) -> str:
@@ -446,16 +444,14 @@ _ABSENT: Final = object()
 
 def lose_forms(document: Json, canonical: Json, ledger: LossLedger) -> None:
     """Report where a document is written otherwise than its own dialect writes what it says."""
-    named = {loss.path for loss in ledger.losses}
     for at in changed(document, canonical, ""):
-        if not is_named(at, named):
-            named.add(at)
+        if not is_named(at, ledger.named):
             ledger.degrade(at, "shape", "how it was written is not known to the target")
 
 
 def lose_empty(document: Json, ledger: LossLedger) -> None:
     """Report objects and lists of which nothing is left, because everything in them is named."""
-    named = {loss.path for loss in ledger.losses}
+    named = ledger.named
     waiting = list(named)
     gone: set[str] = set()
     """Members of lists that vanish, so that later ones move up."""
@@ -469,7 +465,6 @@ def lose_empty(document: Json, ledger: LossLedger) -> None:
         keys = [str(key) for key in range(len(holder))] if type(holder) is list else list(map(escape, holder))
         left = [key for key in keys if f"{at}/{key}" not in named and key not in ("type", "role")]
         if not left or f"{at}/{step}" in gone:
-            named.add(at)
             ledger.degrade(at, "shape", "nothing of it is left" if not left else "later members moved up")
             if not left:
                 gone.add(at)
@@ -494,12 +489,11 @@ def lose_words(document: dict[str, Json], written: Json, ledger: LossLedger, bes
     Args:
         beside: members that blocks are compared in.
     """
-    named = {loss.path for loss in ledger.losses}
     head = [
         (at, _hashable(leaf)) for key, value in document.items() if key not in beside
         for at, leaf in placed_leaves(value, f"/{escape(key)}")
         if at.rpartition("/")[2] not in ("type", "role", "object") and leaf not in (None, "")
-        and not is_named(at, named)
+        and not is_named(at, ledger.named)
     ]  # fmt: skip
     there = set(map(_hashable, _leaves(written))) if head else set()
     for at, leaf in head:

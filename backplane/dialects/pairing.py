@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from backplane.ir import Conversation, Loss, Message, Part, Text, ToolOutput, ToolUse, Translated
+from backplane.dialects.codec import LossLedger
+from backplane.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse, Translated
 
 MISSING: Final = "no result: the tool did not run to its end"
 """What a model reads where a result is missing."""
@@ -31,7 +32,7 @@ def paired(conversation: Conversation, *, ids_optional: bool = False) -> Transla
     if is_paired(conversation.messages):
         return Translated(conversation)
     work = _Pairing(conversation)
-    return Translated(msgspec.structs.replace(conversation, messages=tuple(work.run())), tuple(work.losses))
+    return Translated(msgspec.structs.replace(conversation, messages=tuple(work.run())), work.ledger.done())
 
 
 def is_paired(messages: Iterable[Message]) -> bool:
@@ -73,7 +74,7 @@ class _Pairing:
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
-        self.losses: list[Loss] = []
+        self.ledger = LossLedger(conversation.dialect, conversation.dialect)
         self.results: dict[str, list[tuple[int, int, ToolOutput]]] = {}
         """Id → message, part and result, in order, of the results that have found no call."""
         self.used: set[tuple[int, int]] = set()
@@ -108,7 +109,7 @@ class _Pairing:
                 continue
             if message.role != "assistant":
                 parts.append(Text(text=f"[a call of the tool {part.name}, not made by the model]"))
-                self._lose(part.at or f"/messages/{place}/parts/{spot}", "role", "only a model calls tools")
+                self.ledger.degrade(part.at or f"/messages/{place}/parts/{spot}", "role", "only a model calls tools")
                 continue
             call_id = self._own_id(part.id)
             parts.append(part if call_id == part.id else msgspec.structs.replace(part, id=call_id))
@@ -132,10 +133,10 @@ class _Pairing:
                 del waiting[number]
                 self.used.add((where, spot_there))
                 if self.others[where - 1] > self.others[place]:
-                    self._lose(result.at or f"/messages/{where}", "order", "a result was moved to its call")
+                    self.ledger.degrade(result.at or f"/messages/{where}", "order", "a result was moved to its call")
                 return msgspec.structs.replace(result, id=call_id, id_made=call.id_made)
         at = call.at or f"/messages/{place}/parts/{spot}"
-        self._lose(at, "result_missing", f"the call of {call.name} has no result", "synthesised")
+        self.ledger.synthesise(at, "result_missing", f"the call of {call.name} has no result")
         return ToolOutput(
             id=call_id, id_made=call.id_made, content=(Text(text=MISSING),), is_error=True, kind=call.kind, flat=True
         )  # fmt: skip
@@ -150,13 +151,7 @@ class _Pairing:
                 parts.append(part)
             elif (place, spot) not in self.used:
                 at = part.at or f"/messages/{place}/parts/{spot}"
-                self._lose(at, "call_missing", f"the result {part.id} has no call and became words")
+                self.ledger.degrade(at, "call_missing", f"the result {part.id} has no call and became words")
                 parts += [Text(text=f"[result of the earlier tool call {part.id}]"), *part.content]
         role = "user" if message.role == "tool" else message.role
         return msgspec.structs.replace(message, role=role, parts=tuple(parts), flat=None)
-
-    def _lose(self, at: str, code: str, reason: str, kind: str = "degraded") -> None:
-        name = self.conversation.dialect
-        self.losses.append(
-            Loss(path=at, dialect=name, target=name, kind=kind, code=code, reason=reason)  # type: ignore[arg-type]
-        )

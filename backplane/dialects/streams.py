@@ -598,7 +598,7 @@ class BlockWriter:
         scratch = LossLedger(self.ledger.source, self.ledger.target, self.ledger.kin)
         written: dict[str, Any] = self.dialect.usage.write(self.sum.usage, scratch)
         if self.once("usage"):
-            self.ledger.losses += scratch.losses
+            self.ledger.add(scratch.losses)
         return written
 
 
