@@ -35,7 +35,7 @@ from backplane.process.launch import (
 )
 from backplane.process.spawn import has_ended, kill_group, pidfd_of, spawn, spawn_guard, tie
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
-from backplane.redact.tail import LOOK_BYTES, OutputTail
+from backplane.redact.tail import LOOK_BYTES, NO_OUTPUT, OutputTail
 
 LADDER_STEP_S: Final = 0.5
 """The ladder's short step; the contract's number."""
@@ -134,6 +134,8 @@ class Child:
     @property
     def stderr_tail(self) -> OutputTail:
         """The last bytes of its stderr; whole after `stop`."""
+        if not self._tail:
+            return NO_OUTPUT
         cut = max(0, len(self._tail) - self._tail_bytes_max)
         return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
@@ -196,7 +198,9 @@ class Child:
         with anyio.CancelScope(shield=True):
             try:
                 if cancel is not None:
-                    await self._unless_ended(cancel, grace_s)
+                    if self.exit is None:
+                        with anyio.move_on_after(grace_s) as self._step:
+                            await cancel(grace_s)
                     self.close_stdin()
                     self.terminate()
                     await self.wait(LADDER_STEP_S)
@@ -211,12 +215,6 @@ class Child:
                 finally:
                     # Broken off, as the loop itself is being ended: the next one begins anew.
                     self._stopping = self._gone
-
-    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
-        with anyio.move_on_after(grace_s) as self._step:
-            if self.exit is None:
-                await cancel(grace_s)
-        self._step = None
 
     async def leave(self) -> None:
         """Kill what is left of it and stop listening, whoever is cancelled."""

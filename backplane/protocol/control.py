@@ -44,6 +44,7 @@ from backplane.protocol.messages import (
     Unknown,
     convert,
     encode_line,
+    lenient_hello,
     line_of,
     text_or_none,
     too_much_in_hello,
@@ -364,7 +365,7 @@ class ControlEnd:
             return Dropped("second_hello", "a second hello; the first one stands")
         if (fault := too_much_in_hello(value, len(line))) is not None:
             return Broken("protocol_handshake_failed", f"a hello with {fault}", line)
-        message = convert("hello", _lenient_hello(value), line)
+        message = convert("hello", lenient_hello(value), line)
         if isinstance(message, wire.Hello):
             self.hello = message
         return message
@@ -398,16 +399,3 @@ def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
     if t == "ask":
         return ("t", "ref_id", "id")
     return ("t", "ref_id") if t in MESSAGES else ()
-
-
-def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
-    """A mode or an extension entry this version does not know is not worth a failed start."""
-    known = {**value}
-    if value.get("mode") not in ("passthrough", "mapped"):
-        known.pop("mode", None)
-    extensions = value.get("extensions")
-    known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
-    heeds = value.get("heeds")
-    if not isinstance(heeds, list) or not all(isinstance(name, str) for name in heeds):
-        known.pop("heeds", None)
-    return known

@@ -142,6 +142,19 @@ def too_much_in_hello(value: dict[str, Json], size: int) -> str | None:
     return None
 
 
+def lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
+    """A mode or an extension entry this version does not know is not worth a failed start."""
+    known = {**value}
+    if value.get("mode") not in ("passthrough", "mapped"):
+        known.pop("mode", None)
+    extensions = value.get("extensions")
+    known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
+    heeds = value.get("heeds")
+    if not isinstance(heeds, list) or not all(isinstance(name, str) for name in heeds):
+        known.pop("heeds", None)
+    return known
+
+
 class Raised(msgspec.Struct, frozen=True):
     """Reading what follows raised an exception that nobody foresaw: what came before it was read."""
 

@@ -18,3 +18,7 @@ class OutputTail(bytes):
         made = super().__new__(cls, shown)
         made.before = before
         return made
+
+
+NO_OUTPUT: Final = OutputTail(b"")
+"""Of a stream that said nothing."""

@@ -278,6 +278,7 @@ class _MemoryLink:
         self._tail = b""
         self._ended = anyio.Event()
         self._on_exit: Callable[[], None] | None = None
+        self._step: anyio.CancelScope | None = None
 
     @property
     def stderr_tail(self) -> bytes:
@@ -294,6 +295,8 @@ class _MemoryLink:
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
+            if self._step is not None:
+                self._step.cancel()
             if self._on_exit is not None:
                 self._on_exit()
             os.close(stdin)
@@ -318,24 +321,13 @@ class _MemoryLink:
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
         """The same ladder as a child's, without its last step: a function cannot be killed."""
         with anyio.CancelScope(shield=True):
-            if cancel is not None:
-                await self._unless_ended(cancel, grace_s)
+            if cancel is not None and self.exit is None:
+                with anyio.move_on_after(grace_s) as self._step:
+                    await cancel(grace_s)
             self.close_stdin()
             await self.wait(LADDER_STEP_S)
             self.scope.cancel()
             await self._ended.wait()
-
-    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
-        with anyio.move_on_after(grace_s):
-            async with anyio.create_task_group() as tasks:
-
-                async def watch() -> None:
-                    await self._ended.wait()
-                    tasks.cancel_scope.cancel()
-
-                tasks.start_soon(watch)
-                await cancel(grace_s)
-                tasks.cancel_scope.cancel()
 
 
 def _words(error: BaseException) -> Iterator[str]:

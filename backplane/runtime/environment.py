@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,7 +20,7 @@ import msgspec
 
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
-from backplane.contract.work import Mode
+from backplane.contract.work import ContextPacket, Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
@@ -39,11 +39,20 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 
-Opening = Callable[["RunEnvironment"], Awaitable[AbstractAsyncContextManager[Link] | None]]
-"""Gives the way to start a host that waits; None where none can."""
-
 CAUSE_S: Final = 1.0
 """For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
+
+
+class HostStart(msgspec.Struct, frozen=True):
+    """Which host is started, and in what."""
+
+    backend: Backend
+    environ: Mapping[str, str]
+    """What its environment is chosen from."""
+    isolation: Isolation
+    """The least that there is to be."""
+    layers: Probe | None
+    """What contains hosts on this machine; None finds out."""
 
 
 class RunEnvironment:
@@ -55,13 +64,20 @@ class RunEnvironment:
     """
 
     def __init__(
-        self, state: StateFolder, facts: RunState, limits: Limits, ended: Callable[[], bool], place: str | None = None
+        self,
+        state: StateFolder,
+        facts: RunState,
+        limits: Limits,
+        start: HostStart,
+        ended: Callable[[], bool],
+        place: str | None = None,
     ) -> None:
         self.journal: Journal | None = None
         """None until something of the run is about to be started."""
         self._state = state
         self._facts = facts
         self._limits = limits
+        self._start = start
         self._ended = ended
         self.prepared = False
         """There is, or will be, a place to work in; or what is wrong with it."""
@@ -86,32 +102,37 @@ class RunEnvironment:
         self._standing: tuple[object, ...] = ()
         """What a host that waits was started in: it is taken where this is equal."""
 
-    def kind(self, backend: Backend, key: str, configured: Isolation) -> Hashable:
+    def kind(self, key: str) -> Hashable:
         """What two orders must have in common to be given the same host; None where none can wait for them.
 
         A host in a cage around a copy must not race with the copying: one of ours does nothing before its order.
+
+        Args:
+            key: of the backend, as its program is now.
         """
-        spec = self._facts.order.workspace
-        isolation = tighter(configured, self._facts.settings.get("isolation"))
+        spec, backend = self._facts.order.workspace, self._start.backend
+        isolation = tighter(self._start.isolation, self._facts.settings.get("isolation"))
         if not isinstance(backend, ProcessBackend) or not backend.guard or backend.remote:
             return None
         if isolation != "off" and spec.mode == "staged" and not backend.is_ours:
             return None
         return key, isolation, spec.mode, os.path.abspath(spec.root)
 
-    async def open(
-        self,
-        backend: Backend,
-        environ: Mapping[str, str],
-        configured: Isolation,
-        layers: Probe | None,
-        warm: WarmHost | None = None,
-    ) -> AbstractAsyncContextManager[Link]:
+    def for_next(self, place: str) -> RunEnvironment:
+        """Return the environment of a host that is to wait for the next order like this one.
+
+        Args:
+            place: names its folders.
+        """
+        facts = self._facts
+        order = msgspec.structs.replace(facts.order, task="", context=ContextPacket())
+        waiting = RunState(run_id=place, order=order, backend=facts.backend, started_ns=0, policy=facts.policy)
+        return RunEnvironment(self._state, waiting, self._limits, self._start, lambda: False, place)
+
+    async def open(self, warm: WarmHost | None = None) -> AbstractAsyncContextManager[Link]:
         """The way to start the host, contained as far as was asked for and can be had.
 
         Args:
-            configured: the least isolation there is to be.
-            layers: what contains hosts on this machine; None finds out.
             warm: taken if it was started in the same, else ended.
 
         Raises:
@@ -121,31 +142,24 @@ class RunEnvironment:
         if warm is not None:
             self._place, self._tree = warm.environment._place, warm.environment._tree
             try:
-                opening = await self.find_way(backend, environ, configured, layers, warm)
+                opening = await self.find_way(warm)
             finally:
                 if opening is None:
                     self._place, self._tree = self._facts.run_id, None
                     await warm.drop()
         if opening is None:
-            opening = await self.find_way(backend, environ, configured, layers, None)
+            opening = await self.find_way()
         assert opening is not None
         return opening
 
-    async def find_way(
-        self,
-        backend: Backend,
-        environ: Mapping[str, str],
-        configured: Isolation,
-        layers: Probe | None,
-        warm: WarmHost | None,
-    ) -> AbstractAsyncContextManager[Link] | None:
-        """The way to start the host; None for one that waits and does not fit."""
-        order = self._facts.order
+    async def find_way(self, warm: WarmHost | None = None) -> AbstractAsyncContextManager[Link] | None:
+        """The way to start the host; None for one that waits and does not fit, and where none can wait."""
+        order, backend, environ = self._facts.order, self._start.backend, self._start.environ
         program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
         self._facts.guarded = program is not None
         settings = self._facts.settings
         demanded, asked = settings.get("enforcement"), settings.get("credentials")
-        isolation = self._facts.isolation = tighter(configured, settings.get("isolation"))
+        isolation = self._facts.isolation = tighter(self._start.isolation, settings.get("isolation"))
         plain = functools.partial(backend.open, order, environ)
         plainly: tuple[object, ...] = ()
         if program is not None and (self._waits or warm is not None):
@@ -156,7 +170,7 @@ class RunEnvironment:
         from backplane.sandbox.probe import try_layers
 
         contained = program is not None and isolation != "off"
-        found = (layers or await try_layers(environ)) if contained else None
+        found = (self._start.layers or await try_layers(environ)) if contained else None
         from backplane.sandbox.run import Sandbox
 
         open_stores = read_names(asked, "config.vendor.abp.credentials")
@@ -173,7 +187,7 @@ class RunEnvironment:
             self._sandbox.adopt(warm.environment._sandbox)
         if not await self._choose_root(self._sandbox, waits=self._waits or warm is not None):
             return None
-        opener, standing = await self._contain(program, environ)
+        opener, standing = await self._contain(program)
         return self._way(warm, standing, functools.partial(program.open, order, environ, opener))
 
     def _way(
@@ -189,20 +203,19 @@ class RunEnvironment:
         self._lock, warm.environment._lock = warm.environment._lock, -1
         return warm.block
 
-    async def reopen(
-        self, backend: Backend, environ: Mapping[str, str], error: CageError
-    ) -> AbstractAsyncContextManager[Link]:
+    async def reopen(self, error: CageError) -> AbstractAsyncContextManager[Link]:
         """The way to start the host in what is left of its cage, after its guard found the rest not to be there.
 
         Raises:
             CapabilityError: refused, as the rest was asked for.
             BackplaneError: as `open`.
         """
-        assert isinstance(backend, ProcessBackend)
+        program = self._start.backend
+        assert isinstance(program, ProcessBackend)
         assert self._sandbox is not None
         self._sandbox.distrust(error)
-        opener, _ = await self._contain(backend, environ)
-        return backend.open(self._facts.order, environ, opener)
+        opener, _ = await self._contain(program)
+        return program.open(self._facts.order, self._start.environ, opener)
 
     async def _choose_root(self, sandbox: Sandbox, *, waits: bool) -> bool:
         """Know where the host will work; whether one that waits can.
@@ -230,11 +243,11 @@ class RunEnvironment:
             raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
         return True
 
-    async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> tuple[Opener, tuple[object, ...]]:
+    async def _contain(self, program: ProcessBackend) -> tuple[Opener, tuple[object, ...]]:
         """Work the cage out; return what starts a host in it, and all that this host is started in."""
         sandbox = self._sandbox
         assert sandbox is not None
-        command, held, places = await anyio.to_thread.run_sync(self._put_on, program, environ, sandbox)
+        command, held, places = await anyio.to_thread.run_sync(self._put_on, program, sandbox)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
@@ -245,15 +258,13 @@ class RunEnvironment:
         ready = self._wait_placed if self.holds_host and not self._waits else None
         return functools.partial(sandbox.open, held, ready), standing
 
-    def _put_on(
-        self, program: ProcessBackend, environ: Mapping[str, str], sandbox: Sandbox
-    ) -> tuple[StartCommand, Contained, tuple[object, ...]]:
+    def _put_on(self, program: ProcessBackend, sandbox: Sandbox) -> tuple[StartCommand, Contained, tuple[object, ...]]:
         from backplane.sandbox.run import place_of
 
         state, order = self._state, self._facts.order
         original = order.workspace.root if order.workspace.mode == "staged" else None
         place = place_of(self._root, original=original, home=state.home, scratch=state.scratch_of(self._place))
-        command = program.command(order, environ)
+        command = program.command(order, self._start.environ)
         servers = program.servers(order, command)
         held = sandbox.put_on(place, command, program.make_writable(order), program.endpoints, servers)
         return command, held, _identities(held.writable)

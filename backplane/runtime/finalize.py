@@ -73,7 +73,7 @@ def seal_run(
             if remote is not None and journal is not None:
                 remote.bring_back(facts.claim, workspace, journal.folder)
             patch = workspace.difference()
-            paths = _paths(patch)
+            paths = patch.paths
             added["reconciliation"] = build.reconcile(facts.claimed_paths, paths)
             facts.found(paths | set(patch.left_out))
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
@@ -230,10 +230,6 @@ def _apply_lane(facts: RunState, journal: Journal | None, patch: Patch) -> None:
         done=lambda files: journal.note(applied_fact(files)),
     )
     facts.added["lane"] = {"applied": len(applied.files)}
-
-
-def _paths(patch: Patch) -> set[str]:
-    return {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
 
 
 def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -83,6 +84,7 @@ class Places:
         Args:
             rank: the higher goes first.
         """
+        await anyio.lowlevel.checkpoint_if_cancelled()
         # Whoever has to wait is counted at once: orders that come together are refused together.
         if self._free:
             self._free -= 1

@@ -27,7 +27,7 @@ from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.unheard import check_settings
-from backplane.contract.work import ContextPacket, Mode, WorkOrder
+from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import (
     BackendError,
     BackplaneError,
@@ -50,7 +50,7 @@ from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime import finalize
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
 from backplane.runtime.checkpoints import RunCheckpoints, unusable
-from backplane.runtime.environment import RunEnvironment
+from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
@@ -161,7 +161,8 @@ class Run:
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
-        self._environment = RunEnvironment(plane.state_folder, self.facts, limits, self._is_given_up)
+        start = HostStart(backend, plane.environ_of(run_id), plane.settings.isolation, plane.layers)
+        self._environment = RunEnvironment(plane.state_folder, self.facts, limits, start, self._is_given_up)
         self._requirements: RunRequirements | None = None
         self._opened: OwnTask[Link] | None = None
         self._link: Link | None = None
@@ -476,7 +477,7 @@ class Run:
             try:
                 await self._enter(opening)
             except CageError as error:
-                await self._enter(await self._environment.reopen(self._backend, self._plane.environ_of(self.id), error))
+                await self._enter(await self._environment.reopen(error))
             self._environment.prepare(self._start_soon, self._mode())
             if self._link is not None:
                 self._environment.note_host(self._link.pid, self._link.start)
@@ -566,9 +567,7 @@ class Run:
         kind, warm = self._kind(), None
         if plane.warm is not None and kind is not None:
             warm = await plane.warm.take(kind)
-        opening = await self._environment.open(
-            self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers, warm
-        )
+        opening = await self._environment.open(warm)
         if plane.warm is not None and warm is not None and self.facts.start != "warm":
             plane.warm.misfit(kind)
         return opening
@@ -578,26 +577,13 @@ class Run:
         plane = self._plane
         if plane.sender is not None or plane.warm is None:
             return None
-        return self._environment.kind(self._backend, self._backend_key, plane.settings.isolation)
+        return self._environment.kind(self._backend_key)
 
     def _expect_more(self) -> None:
         """Have a host wait for the next order like this one."""
         kind = self._kind()
-        if kind is None or self._plane.warm is None:
-            return
-        plane, backend, limits, identity, policy = (
-            self._plane, self._backend, self._limits, self.facts.backend, self.facts.policy
-        )  # fmt: skip
-        order = msgspec.structs.replace(self.order, task="", context=ContextPacket())
-
-        def environment(place: str) -> RunEnvironment:
-            facts = RunState(run_id=place, order=order, backend=identity, started_ns=0, policy=policy)
-            return RunEnvironment(plane.state_folder, facts, limits, lambda: False, place)
-
-        def opening(waiting: RunEnvironment) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
-            return waiting.find_way(backend, plane.environ, plane.settings.isolation, plane.layers, None)
-
-        self._plane.warm.expect(kind, environment, opening, more=self.more)
+        if self._plane.warm is not None and kind is not None:
+            self._plane.warm.expect(kind, self._environment, more=self.more)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""

@@ -8,7 +8,7 @@ that run. On asyncio alone, as such a host is entered in one task and left in an
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from backplane.process.aio import OwnTask, asyncio_loop, register
 from backplane.runtime.backends import Link
-from backplane.runtime.environment import Opening, RunEnvironment
+from backplane.runtime.environment import RunEnvironment
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,10 +42,10 @@ class WarmHost:
         self.block: OwnTask[Link] | None = None
         """What the run that takes it enters in the place of a start."""
 
-    async def live(self, opening: Opening, wait_s: float) -> bool:
+    async def live(self, wait_s: float) -> bool:
         """Start it, and end it unless it is taken within so many seconds; whether it could be started."""
         try:
-            block = await opening(self.environment)
+            block = await self.environment.find_way()
             if block is not None:
                 self.block = OwnTask(block)
                 self.link = await self.block.__aenter__()
@@ -114,12 +114,11 @@ class WarmHosts:
         """Note that a host was not what such an order needs; after a few no more is kept for them."""
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
-    def expect(self, kind: Hashable, make: Callable[[str], RunEnvironment], opening: Opening, *, more: bool) -> None:
+    def expect(self, kind: Hashable, environment: RunEnvironment, *, more: bool) -> None:
         """Have a host wait for the next order of a kind, from its second one on.
 
         Args:
-            make: makes the place of a host, by an id.
-            opening: gives the way to start a host there; None where no host can wait.
+            environment: of the run that such an order is like.
             more: the first order has another one coming.
         """
         misfits = self._kinds.pop(kind, None)
@@ -130,16 +129,16 @@ class WarmHosts:
         wanted = more if misfits is None else misfits < MISFITS_MAX
         if not wanted or kind in self._waiting or loop is None or self._most == 0:
             return
-        host = self._waiting[kind] = WarmHost(make(str(uuid.uuid4())))
+        host = self._waiting[kind] = WarmHost(environment.for_next(str(uuid.uuid4())))
         if len(self._waiting) > self._most:
             self._waiting.pop(next(iter(self._waiting))).over.set()
-        task = register(loop.create_task, self._live(kind, host, opening))
+        task = register(loop.create_task, self._live(kind, host))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, kind: Hashable, host: WarmHost, opening: Opening) -> None:
+    async def _live(self, kind: Hashable, host: WarmHost) -> None:
         try:
-            if not await host.live(opening, self._wait_s):
+            if not await host.live(self._wait_s):
                 self.misfit(kind)
         finally:
             if self._waiting.get(kind) is host:

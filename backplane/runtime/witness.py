@@ -67,10 +67,7 @@ def _seen(
     own_trace: bool | None,
     inner: bool | None,
 ) -> Seen:
-    changed = None
-    if patch is not None:
-        paths = {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
-        changed = paths if len(paths) <= NAMES_MAX else None
+    changed = patch.paths if patch is not None else None
     return Seen(
         run_id=facts.run_id,
         order_id=facts.order.id,
@@ -82,7 +79,7 @@ def _seen(
         capabilities={**facts.manifest.unknown, **facts.manifest.to_wire()},
         mode=facts.mode,
         violations=len(facts.violations()),
-        changed=changed,
+        changed=changed if changed is not None and len(changed) <= NAMES_MAX else None,
         hidden=patch is not None and bool(patch.ignored_count or patch.left_out),
         git_diff=texts[0],
         git_status=texts[1],

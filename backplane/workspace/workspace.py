@@ -68,6 +68,11 @@ class Patch(msgspec.Struct, frozen=True):
     record_sha256: str = ""
     """Of what lies beside it for `apply_patch`."""
 
+    @property
+    def paths(self) -> set[str]:
+        """Every file that it changes, by its old and its new name."""
+        return {path for change in self.changes for path in (change.path, change.old_path) if path is not None}
+
 
 NO_NAMES: Final[frozenset[str]] = frozenset()
 """One for all: an empty one of each run's own is a fifth of a kilobyte."""
