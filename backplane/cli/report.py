@@ -6,7 +6,7 @@ from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import open_store, wrong
 from backplane.receipts.memory import find
-from backplane.shown import shown_of
+from backplane.shown.report import shown_of
 from backplane.view import report
 from backplane.view.story import ROWS_MAX, Story
 

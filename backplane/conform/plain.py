@@ -5,11 +5,9 @@ The host is started once; all checks of this file look at the same record.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +21,7 @@ from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_h
 from backplane.errors import CODES
 from backplane.process.child import Exit
 from backplane.protocol import MESSAGES, too_much_in_hello, version_compatible
-from backplane.schemas import build
+from backplane.schemas.validate import validator_of
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 
@@ -417,16 +415,8 @@ def _is_time(text: Json) -> bool:
     return True
 
 
-@cache
-def _validator(name: str) -> Any:
-    # jsonschema costs 60 ms to import: only who checks a host pays for it.
-    import jsonschema
-
-    return jsonschema.Draft202012Validator(json.loads(build.load_schema(name)))
-
-
 def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:
-    for error in _validator(name).iter_errors(value):
+    for error in validator_of(name).iter_errors(value):
         yield "".join(f"/{part}" for part in error.absolute_path), str(error.message)[:200]
 
 

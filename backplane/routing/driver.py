@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
@@ -24,6 +24,9 @@ from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
+from backplane.providers.orders import SessionConfig
+from backplane.providers.registry import Provider
+from backplane.providers.session import Session
 from backplane.receipts.audit import patch_claim
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.memory import Remembered, remembered
@@ -43,11 +46,6 @@ from backplane.upstream import presets
 from backplane.upstream.cost import Price, read_price
 from backplane.upstream.prices import ModelFacts, facts_of
 from backplane.view.figures import milliseconds
-
-if TYPE_CHECKING:
-    from backplane.providers.orders import SessionConfig
-    from backplane.providers.registry import Provider
-    from backplane.providers.session import Session
 
 RUNS_MAX: Final = 500
 """Newest receipts that are measured: some 0.1 s to read, and older ones hardly count."""
@@ -474,9 +472,6 @@ class TaskRouter:
         Raises:
             BackplaneError: as `select_provider` and `Provider.create_session`.
         """
-        from backplane.providers.orders import SessionConfig
-        from backplane.providers.registry import Provider
-
         option = (await anyio.to_thread.run_sync(self.select_provider, task)).chosen()
         provider = Provider(self._plane, option.candidate.name)
         config = config or SessionConfig()

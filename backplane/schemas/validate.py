@@ -225,7 +225,7 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
         yield DocumentFault("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
         return
     value, indexes = _without_plain_events(value)
-    for error in (near for far in _validator(kind).iter_errors(value) for near in _nearest(far)):
+    for error in (near for far in validator_of(kind).iter_errors(value) for near in _nearest(far)):
         path = list(error.absolute_path)
         if path[:1] == ["trace"] and path[1:]:
             path[1] = indexes[path[1]]
@@ -247,7 +247,8 @@ def _nearest(error: Any) -> list[Any]:
 
 
 @functools.cache
-def _validator(kind: str) -> Any:
+def validator_of(kind: str) -> Any:
+    """Return what checks a document of a kind against its JSON Schema."""
     # jsonschema costs 60 ms to import: only who validates pays for it.
     import jsonschema
 

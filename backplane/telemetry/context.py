@@ -6,6 +6,7 @@ Pure, and light: it is asked before each run.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -33,8 +34,6 @@ def address_of(environ: Mapping[str, str]) -> str:
 
 def log(fact: str) -> None:
     """Say what went wrong to whoever has set up a log."""
-    import logging  # Loaded where there is something to say.
-
     logging.getLogger("backplane").info(fact)
 
 

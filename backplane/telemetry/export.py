@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from opentelemetry import metrics as api_metrics
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import (
     Link,
@@ -126,24 +127,13 @@ class _Collected(SpanProcessor):
         self.spans.append(span)
 
 
-def exporters() -> tuple[Callable[..., SpanExporter], Callable[..., MetricExporter]]:
-    """Load what sends over HTTP."""
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter, OTLPMetricExporter
-
-
 def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None) -> None:
     """Send a run to the collector that the standard variables name. Raises what the exporter does."""
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
     # Its warnings of a collector that does not answer would stand on the terminal of whoever has set up no log.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-    of_spans, of_metrics = exporters()
     # Their own limit is 10 s, and somebody may wait for the end of this.
-    limit = {} if TIMEOUT in os.environ else {"timeout": SEND_S_MAX}
-    collected, exporter = _Collected(), of_spans(**limit)
+    limit_s = None if TIMEOUT in os.environ else SEND_S_MAX
+    collected, exporter = _Collected(), OTLPSpanExporter(timeout=limit_s)
     send(told, run_id, collected, parent)
     for first in range(0, len(collected.spans), BATCH_SPANS):
         if exporter.export(collected.spans[first : first + BATCH_SPANS]) is not SpanExportResult.SUCCESS:
@@ -152,5 +142,5 @@ def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None)
     measure(told, reader)
     data = reader.get_metrics_data()
     if data is not None:
-        of_metrics(**limit).export(data)
+        OTLPMetricExporter(timeout=limit_s).export(data)
     return None

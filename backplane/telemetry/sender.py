@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.contract.receipt import Receipt
 from backplane.telemetry.context import TRACEPARENT, address_of, has_content, log, read_parent
-from backplane.telemetry.spans import RunAbout, told
+from backplane.telemetry.spans import RunAbout, RunTelemetry, told
 
 LEAVE_S_MAX: Final = 1.0
 """For a collector to take what was not sent yet when a control plane closes; `run` has said its last word by then."""
@@ -40,7 +40,8 @@ class Sender:
         self._content = has_content(environ)
         self._threads: list[threading.Thread] = []
         self._address = address_of(environ)
-        self._is_refused = False
+        self._export: Callable[[RunTelemetry, str, tuple[int, int] | None], None] | None = None
+        """None where nobody listens."""
         self._loaded = threading.Event()
         threading.Thread(target=self._load, daemon=True).start()
 
@@ -56,24 +57,21 @@ class Sender:
     def _load(self) -> None:
         """Load the SDK while the run is at work: at its end only sending is left. Nothing where nobody listens."""
         try:
-            self._is_refused = _refuses(self._address)
-            if not self._is_refused:
-                from backplane.telemetry import export
+            if not _refuses(self._address):
+                from backplane.telemetry.export import export
 
-                export.exporters()
+                self._export = export
         finally:
             self._loaded.set()
 
     def _send(self, receipt: Receipt, about: RunAbout) -> None:
         self._loaded.wait()
-        if self._is_refused:
+        if self._export is None:
             log(f"run {receipt.meta.run_id} is in no telemetry: nobody listens at {self._address}")
             return
-        from backplane.telemetry import export
-
         try:
             spans = told(receipt, msgspec.structs.replace(about, content=self._content))
-            export.export(spans, receipt.meta.run_id, self._parent)
+            self._export(spans, receipt.meta.run_id, self._parent)
         except Exception as error:  # Whatever a foreign exporter raises: it is no affair of the run's.
             log(f"run {receipt.meta.run_id} is in no telemetry: {type(error).__name__}: {error}")
 

@@ -9,10 +9,11 @@ import codecs
 import re
 from collections.abc import Iterator
 from html import unescape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import anyio
+import httpx
 
 from backplane.errors import ConfigError
 from backplane.policy.rules import Policy
@@ -20,9 +21,6 @@ from backplane.tools.places import ToolRefused
 from backplane.tools.results import CallResult, shortened
 from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError, unpacked
-
-if TYPE_CHECKING:
-    import httpx
 
 FETCH_S_MAX: Final = 30.0
 """For the whole page, redirections included."""
@@ -56,9 +54,6 @@ _BLOCKS: Final = frozenset(
 
 async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
     """Give a page's text."""
-    # Only who fetches pays for loading it.
-    import httpx
-
     try:
         with anyio.fail_after(FETCH_S_MAX):
             with making_client():

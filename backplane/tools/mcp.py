@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import anyio.abc
+import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
@@ -25,9 +26,6 @@ from backplane.process.launch import StartCommand
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
 from backplane.tools.results import CallResult, shortened
 from backplane.upstream.clients import is_http, making_client
-
-if TYPE_CHECKING:
-    import httpx
 
 VERSION: Final = "2025-06-18"
 
@@ -251,8 +249,6 @@ class _Address:
         await self._post(self._peer.notify(method, {}))
 
     async def _post(self, line: bytes) -> bytes:
-        import httpx
-
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **self._session}
         try:
             async with self._http.stream("POST", self._url, content=line, headers=headers) as response:
@@ -273,8 +269,6 @@ class _Address:
 
 @asynccontextmanager
 async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
-    import httpx  # Only for who names an address.
-
     limits = httpx.Timeout(CALL_S, connect=START_S)
     if not is_http(row["url"]):
         raise BackendError("execution_tool_failed", "its address is no http address")  # Not shown: it may hold a key.

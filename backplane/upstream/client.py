@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
+import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
@@ -24,9 +25,6 @@ from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
-
-if TYPE_CHECKING:
-    import httpx
 
 CONNECTIONS_MAX: Final = 32
 """As many as runs may work at once; further requests wait for one."""
@@ -55,6 +53,9 @@ CLOSE_S: Final = 1.0
 IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
 """Documents that say no more than a comment does."""
 
+FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError, PackedError)
+"""What the HTTP library raises, its complaint about letters in headers included."""
+
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -75,7 +76,6 @@ class ReplyStream:
         """Documents so far."""
         self._endpoint = endpoint
         self._pieces = pieces_of(response)
-        self._foreign = foreign()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
         self._is_timed = True
@@ -115,8 +115,9 @@ class ReplyStream:
                 data = await anext(self._pieces, None)
                 if anyio.current_time() > self._deadline:
                     failure, data = self._late(), None
-        except self._foreign as error:
-            failure, data = self._late() if is_silence(error) else _translated(error, self._endpoint), None
+        except FOREIGN as error:
+            is_silence, data = isinstance(error, httpx.ReadTimeout), None
+            failure = self._late() if is_silence else _translated(error, self._endpoint)
         if data is None:
             self._end(failure)
         else:
@@ -189,7 +190,7 @@ class ReplyStream:
 
     async def drain(self) -> None:
         """Read to the end of the transport if it is near: a connection half read cannot be used again."""
-        with anyio.move_on_after(DRAIN_S), suppress(*self._foreign):  # what fails here is closed instead
+        with anyio.move_on_after(DRAIN_S), suppress(*FOREIGN):  # what fails here is closed instead
             while self._size <= ANSWER_BYTES_MAX and (data := await anext(self._pieces, None)) is not None:
                 self._size += len(data)
 
@@ -210,8 +211,6 @@ class Upstream:
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Upstream:
-        import httpx  # a tenth of a second: only who speaks HTTP waits for it
-
         one = self.endpoint
         read_s = max(one.first_byte_s, one.idle_s)
         with making_client():
@@ -266,7 +265,7 @@ class Upstream:
         except UpstreamError:
             await _close(response)
             raise
-        except foreign() as error:
+        except FOREIGN as error:
             raise UpstreamError(_translated(error, endpoint)) from None
         assert scope.cancelled_caught
         await _close(response)
@@ -276,7 +275,7 @@ class Upstream:
     async def _refusal(self, response: httpx.Response, model: str) -> UpstreamFailure:
         body = b""
         # A body that is cut says as much as it says.
-        with suppress(*foreign()):
+        with suppress(*FOREIGN):
             async for data in pieces_of(response):
                 body += data
                 if len(body) >= ERROR_BYTES_MAX:
@@ -291,7 +290,7 @@ class Upstream:
 
 
 def pieces_of(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Give the body as it comes, unpacked. Raises what `foreign` has."""
+    """Give the body as it comes, unpacked. Raises what `FOREIGN` has."""
     return unpacked(response.aiter_raw(), response.headers.get("content-encoding", ""))
 
 
@@ -299,20 +298,6 @@ async def _close(response: httpx.Response | None) -> None:
     if response is not None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await response.aclose()
-
-
-def foreign() -> tuple[type[Exception], ...]:
-    """Return what the HTTP library raises, its complaint about letters in headers included."""
-    import httpx
-
-    return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError, PackedError)
-
-
-def is_silence(error: Exception) -> bool:
-    """Whether the library waited for the next piece in vain."""
-    import httpx
-
-    return isinstance(error, httpx.ReadTimeout)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -338,8 +323,6 @@ def _system_word(error: BaseException) -> str:
 
 def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
     """Say an exception of the HTTP library as a failure."""
-    import httpx
-
     where = cut_urls(endpoint.base_url)
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):
         # The library's words repeat the header, and with it the key.

@@ -10,10 +10,11 @@ import errno
 import socket
 import ssl
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
+import httpx
 import msgspec
 
 from backplane.dialects.framing import UNREADABLE
@@ -24,9 +25,6 @@ from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean
-
-if TYPE_CHECKING:
-    import httpx
 
 PROBE_S: Final = 60.0
 """For all of it: a local server loads its model in less, and a person waits no longer."""
@@ -63,8 +61,6 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
     Returns:
         At least one check; none of them names a key.
     """
-    import httpx
-
     unsafe = key_doubts(endpoint.base_url, has_key=endpoint.api_key is not None)
     if unsafe:
         # A trial would do what is wrong.
@@ -123,8 +119,6 @@ class AddressTrial:
 
     async def ask(self, endpoint: Endpoint) -> AddressVerdict:
         """Send one request and read what it says about the address."""
-        import httpx
-
         try:
             model = self.model or await self._first_model(endpoint) or UNKNOWN_MODEL
             request = {"model": model, **REQUESTS[endpoint.protocol]}
@@ -185,8 +179,6 @@ def _has_event(head: bytes) -> bool:
 
 def explain(error: Exception, endpoint: Endpoint) -> Check:
     """Say why nothing answered."""
-    import httpx
-
     where = cut_urls(endpoint.base_url)
     parts = urlsplit(endpoint.base_url)
     for cause in causes(error):

@@ -25,7 +25,8 @@ from backplane.runtime import backends
 from backplane.runtime.door import AnswerCommand, CancelCommand, Desk, Door, knock, of_run
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
-from backplane.shown import picture_of, shown_of
+from backplane.shown import picture_of
+from backplane.shown.report import shown_of
 from backplane.view import report
 from backplane.view.web_files import BODY, CSS, JS
 from backplane.web import feed

@@ -171,7 +171,7 @@ def test_an_answer_that_is_over_does_not_wait_for_a_connection_that_stays_open()
     assert (done.turn.text, done.turn.stop) == ("ok", "end")
 
 
-def test_only_an_open_endpoint_loads_the_http_library() -> None:
-    code = ("import sys, backplane, backplane.cli, backplane.host, backplane.upstream.completion, backplane.upstream\n"
+def test_only_who_speaks_with_models_loads_the_http_library() -> None:
+    code = ("import sys, backplane, backplane.cli, backplane.host, backplane.upstream, backplane.routing.driver\n"
             "sys.exit('httpx' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

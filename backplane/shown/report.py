@@ -1,0 +1,84 @@
+"""Stored and live runs as a report shows them: with their story, patch, packed receipt and comparison."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import msgspec
+
+from backplane.contract.receipt import Receipt
+from backplane.receipts.journal import PATCH
+from backplane.receipts.memory import Remembered
+from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.recovery import is_run_id
+from backplane.receipts.store import Store
+from backplane.receipts.trace import open_plain
+from backplane.routing.intervals import Comparison
+from backplane.shown import diagnosis_of, folded
+from backplane.view.compared import FOLDER as COMPARISONS
+from backplane.view.picture import Picture
+from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
+from backplane.view.story import Story
+
+COMPARISON_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a comparison's file: a thousand runs are half a megabyte."""
+
+PATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a patch; a page has fewer lines than that."""
+
+
+def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown:
+    """A run as a report shows it.
+
+    Args:
+        story: takes its events; None draws the first rows and leaves out nothing.
+
+    Raises:
+        StoreError: as `picture_of`.
+    """
+    story = story or Story()
+    picture, receipt = folded(store, run, story.take)
+    return Shown(
+        picture=picture,
+        state=run.state,
+        diagnosis=diagnosis_of(store, picture, run),
+        story=story,
+        patch=patch_of(store, run.run_id),
+        packed=_packed(receipt) if receipt is not None and not story.omit else None,
+        compared=_compared(store, picture),
+    )
+
+
+def _compared(store: Store, picture: Picture) -> Comparison | None:
+    """The comparison that a run was part of; None where there is none, or it was broken off."""
+    told = picture.ended.added.get("compare") if picture.ended is not None else None
+    id = told.get("id") if isinstance(told, dict) else None
+    if not isinstance(id, str) or not is_run_id(id):
+        return None
+    try:
+        with open_plain(store.home / COMPARISONS / f"{id}.json") as file:
+            return msgspec.json.decode(file.read(COMPARISON_BYTES_MAX), type=Comparison)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def patch_of(store: Store, run_id: str) -> str | None:
+    """The beginning of a run's patch; None where it was pruned, or nothing was changed."""
+    try:
+        with open_plain(store.folder(run_id) / PATCH) as file:
+            return file.read(PATCH_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _packed(receipt: Receipt) -> bytes | None:
+    """The bytes that the receipt's hash is of, packed; None where they are too long for a page."""
+    packer = zlib.compressobj(3, wbits=31)  # 31: as gzip, which browsers can read.
+    packed, whole = bytearray(), 0
+    for chunk in canonical_chunks(msgspec.structs.replace(receipt, receipt_sha256=None)):
+        whole += len(chunk)
+        packed += packer.compress(chunk)
+        if whole > RECEIPT_BYTES_MAX or len(packed) > PACKED_BYTES_MAX:
+            return None
+    return bytes(packed + packer.flush())
