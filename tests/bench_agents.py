@@ -23,14 +23,19 @@ from typing import IO, Any
 import anyio
 import msgspec
 
-from backplane.agents.begin import Started
 from backplane.agents.claude import answers
+from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
-from backplane.agents.order import place_of, prompt_of, read_options
-from backplane.agents.shipped import OPTIONS, agent_of
+from backplane.agents.codex import start as codex_start
+from backplane.agents.options import KINDS, OPTIONS, read_options
+from backplane.agents.order import place_of
+from backplane.agents.program import Started
+from backplane.agents.shipped import agent_of
+from backplane.agents.spec import prompt_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host import Given
+from backplane.policy.rules import compile_policy
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
 from hosts import claude, codex
 from tests.vendors import found
@@ -111,13 +116,13 @@ def bare(agent: str) -> Json:
 
 async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state: Path) -> tuple[Started, Speak]:
     """The command that our host would start, and what says its words."""
-    run = Given(message)
-    options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), HOSTS[agent].Options)
+    run = Given(message, compile_policy(message.work_order.policy))
+    options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), KINDS[agent])
     place = place_of(run, str(state), own=False, conversations="")
     if agent == "claude":
-        return claude.prepare(run, options, place), functools.partial(speak_claude, text=prompt_of(run))
-    argv, env = codex.prepare(run, options, place)
-    thread = codex.thread_of(run, options, env)
+        return claude_start.prepare(run, options, place), functools.partial(speak_claude, text=prompt_of(run))
+    argv, env = codex_start.prepare(run, options, place)
+    thread = codex_start.thread_of(run, options, env)
     return (argv, env), functools.partial(speak_codex, thread=thread, text=prompt_of(run))
 
 

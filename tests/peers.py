@@ -19,6 +19,7 @@ import msgspec
 
 from backplane import host as sidecar
 from backplane.contract.work import WorkOrder
+from backplane.host.link import serve as serve_host
 
 WAIT_S = 5.0
 """The bound of every wait for a message here."""
@@ -98,7 +99,7 @@ async def talk(host: sidecar.Host, work: sidecar.Work, *, greeted: bool = True) 
 
             async def serve() -> None:
                 try:
-                    await sidecar.serve(host, work, theirs_in, theirs_out)
+                    await serve_host(host, work, theirs_in, theirs_out)
                 finally:
                     os.close(theirs_in)
                     os.close(theirs_out)

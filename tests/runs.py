@@ -23,6 +23,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.capability import NATIVE, Level
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.host.link import serve as serve_host
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
 from backplane.runtime.inbound import OnAsk
@@ -96,7 +97,7 @@ def mock_backend(way: str, *, capabilities: dict[str, Level] = mock.CAPABILITIES
 
 def memory(work: sidecar.Work, host: sidecar.Host | None = None, **options: Any) -> Backend:
     host = host or sidecar.Host(id="memory", capabilities={"streaming": NATIVE})
-    return MemoryBackend(id=host.id, serve=functools.partial(sidecar.serve, host, work), **options)
+    return MemoryBackend(id=host.id, serve=functools.partial(serve_host, host, work), **options)
 
 
 def order(

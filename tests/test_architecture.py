@@ -80,10 +80,7 @@ ROOMS = {
         f"{SHAPES} agents.options agents.shipped config dialects host ir policy process protocol tools upstream "
         "upstream.cost upstream.presets"
     ),
-    "hosts": (
-        f"{SHAPES} agents agents.options agents.shipped config contract.light host policy process tools "
-        "upstream.presets"
-    ),
+    "hosts": f"{SHAPES} agents agents.options config contract.light host process",
     # the front doors
     "serve": (
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
@@ -139,10 +136,10 @@ PURE_NEVER_CALLS = {"open", "input", "print", "now", "utcnow", "today", "uuid1",
 THIRD_PARTY = {
     "msgspec": set(ROOMS) - {"process.guard", "__main__"},
     "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
-    "jsonschema": {"schemas", "conform", "cli", "tools", "hosts"},
+    "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
-    "referencing": {"tools"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "hosts", "tools", "agents", "scale"},
+    "referencing": {"agents"},  # jsonschema's own errors of references
+    "httpx": {"upstream", "tools", "agents", "scale"},
     "h11": {"testing"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
@@ -259,9 +256,9 @@ def _imports(module: Module) -> Iterator[tuple[ast.AST, str]]:
                 parts = package.split(".")
                 base = ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
             yield from ((node, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and called(node) == "import_module":
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "deferred"):
             names = [getattr(argument, "value", None) for argument in node.args[:1]]
-            yield from ((node, name) for name in names if isinstance(name, str))
+            yield from ((node, name.partition(":")[0]) for name in names if isinstance(name, str))
 
 
 def called(node: ast.Call) -> str:

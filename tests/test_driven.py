@@ -16,6 +16,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.host import Given
+from backplane.policy.rules import compile_policy
 from backplane.process.child import open_child
 from backplane.process.launch import StartCommand
 
@@ -55,7 +56,7 @@ async def test_last_words_that_are_cut_begin_with_a_whole_word() -> None:
 
 def given(**vendor: Any) -> Given:
     order = WorkOrder("work", workspace=WorkspaceSpec(root="/"), config=RuntimeConfig(vendor=vendor))
-    return Given(wire.RunMessage(id="r", work_order=order))
+    return Given(wire.RunMessage(id="r", work_order=order), compile_policy(order.policy))
 
 
 @pytest.mark.parametrize(

@@ -263,14 +263,14 @@ def test_a_step_that_follows_a_broken_one_makes_it_good(reader: EventReader) -> 
 async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    import hosts.kimi as host
+    from backplane.agents.kimi import start
     from backplane.agents.options import Kimi
     from backplane.errors import BackendError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run: Any = SimpleNamespace(order=WorkOrder("work"))
     with pytest.raises(BackendError) as error:
-        host.require_effect(run, Kimi(program="kimi"))
+        start.require_effect(run, Kimi(program="kimi"))
     assert "backplane[kimi]" in (error.value.hint or "")
 
 

@@ -12,6 +12,7 @@ import backplane
 from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.host.link import serve as serve_host
 from backplane.receipts.build import LOSSES_BYTES_MAX
 from backplane.runtime.backends import MemoryBackend
 from tests.runs import memory
@@ -37,7 +38,7 @@ def test_an_agent_that_goes_on_past_a_limit_is_stopped(
     tmp_path: Path, config: RuntimeConfig, reason: str, words: str
 ) -> None:
     host = sidecar.Host(id="endless", capabilities={"streaming": NATIVE})
-    backend = MemoryBackend(id="endless", serve=functools.partial(sidecar.serve, host, _go_on_for_ever))
+    backend = MemoryBackend(id="endless", serve=functools.partial(serve_host, host, _go_on_for_ever))
     run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path)), config=config), backend=backend)
     assert run.error is not None
     assert (run.receipt.backplane["end"]["reason"], run.error.code) == (reason, "policy_denied")
@@ -55,7 +56,7 @@ def test_an_agent_that_keeps_to_its_limits_is_not(tmp_path: Path) -> None:
         return sidecar.Done()
 
     host = sidecar.Host(id="brief", capabilities={"streaming": NATIVE})
-    backend = MemoryBackend(id="brief", serve=functools.partial(sidecar.serve, host, work))
+    backend = MemoryBackend(id="brief", serve=functools.partial(serve_host, host, work))
     order = WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path)), config=RuntimeConfig(max_turns=2))
     run = backplane.run(order, backend=backend)
     assert run.receipt.outcome == "complete"
@@ -69,7 +70,7 @@ def test_losses_that_a_host_reports_are_in_the_receipt(tmp_path: Path) -> None:
         return sidecar.Done()
 
     host = sidecar.Host(id="translator", capabilities={"streaming": NATIVE})
-    backend = MemoryBackend(id="translator", serve=functools.partial(sidecar.serve, host, work))
+    backend = MemoryBackend(id="translator", serve=functools.partial(serve_host, host, work))
     run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path))), backend=backend)
     assert run.receipt.backplane["losses"] == [loss]
 

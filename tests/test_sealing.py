@@ -15,6 +15,7 @@ import backplane
 from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.host.link import serve as serve_host
 from backplane.receipts.store import Store
 from backplane.runtime.backends import MemoryBackend
 from backplane.workspace import apply_patch
@@ -49,7 +50,7 @@ def run_with(
 
     typed: Callable[[sidecar.HostRun], Awaitable[sidecar.Done | sidecar.Told]] = work
     host = sidecar.Host(id="editor", capabilities={"streaming": NATIVE})
-    backend = MemoryBackend(id="editor", serve=functools.partial(sidecar.serve, host, typed))
+    backend = MemoryBackend(id="editor", serve=functools.partial(serve_host, host, typed))
     workspace = WorkspaceSpec(root=str(original), **spec)  # type: ignore[arg-type]
     order = WorkOrder("edit", lane=lane, workspace=workspace, config=config or RuntimeConfig())  # type: ignore[arg-type]
     return backplane.run(order, backend=backend, home=home)

@@ -16,40 +16,50 @@ from tests.peers import PYTHON, ROOT, Child, is_gone, run
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
 HOST = """
-import os, sys
-import anyio
-from backplane.agents.begin import serve
+import sys
 from backplane.contract.capability import NATIVE
+from backplane.host import Host, deferred, main
+
+main(
+    Host(id="served", capabilities={"streaming": NATIVE}),
+    deferred("backplane.agents.program:drive", "served_agent", sys.argv[1]),
+)
+"""
+
+START = """
+import sys
 from backplane.errors import ConfigError
-from backplane.host import Done, Host, HostRun
 
-WAY = sys.argv[1]
-
-def start(_, run, state):
-    if WAY == "refuses":
+def start(way, run, state):
+    if way == "refuses":
         raise ConfigError("config_invalid", "not such an order")
-    said = "sorted(map(int, os.listdir('/proc/self/fd')))" if WAY == "lists" else "os.getpid()"
+    said = "sorted(map(int, os.listdir('/proc/self/fd')))" if way == "lists" else "os.getpid()"
     # Without what the suite puts into a Python of this environment, which holds a descriptor of its own.
     return (sys.executable, "-S", "-c", f"import os; print({said}, flush=True); input()"), {}
+"""
+
+AGENT = """
+import os
+import anyio
+from backplane.errors import ConfigError
+from backplane.host import Done
 
 class Turn:
-    def __init__(self, run, child): self.run, self.child = run, child
+    def __init__(self, way, run, child): self.way, self.run, self.child = way, run, child
     async def cancel(self): self.run.scope.cancel()
     async def more(self, text): pass
     async def interrupt(self): pass
     async def go(self):
         await anyio.wait_readable(self.child.stdout)
         await self.run.message(os.read(self.child.stdout, 99).decode().strip())
-        if WAY == "waits":
+        if self.way == "waits":
             await anyio.sleep_forever()
         return Done()
 
-def speak(_, run: HostRun, child, begun):
-    if WAY == "fails":
+def speak(way, run, child, begun):
+    if way == "fails":
         raise ConfigError("config_invalid", "the order is not done")
-    return Turn(run, child)
-
-serve(Host(id="served", capabilities={"streaming": NATIVE}), None, start, speak)
+    return Turn(way, run, child)
 """
 
 
@@ -59,6 +69,10 @@ class Served:
     def __init__(self, folder: Path, way: str) -> None:
         path = folder / "served.py"
         path.write_text(HOST)
+        package = folder / "served_agent"
+        package.mkdir()
+        (package / "start.py").write_text(START)
+        (package / "agent.py").write_text(AGENT)
         self.tmp = folder / "tmp"
         self.tmp.mkdir()
         self.child = Child((*PYTHON, path, way), env={**os.environ, "TMPDIR": str(self.tmp)})

@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.agents.order import RunSpec
 from backplane.agents.reader import EventReader
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.agents.spec import RunSpec
+from backplane.agents.structured import AnswerSchema
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, Failed, Warned
@@ -21,7 +22,6 @@ from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
-from backplane.tools.structured import AnswerSchema
 from backplane.upstream.cost import Price
 from tests.runs import ended, memory, order, plane, texts
 

@@ -16,6 +16,7 @@ from backplane.contract import canonical
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning, Warned
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.host.link import serve as serve_host
 from backplane.redact.cuts import SHAPE_BYTES_MAX, STREAMS_MAX, Splits
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import MemoryBackend
@@ -76,7 +77,7 @@ def test_a_run_hands_on_and_stores_no_piece_of_a_secret_of_its_environment(
     backplane_home: Path, tmp_path: Path
 ) -> None:
     host = sidecar.Host(id="teller", capabilities={"streaming": NATIVE})
-    backend = MemoryBackend(id="teller", serve=functools.partial(sidecar.serve, host, _tell_in_pieces))
+    backend = MemoryBackend(id="teller", serve=functools.partial(serve_host, host, _tell_in_pieces))
     order = WorkOrder(
         "tell", workspace=WorkspaceSpec(root=str(tmp_path)), config=RuntimeConfig(env={"API_KEY": SECRET})
     )

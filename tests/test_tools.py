@@ -14,10 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
+from backplane.agents import structured
+from backplane.agents.structured import AnswerSchema
 from backplane.errors import ConfigError
-from backplane.tools import SPECS, fault_in, structured
+from backplane.tools import SPECS, fault_in
 from backplane.tools.keys import without
-from backplane.tools.structured import AnswerSchema
 from tests.runs import one_loop
 from tests.toolbox import box, run
 

@@ -1,11 +1,13 @@
 """Our own agent: asks the model of an API, runs the tools that it calls, and asks again until it is done.
 
 The tools are `backplane.tools`, under the policy through the kit's question; the model is reached by
-`upstream.completion`. What an order says beside the contract's own fields stands under `config.vendor.api`.
+`upstream.completion`. Which service it is stands in the variable `presets.OPTIONS`; what an order says beside the
+contract's own fields, under `config.vendor.api`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,21 +15,21 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.order import (
+from backplane.agents.order import server_rows
+from backplane.agents.program import first_of
+from backplane.agents.reader import EventReader
+from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.session import AgentRun, Ending, limited
+from backplane.agents.spec import (
     RunSpec,
     budget_of,
     price_from,
     read_history,
     read_images,
     sampling_of,
-    server_rows,
     shape_of,
     user_message,
 )
-from backplane.agents.program import first_of
-from backplane.agents.reader import EventReader
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json
@@ -37,14 +39,14 @@ from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
 from backplane.tools import SPECS, CallResult, Toolbox
-from backplane.tools.keys import without
+from backplane.tools.keys import take, without
 from backplane.tools.mcp import Servers, open_servers
 from backplane.tools.places import ToolRefused
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import MICROS, Spent, most, price_of
 from backplane.upstream.endpoint import Endpoint
-from backplane.upstream.presets import VARIABLE, Service
+from backplane.upstream.presets import OPTIONS, VARIABLE, Service, read_options
 
 TURNS_MAX: Final = 250
 """Turns where the order names no limit; long tasks take fifty, and a loop has to end."""
@@ -416,12 +418,16 @@ def _usage(body: Mapping[str, Any]) -> TokenCounts:
 # The run --------------------------------------------------------------------------------------------------------------
 
 
-async def drive(run: HostRun, service: Service, keys: Mapping[str, str]) -> Done:
-    """Have a model of this service do the order.
+@functools.cache
+def _own_service() -> tuple[Service, dict[str, str]]:
+    """The service that this process was started for, and its keys, which then stand nowhere else."""
+    service = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
+    return service, take(service.variables)
 
-    Args:
-        keys: values of the variables that the service's options name.
-    """
+
+async def drive(run: HostRun) -> Done:
+    """Have a model of this process's service do the order."""
+    service, keys = _own_service()
     root, env = run.order.workspace.root, without(child_environment({}, run.order.config.env, os.environ), keys)
     toolbox = Toolbox(
         root,

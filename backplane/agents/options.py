@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from backplane.errors import CODES, ConfigError
+
+OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
+"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
 
 SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
@@ -211,3 +214,28 @@ def read(host: Host, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]
         known, there = ", ".join(kind.__struct_fields__), ", ".join(rows or rows_of(host))
         fix = f"known are {known}; rows of {_stem(host)}.toml are {there}"
         raise ConfigError("config_invalid", f"options of the host {_stem(host)}: {error}", hint=fix) from error
+
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+def read_options(file: str, row: str, options: str, kind: type[Kind]) -> Kind:
+    """A host's row with a backend's options over it, see `read`.
+
+    Args:
+        file: the host's own.
+        options: JSON.
+        kind: the host's own.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    try:
+        given = msgspec.json.decode(options, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
+    # A control plane sends all of it, and reading a table takes 5 ms.
+    rows = {} if given.keys() >= set(kind.__struct_fields__) else rows_of(file)
+    made = read(file, rows, row, given)
+    assert isinstance(made, kind)
+    return made

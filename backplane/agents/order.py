@@ -1,60 +1,27 @@
-"""What a backend's options and an order say, read for whoever drives an agent; and where the agent's state lies.
+"""What an order says of how an agent's program is started, and where the agent's state lies.
 
-How an agent is told any of it is its host's affair.
+How an agent is told any of it is its own `start`'s affair.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents import options as agent_options
+from backplane.agents.options import McpServer
 from backplane.agents.shipped import STATE
 from backplane.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
-    from backplane import ir
-    from backplane.contract import conversation as said
-    from backplane.contract.canonical import Json
     from backplane.host import Given
-    from backplane.tools.structured import AnswerSchema
-    from backplane.upstream.cost import Price
 
-CONTEXT_BYTES_MAX: Final = 1024 * 1024
-"""Snippets of an order that travel in the prompt."""
-AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-"""To an agent that answers in words."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """Of a conversation: it becomes part of a path."""
-
-Options = TypeVar("Options", bound=agent_options.Options)
-
-
-def read_options(file: str, row: str, options: str, kind: type[Options]) -> Options:
-    """A host's row with a backend's options over it, see `agent_options.read`.
-
-    Args:
-        file: the host's own.
-        options: JSON.
-        kind: the host's own.
-
-    Raises:
-        ConfigError: `config_invalid`.
-    """
-    try:
-        given = msgspec.json.decode(options, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
-    # A control plane sends all of it, and reading a table takes 5 ms.
-    rows = {} if given.keys() >= set(kind.__struct_fields__) else agent_options.rows_of(file)
-    read = agent_options.read(file, rows, row, given)
-    assert isinstance(read, kind)
-    return read
-
 
 # The conversation -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +102,7 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentF
     if asked.kept and not os.environ.get(STATE):
         raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
     os.makedirs(place.config, exist_ok=True)
-    if asked.wanted is not None and not _any_below(place.config, conversations.format(asked.wanted)):
+    if asked.wanted is not None and not any(Path(place.config).glob(conversations.format(asked.wanted))):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
         raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
     return place
@@ -154,12 +121,6 @@ def environment_of(
     env |= {name: value for name, value in own.items() if value is not None}
     env.pop(STATE, None)
     return env | run.order.config.env
-
-
-def _any_below(folder: str, pattern: str) -> bool:
-    from pathlib import Path  # It costs 5 ms, and most conversations are new.
-
-    return any(Path(folder).glob(pattern))
 
 
 def keep_name(place: AgentFolders, id: str, root: str) -> None:
@@ -200,38 +161,6 @@ def require_same_folder(run: Given, place: AgentFolders) -> None:
             raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
 
 
-# The run --------------------------------------------------------------------------------------------------------------
-
-
-class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an order asks of any agent; what it asks of one vendor's alone is given to that agent beside it."""
-
-    prompt: Json
-    """The first words: a text, or blocks of a message."""
-    silence_s: int = 0
-    """How long the agent may say nothing while no tool runs; 0 where it is not watched."""
-    conversation: Continuation = Continuation()
-    shape: AnswerSchema | None = None
-    """Of the answer."""
-    again: str = AGAIN
-    """Said to an answer of another shape; `{fault}` is what is wrong with it."""
-    price: Price | None = None
-    """As configured; None where nothing is."""
-    budget_micros: int | None = None
-    """None where there is no budget, or the agent holds it itself; so for the turns."""
-    turns_max: int | None = None
-
-
-def budget_of(run: Given) -> int | None:
-    """The order's budget in millionths of a dollar."""
-    from decimal import Decimal
-
-    from backplane.upstream.cost import micros
-
-    usd = run.order.config.max_budget_usd
-    return None if usd is None else micros(Decimal(str(usd)))
-
-
 def require_price(run: Given, prices: object, model: str = "the model") -> None:
     """Refuse a budget that cannot be held. Raises ConfigError: `config_invalid`, nobody said what the model costs."""
     if run.order.config.max_budget_usd is not None and prices is None:
@@ -240,13 +169,6 @@ def require_price(run: Given, prices: object, model: str = "the model") -> None:
 
 
 PRICED: Final = "options = {prices = {input = …, output = …}}, in dollars"
-
-
-def price_from(prices: Mapping[str, Any] | None) -> Price | None:
-    """The price that a backend's options name. Raises ConfigError: `config_invalid`."""
-    from backplane.upstream.cost import read_price
-
-    return None if prices is None else read_price(prices, "options.prices")
 
 
 # The rest of the order ------------------------------------------------------------------------------------------------
@@ -284,7 +206,7 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
     made: dict[str, dict[str, Any]] = {}
     for row in (*configured, *ordered):
         try:
-            named = msgspec.convert(row, agent_options.McpServer)
+            named = msgspec.convert(row, McpServer)
         except msgspec.ValidationError as error:
             fix = "it has name; command, args and env, or url and headers"
             raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=fix) from error
@@ -294,195 +216,9 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
     return made
 
 
-def shape_of(run: Given) -> AnswerSchema | None:
-    """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
-    schema = run.order.abp("output_schema")
-    if schema is None:
-        return None
-    from backplane.tools.structured import AnswerSchema
-
-    return AnswerSchema(schema)
-
-
-SAMPLING: Final = ("max_tokens", "temperature")
-
-
-def sampling_of(run: Given) -> dict[str, Any]:
-    """The order's own parameters of the model, `config.vendor.abp.sampling`. Raises ConfigError: `config_invalid`."""
-    asked = run.order.abp("sampling") or {}
-    if not isinstance(asked, dict) or not set(asked) <= set(SAMPLING):
-        fix = f"it has {' and '.join(SAMPLING)}"
-        raise ConfigError("config_invalid", "config.vendor.abp.sampling cannot be read", hint=fix)
-    return dict(asked)
-
-
-NO_RESULT: Final = "No result of this call was recorded: whether it ran is unknown. Look before you repeat it."
-
-
-def read_history(run: Given) -> tuple[ir.Message, ...]:
-    """What was said before this order, `config.vendor.abp.history`; calls without a result get one that says so.
-
-    Raises:
-        ConfigError: `config_invalid`.
-    """
-    from backplane.contract import conversation as said
-
-    try:
-        messages = msgspec.convert(run.order.abp("history") or (), tuple[said.Message, ...])
-    except msgspec.ValidationError as error:
-        fix = "a list of messages, see contracts/sessions.md"
-        raise ConfigError("config_invalid", f"config.vendor.abp.history: {error}", hint=fix) from error
-    return neutral(messages)
-
-
-def read_images(run: Given) -> tuple[said.Image, ...]:
-    """The pictures that go with the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
-    rows = run.order.abp("images")
-    if not rows:
-        return ()
-    from backplane.contract import conversation as said
-    from backplane.contract import pictures
-
-    try:
-        return pictures.checked(msgspec.convert(rows, tuple[said.Image, ...]))
-    except msgspec.ValidationError as error:
-        fact = f"config.vendor.abp.images: {error}"
-        raise ConfigError("config_invalid", fact, hint="a list of {media_type, data} in Base64, or {url}") from error
-
-
-def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
-    """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
-    from backplane.contract import conversation as said
-
-    unknown = {call.id for call in said.unresolved(tuple(messages))}
-    made: list[ir.Message] = []
-    for message in messages:
-        if isinstance(message, said.UserMessage):
-            made.append(user_message(message.content, message.images))
-        elif isinstance(message, said.ToolResultMessage):
-            made.append(_results((message.tool_call_id, message.content, message.is_error)))
-        else:
-            made.append(_assistant(message))
-            lost = [(call.id, NO_RESULT, True) for call in message.tool_calls if call.id in unknown]
-            made += [_results(*lost)] if lost else []
-    return tuple(_joined(made))
-
-
-def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
-    """Return words of the user's, and what was shown with them."""
-    from backplane import ir
-
-    shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
-    words = [ir.Text(text=text)] if text or not shown else []
-    return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
-
-
-def _assistant(message: said.AgentMessage) -> ir.Message:
-    from backplane import ir
-
-    thinking = [
-        ir.Thinking(text=part.text, signature=part.signature, redacted=part.redacted)
-        for part in message.thinking
-        if part.is_proven
-    ]
-    says = message.content or message.signature or not message.tool_calls
-    text = [ir.Text(text=message.content, signature=message.signature)] if says else []
-    calls = [
-        ir.ToolUse(id=call.id, name=call.name, input=call.arguments, signature=call.signature)
-        for call in message.tool_calls
-    ]
-    return ir.Message(role="assistant", parts=(*thinking, *text, *calls))
-
-
-def _results(*rows: tuple[str, str, bool]) -> ir.Message:
-    from backplane import ir
-
-    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
-    return ir.Message(role="tool", parts=tuple(parts))
-
-
-def _joined(messages: list[ir.Message]) -> list[ir.Message]:
-    """Results that follow each other as one message, as a turn's calls are answered together."""
-    made: list[ir.Message] = []
-    for message in messages:
-        if made and message.role == "tool" == made[-1].role:
-            message = msgspec.structs.replace(message, parts=(*made.pop().parts, *message.parts))
-        made.append(message)
-    return made
-
-
-def is_strict(schema: Json) -> bool:
-    """Return whether the model's service takes a schema of the answer as it is."""
-    from backplane.upstream.rewrites import is_strict as is_taken
-
-    return isinstance(schema, dict) and is_taken(schema)
-
-
 def toml(text: str) -> str:
     """Return a text as TOML writes it: a string of JSON is one of TOML."""
     return msgspec.json.encode(text).decode()
-
-
-def snippets(run: Given) -> list[str]:
-    """The order's snippets in words. Raises BackendError: `backend_context_length`."""
-    parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
-    if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
-        raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
-    return parts
-
-
-def prompt_of(run: Given) -> str:
-    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
-    files = run.order.context.files
-    named = [f"Files to look at first: {', '.join(files)}"] if files else []
-    return "\n\n".join([*snippets(run), *named, run.order.task])
-
-
-def image_blocks(run: Given, block: Callable[[str, str], Json]) -> list[Json]:
-    """The pictures that go with the task, as blocks of a message.
-
-    Args:
-        block: makes one of a picture's type and its Base64.
-
-    Raises:
-        BackendError: `capability_unsupported`, a picture by its address.
-        ConfigError: `config_invalid`.
-    """
-    images = read_images(run)
-    if any(image.url is not None for image in images):
-        fact = "this agent takes no picture by its address"
-        raise BackendError("capability_unsupported", fact, hint="give the picture itself")
-    return [block(str(image.media_type), str(image.data)) for image in images]
-
-
-def shown(words: str, images: list[Json]) -> Json:
-    """The first words as they are, or as blocks of a message with the pictures behind them."""
-    return [{"type": "text", "text": words}, *images] if images else words
-
-
-def spec_in_words(
-    run: Given, block: Callable[[str, str], Json], *, silence_s: int, prices: Mapping[str, Any] | None
-) -> RunSpec:
-    """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
-
-    Args:
-        block: as `image_blocks` takes it.
-
-    Raises:
-        BackendError: `backend_context_length`, or see `image_blocks`.
-        ConfigError: `config_invalid`.
-    """
-    shape = shape_of(run)
-    words = "\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])])
-    return RunSpec(
-        prompt=shown(words, image_blocks(run, block)),
-        silence_s=silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=price_from(prices),
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns,
-    )
 
 
 def found(program: str, install: str, env: Mapping[str, str]) -> str:

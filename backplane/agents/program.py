@@ -5,20 +5,27 @@ What is said to it while it runs is the run's own affair.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import msgspec
 
-from backplane.agents.begin import BegunProgram, Speak, Start
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
+
+if TYPE_CHECKING:
+    from backplane.agents.session import AgentRun
+
+Started = tuple[tuple[str, ...], dict[str, str]]
+"""A command and its environment."""
 
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""
@@ -37,20 +44,32 @@ _CONTROLS: Final = re.compile(
 """A terminal's colours, titles and moves, and what else is no text."""
 
 
-async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
+class BegunProgram(msgspec.Struct, frozen=True):
+    """The place of an agent's program at work: the folder for its state, and its environment."""
+
+    state: str
+    env: dict[str, str]
+
+
+async def drive(run: HostRun, package: str, options: Any) -> Done:
     """Start the agent's program, run the order, and leave nothing of either.
 
     Args:
-        speak: called when the program was started: what it takes is done while the program loads.
+        package: the vendor's. Its `start` has `start(options, run, state)`, which says what is started, with an empty
+            folder for its state; its `agent`, loaded while the program loads, has
+            `speak(options, run, child, begun)`, which makes the run with it.
+        options: a row of the host's table, with a backend's options over it.
     """
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
         return Done(outcome="partial")
     async with _state() as state:
-        argv, env = start(run, state)
+        started: Started = importlib.import_module(f"{package}.start").start(options, run, state)
+        argv, env = started
         async with open_child(StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
             try:
-                session = speak(run, child, BegunProgram(state, env))
+                speak = importlib.import_module(f"{package}.agent").speak
+                session: AgentRun = speak(options, run, child, BegunProgram(state, env))
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
                 return await session.go()
             except BaseExceptionGroup as group:

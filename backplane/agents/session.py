@@ -6,8 +6,8 @@ questions that are open, what is kept of messages, and the end. A vendor gives a
 
 To add an agent, write one file with these five and a reader: `AgentRun.pipe` is its way to a program that speaks
 JSON-RPC, another framing or envelope of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
-is handed to `hear`, with a `pipe` of its own that has `run`. Then `hosts/NAME.py` says what is started and can be
-done, `hosts/NAME.toml` where the program is from, and `failures.LABELS` its words for failures.
+is handed to `hear`, with a `pipe` of its own that has `run`. Then `NAME/start.py` says what is started, `hosts/NAME.py`
+what it can, `hosts/NAME.toml` where the program is from, and `failures.LABELS` its words for failures.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.failures import code_of
-from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
 from backplane.agents.reader import EventReader, OpenCall
+from backplane.agents.spec import RunSpec
 from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry

@@ -11,17 +11,16 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
+from backplane.agents.options import OPTIONS as OPTIONS
 from backplane.agents.options import McpServer, Options, Profile, read, rows_of
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
-"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
 
 HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "acp": ("acp.py",),
@@ -68,8 +67,6 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address as `host:port`; nothing where it is not known or cannot be read."""
-        from urllib.parse import urlsplit  # No host needs it on its way to its agent.
-
         try:
             parts = urlsplit(self.base_url or "")
             port = parts.port or (443 if parts.scheme == "https" else 80)

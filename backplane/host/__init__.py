@@ -7,10 +7,11 @@ says and how a model is reached are the host's own affair.
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
@@ -26,9 +27,6 @@ from backplane.host.run import (
     Work,
 )
 
-if TYPE_CHECKING:
-    from backplane.protocol import HostEnd
-
 __all__ = [
     "EXTENSIONS",
     "PREVIEW_BYTES_MAX",
@@ -39,19 +37,25 @@ __all__ = [
     "HostRun",
     "Told",
     "Work",
+    "deferred",
     "main",
-    "serve",
     "speak",
 ]
 
 
-async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int | None = None) -> None:
-    """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
-    from backplane.host.link import HostLink
+def deferred(name: str, *given: Any) -> Work:
+    """Make a `work` that is loaded with the first order, so that no hello waits for it.
 
-    link = HostLink(host, work, stdin, stdout, _end(line_bytes_max), owns_process=False)
-    await link.send(host.hello())
-    await link.serve()
+    Args:
+        name: `module:function`; it is called with the run and what is given here.
+    """
+
+    async def work(run: HostRun) -> Done | Told:
+        module, _, function = name.partition(":")
+        done: Done | Told = await getattr(importlib.import_module(module), function)(run, *given)
+        return done
+
+    return work
 
 
 def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
@@ -84,18 +88,6 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int |
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         # Only then is the description ours alone; a terminal's is shared with the shell.
         os.set_blocking(stdout, False)
-    end = _end(line_bytes_max)
-    end.send(host.hello())
-    import anyio
+    from backplane.host import link
 
-    from backplane.host.link import HostLink
-
-    link = HostLink(host, work, 0, stdout, end, owns_process=True)
-    anyio.run(link.serve)
-    return link.signal
-
-
-def _end(line_bytes_max: int | None) -> HostEnd:
-    from backplane.protocol import LINE_BYTES_MAX, HostEnd
-
-    return HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
+    return link.take_runs(host, work, stdout, line_bytes_max)

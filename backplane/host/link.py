@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Literal
@@ -26,8 +27,9 @@ from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import BackplaneError
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
-from backplane.process.aio import ending_signals
-from backplane.protocol import Broken, HostEnd, Received
+from backplane.policy.rules import compile_policy
+from backplane.process.aio import ending_signals, in_time
+from backplane.protocol import LINE_BYTES_MAX, Broken, HostEnd, Received
 
 GRACE_MARGIN_S: Final = 0.3
 """Kept back from a named grace, so that nested ends finish inside one another."""
@@ -46,6 +48,9 @@ RUNS_END_POLL_S: Final = 0.01
 
 ERROR_CHARS_MAX: Final = 8192
 """Longest text of an error on the line: more than anybody reads, far below what a line takes."""
+
+CHUNKS_HELD_MAX: Final = 4
+"""Chunks of a run's tree that wait to be kept: a megabyte, and then nothing more is read."""
 
 HINT_CHARS_MAX: Final = 1024
 """Of that for the next step: a sentence, and a list of names where there is one."""
@@ -71,6 +76,8 @@ class HostLink:
         self._owns_process = owns_process
         self._end = end
         self._runs: dict[str, HostRun] = {}
+        self._asks: dict[tuple[str, str], tuple[anyio.Event, list[wire.AnswerMessage]]] = {}
+        """Open asks, by their run's id and their own: set once answered, or once nobody can answer any more."""
         self._tasks: anyio.abc.TaskGroup | None = None
         """Where runs and what belongs to them live."""
         self._stdin_open = True
@@ -87,6 +94,20 @@ class HostLink:
 
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
+
+    async def ask(self, ask: wire.Ask, within_s: float) -> wire.AnswerMessage | None:
+        """Send an ask and return its answer, None where there is none in time."""
+        arrived, answers = self._asks[ask.ref_id, ask.id] = anyio.Event(), list[wire.AnswerMessage]()
+        try:
+            await self.send(ask)
+            await in_time(arrived.wait, within_s)
+        finally:
+            del self._asks[ask.ref_id, ask.id]
+        return answers[0] if answers else None
+
+    async def pause(self) -> None:
+        """Let other tasks run, and a cancel arrive."""
+        await anyio.lowlevel.checkpoint()
 
     async def send(
         self, message: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.PatchChunk
@@ -197,8 +218,7 @@ class HostLink:
         elif isinstance(received, wire.Ping):
             await self.send(wire.Pong(seq=received.seq))
         elif isinstance(received, wire.AnswerMessage):
-            asking = self._runs.get(received.ref_id)
-            waiting = asking.answers.get(received.id) if asking is not None else None
+            waiting = self._asks.get((received.ref_id, received.id))
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
@@ -226,10 +246,12 @@ class HostLink:
 
     async def _begin(self, message: wire.RunMessage) -> None:
         try:
-            run = HostRun(self, message)
+            run = HostRun(self, message, compile_policy(message.work_order.policy), anyio.CancelScope())
         except Exception as error:  # The outermost edge: this run is answered, the others go on.
             await self.send(_failure(message.id, error))
             return
+        if "tree/1" in run.extensions and "tree/1" in self.host.extensions:
+            run.tree_in, run.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
         self._runs[run.id] = run
         assert self._tasks is not None
         self._tasks.start_soon(self._run, run)
@@ -240,8 +262,9 @@ class HostLink:
         """A peer that can cancel keeps stdin open, so its end means that the peer is gone."""
         if "cancel/1" in run.extensions:
             self._cancel(run, "the control plane went away", GRACE_S)
-        for arrived, _ in run.answers.values():
-            arrived.set()
+        for (owner, _), (arrived, _) in self._asks.items():
+            if owner == run.id:
+                arrived.set()
         if run.tree_in is not None:
             run.tree_in.close()
 
@@ -295,8 +318,6 @@ class HostLink:
                 done = await self._narrated(run)
             except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
                 if not isinstance(error, BackplaneError):
-                    import traceback  # For a host with a bug alone.
-
                     sys.stderr.write("".join(traceback.format_exception(error)))
                 failure = _failure(run.id, error)
         if failure is not None and run.cancelled_because is None:
@@ -346,6 +367,22 @@ class HostLink:
             # The host's own code does not let itself be cancelled, and nothing may outlive the grace.
             os._exit(1)
         whole.cancel()
+
+
+async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+    """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
+    link = HostLink(host, work, stdin, stdout, HostEnd(line_bytes_max=line_bytes_max), owns_process=False)
+    await link.send(host.hello())
+    await link.serve()
+
+
+def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -> int | None:
+    """Take the runs of this process, whose hello was said, until its stdin ends; return the signal that ended it."""
+    end = HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
+    end.send(host.hello())
+    link = HostLink(host, work, 0, stdout, end, owns_process=True)
+    anyio.run(link.serve)
+    return link.signal
 
 
 def _checked(receipt: Receipt) -> Json:

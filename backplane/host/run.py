@@ -54,9 +54,6 @@ GRACE_S: Final = 2.0
 ASK_S: Final = 300.0
 """How long an ask waits for a person before its default decides."""
 
-CHUNKS_HELD_MAX: Final = 4
-"""Chunks of a run's tree that wait to be kept: a megabyte, and then nothing more is read."""
-
 EMITS_PER_YIELD: Final = 64
 """Events written between two looks at the loop, so that a cancel reaches a host that only emits."""
 
@@ -130,28 +127,29 @@ def _placed(order: WorkOrder) -> WorkOrder:
 
 
 class Given:
-    """What a run was given, all that is known of it before it begins. Raises PolicyError, see `compile_policy`."""
+    """What a run was given, all that is known of it before it begins."""
 
-    def __init__(self, message: wire.RunMessage) -> None:
-        from backplane.policy.rules import compile_policy
-
+    def __init__(self, message: wire.RunMessage, policy: Policy) -> None:
         check_settings(message.work_order)
         self.id = message.id
         self.order: WorkOrder = _placed(message.work_order)
         self.names_root = bool(message.work_order.workspace.root)
         """Whether the order said where to work; else its root here is the folder that the host was started in."""
         self.extensions = message.extensions
-        self.policy: Policy = compile_policy(self.order.policy)
+        self.policy = policy
 
 
 class HostRun(Given):
-    """One run, seen from the host: the order, and the ways to say what happens."""
+    """One run, seen from the host: the order, and the ways to say what happens.
 
-    def __init__(self, link: HostLink, message: wire.RunMessage) -> None:
-        import anyio
+    Args:
+        scope: that of the host's own code.
+    """
 
-        super().__init__(message)
-        check_heeded(self.order, link.host.heeds, link.host.id)
+    def __init__(self, link: HostLink, message: wire.RunMessage, policy: Policy, scope: anyio.CancelScope) -> None:
+        super().__init__(message, policy)
+        self.host = link.host
+        check_heeded(self.order, self.host.heeds, self.host.id)
         self.grace_s = GRACE_S
         """Time the host's own clean-up may take once the run is cancelled."""
         self.cancelled_because: str | None = None
@@ -164,13 +162,10 @@ class HostRun(Given):
         self.emitted = 0
         self.mode: Literal["mapped", "passthrough"] = "mapped"
         """Whether events carry the agent's own messages; stands in the receipt."""
-        self.scope = anyio.CancelScope()
-        self.answers: dict[str, tuple[anyio.Event, list[wire.AnswerMessage]]] = {}
+        self.scope = scope
         self.tree: MemoryObjectReceiveStream[wire.TreeChunk] | None = None
         """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does."""
         self.tree_in: MemoryObjectSendStream[wire.TreeChunk] | None = None
-        if "tree/1" in message.extensions and "tree/1" in link.host.extensions:
-            self.tree_in, self.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
         self._link = link
@@ -194,9 +189,7 @@ class HostRun(Given):
         self.emitted += 1
         await self._link.send(wire.EventMessage(ref_id=self.id, event=event))
         if self.emitted % EMITS_PER_YIELD == 0:
-            from anyio.lowlevel import checkpoint
-
-            await checkpoint()
+            await self._link.pause()
 
     async def delta(self, text: str) -> None:
         await self.emit(AssistantDelta(ts=self.now(), text=text))
@@ -308,23 +301,11 @@ class HostRun(Given):
         return verdict
 
     async def _ask(self, **members: Any) -> Decision:
-        import anyio
-
-        from backplane.process.aio import in_time
-
         self._asked += 1
         ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
-        arrived: anyio.Event = anyio.Event()
-        answers: list[wire.AnswerMessage] = []
-        self.answers[ask.id] = (arrived, answers)
-        try:
-            await self._link.send(ask)
-            await in_time(arrived.wait, ASK_S)
-        finally:
-            del self.answers[ask.id]
-        if not answers:
+        answer = await self._link.ask(ask, ASK_S)
+        if answer is None:
             return Decision(ask.default, "nobody answered in time")
-        answer = answers[0]
         return Decision(
             answer.decision,
             answer.reason if isinstance(answer.reason, str) else "",
@@ -347,8 +328,8 @@ class HostRun(Given):
                 finished_at=timestamp_at(max(time.time_ns(), self.started_ns)),
                 duration_ms=int((time.monotonic() - self._started_monotonic) * 1000),
             ),
-            backend=BackendIdentity(self._link.host.id, self._link.host.version),
-            capabilities=Manifest(self._link.host.capabilities).to_wire(),
+            backend=BackendIdentity(self.host.id, self.host.version),
+            capabilities=Manifest(self.host.capabilities).to_wire(),
             usage_raw=done.usage_raw,
             usage=done.usage,
             trace=[],

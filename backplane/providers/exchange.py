@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.order import neutral
+from backplane.agents.spec import neutral
 from backplane.agents.store import STORES, Stored, read_stored
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (

@@ -214,7 +214,7 @@ LADDER_STEP_S: Final = 0.5
 """For a function to end after its stdin did; the ladder's short step, as for a child."""
 
 Serve = Callable[[int, int], Awaitable[None]]
-"""A host's whole life over two descriptors: `functools.partial(sidecar.serve, host, work)`."""
+"""A host's whole life over two descriptors: `functools.partial(host.link.serve, host, work)`."""
 
 
 class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
 """The Agent Client Protocol, version 1, from the client's side: the agent of a run, and its updates as events.
 
-Which program speaks it, how it is configured and what its quirks are is a host's affair.
+`start` says which program speaks it and how it is configured; what it can is its host's affair.
 """

@@ -19,9 +19,11 @@ from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import Profile
-from backplane.agents.order import AgentFolders, Continuation, keep_name, server_rows, snippets
+from backplane.agents.order import AgentFolders, Continuation, folders_of, keep_name, read_conversation, server_rows
+from backplane.agents.program import BegunProgram
 from backplane.agents.session import OWN_INPUT, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
 from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.spec import RunSpec, budget_of, image_blocks, price_from, shape_of, snippets
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
@@ -322,6 +324,30 @@ def image_block(media_type: str, data: str) -> Json:
 
 def text_block(text: Json) -> Json:
     return {"type": "text", "text": text}
+
+
+def spec_of(run: Given, profile: Profile) -> RunSpec:
+    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
+    shape = shape_of(run)
+    return RunSpec(
+        prompt=[
+            *prompt_of(run),
+            *([text_block(shape.request())] if shape is not None else []),
+            *image_blocks(run, image_block),
+        ],
+        silence_s=profile.silence_s,
+        conversation=read_conversation(run),
+        shape=shape,
+        price=price_from(profile.prices),
+        budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns if profile.usage == "record" else None,
+    )
+
+
+def speak(profile: Profile, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    place = folders_of(run, begun.state, own=profile.own_state)
+    return AgentRun(run, spec_of(run, profile), lambda session: Agent(session, profile, place, child))
 
 
 # Parts of messages ----------------------------------------------------------------------------------------------------

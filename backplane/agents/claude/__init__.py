@@ -1,4 +1,4 @@
 """Claude Code, steered over JSON lines: the agent of a run, its messages as events, its questions.
 
-Which program speaks it, how it is configured and what its quirks are is a host's affair.
+`start` says which program speaks it and how it is configured; what it can is its host's affair.
 """

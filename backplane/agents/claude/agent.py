@@ -6,7 +6,6 @@ into another one after it: the turn is over when no words wait, no sub-agent wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -17,13 +16,18 @@ from backplane.agents.claude import answers
 from backplane.agents.claude.answers import Question
 from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
 from backplane.agents.claude.reader import EventReader, TurnResult
+from backplane.agents.claude.start import ALIASES, TOOLS, withheld
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
-from backplane.agents.order import shows_results
+from backplane.agents.options import Claude
+from backplane.agents.order import read_conversation, shows_results
+from backplane.agents.program import BegunProgram
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, limited, silent
+from backplane.agents.spec import RunSpec, image_blocks, prompt_of, shape_of, shown
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.host import HostRun
 from backplane.policy.rules import Ruling
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
@@ -47,17 +51,6 @@ KEPT: Final = (
 """Of the last result, kept in the receipt as it came; sums there may go over several runs."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What this agent alone is asked."""
-
-    tools: Mapping[str, str]
-    """The agent's names of tools → the contract's."""
-    aliases: Mapping[str, str]
-    """The same, and names that a rule may mean, too."""
-    withheld: frozenset[str]
-    """Tools that the policy took from it."""
-
-
 class Agent(BaseAgent):
     """The agent of one run."""
 
@@ -65,10 +58,11 @@ class Agent(BaseAgent):
     withdrawn = RpcError(0, "", gone=True)  # No answer at all: its hooks take an error for a yes.
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
-        self.options = options
-        super().__init__(session, EventReader(session.run.now, session.root, options.tools))
+    def __init__(self, session: AgentRun, child: Child) -> None:
+        super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
+        self._untold = withheld(session.run)
+        """Tools that the policy took from it."""
         self._recorded: set[str] = set()
         """Calls that the policy denies and that are on record above, by id."""
         self._allowed: set[str] = set()
@@ -88,13 +82,13 @@ class Agent(BaseAgent):
         for id, call in list(self.reader.calls.items()):
             if id in self._recorded:
                 continue
-            if call.tool in self.options.withheld or self._denied(call.tool, call.input) is not None:
+            if call.tool in self._untold or self._denied(call.tool, call.input) is not None:
                 self._recorded.add(id)
                 await self.session.record_denied(call.name, call.input)
 
     def _denied(self, tool: str, input: Json) -> Ruling | None:
         root, policy = self.session.root, self.session.run.policy
-        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases=self.options.aliases)
+        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases=ALIASES)
         return decision if decision.allowed == "deny" else None
 
     # Opening ----------------------------------------------------------------------------------------------------------
@@ -243,3 +237,15 @@ def image_block(media_type: str, data: str) -> Json:
 
 def _encoded(value: Json) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def speak(options: Claude, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError."""
+    spec = RunSpec(
+        prompt=shown(prompt_of(run), image_blocks(run, image_block)),
+        silence_s=options.silence_s,
+        conversation=read_conversation(run),
+        shape=shape_of(run),
+        again="Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.",
+    )
+    return AgentRun(run, spec, lambda session: Agent(session, child))

@@ -1,6 +1,6 @@
 """Questions of such an agent about its tools, and the answers it understands. Pure.
 
-It asks before a tool (a hook, then a permission), after one, and for a person. What is answered is a host's affair.
+It asks before a tool (a hook, then a permission), after one, and for a person. What is answered is `agent`'s affair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Codex's app-server: a thread, turns in it, words in a turn, questions, interrupts.
 
 Every command and patch is put to the control plane by its question; hooks of ours, where an order needs them, are
-questions, too. What its program is told beside that is its host's affair.
+questions, too. What its program is told beside that is `start`'s affair.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.abc
 import msgspec
 
-from backplane.agents.codex import answers
-from backplane.agents.codex.hooked import trust
+from backplane.agents.codex import answers, hooked
 from backplane.agents.codex.reader import EventReader, TurnEnd
+from backplane.agents.codex.start import hooks_of, thread_of
 from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
 from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
+from backplane.agents.options import Codex
 from backplane.agents.order import require_price
+from backplane.agents.program import BegunProgram
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
+from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
+from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.cost import price_of
+from backplane.upstream.rewrites import is_strict
 
 if TYPE_CHECKING:
     from backplane.process.child import Child
@@ -35,34 +40,24 @@ OFFER: Final[dict[str, Any]] = {
 """Who we are, and that we know the experimental parts of the protocol."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What this agent alone is asked."""
-
-    open: tuple[str, dict[str, Any]]
-    """The call that opens the thread."""
-    turn: dict[str, Any]
-    """Members of every turn."""
-    is_kept: bool
-    """Whether the conversation outlives the run."""
-    is_listed: bool
-    """Whether the model's list price holds: it is its vendor's own service."""
-    hooks: str | None = None
-    """Where the agent's hooks ask; None where it has none of ours."""
-    shows: bool = False
-    """Whether results are to be seen before the model sees them."""
-
-
 class Agent(BaseAgent):
     """The agent of one run."""
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
-        self.options = options
-        super().__init__(session, EventReader(session.run.now, session.root, shows=options.shows))
-        self.verdicts = Verdicts(session, self.reader, shows=options.shows)
+    def __init__(self, session: AgentRun, options: Codex, child: Child, env: dict[str, str]) -> None:
+        run, hooks = session.run, hooks_of(session.run, options)
+        super().__init__(session, EventReader(run.now, session.root, shows=hooks.after))
+        self.verdicts = Verdicts(session, self.reader, shows=hooks.after)
         self.pipe = session.pipe(child, self, hear=self.hear)
-        self.hooked = Hooked(options.hooks, self._hook) if options.hooks is not None else None
+        self.hooked = Hooked(env[hooked.SOCKET], self._hook) if hooks.before else None
+        self._opening, schema = thread_of(run, options, env), run.order.abp("output_schema")
+        self._turn_members: dict[str, Json] = {}
+        if isinstance(schema, dict) and is_strict(schema):
+            self._turn_members["outputSchema"] = schema
+        self._is_kept = session.spec.conversation.kept or options.own_state
+        self._is_listed = options.own_state or options.base_url == "https://api.openai.com/v1"
+        """Whether the model's list price holds: it is its vendor's own service."""
         self._model = ""
 
     async def hear(self, message: Notification) -> None:
@@ -79,22 +74,22 @@ class Agent(BaseAgent):
         agent = await self.must("initialize", OFFER)
         await self.pipe.notify("initialized", {})
         if self.hooked is not None:
-            await trust(self.must, self.session.root)
-        method, params = self.options.open
+            await hooked.trust(self.must, self.session.root)
+        method, params = self._opening
         said = await self.must(method, params)
         thread = mapping(said.get("thread"))
         self.reader.thread, self._model = id_of(thread.get("id"), method, "thread"), str(said.get("model"))
         spec = self.session.spec
-        self.reader.price = spec.price or (price_of(self._model) if self.options.is_listed else None)
+        self.reader.price = spec.price or (price_of(self._model) if self._is_listed else None)
         require_price(self.session.run, self.reader.price, repr(self._model))
-        more = {"version": thread.get("cliVersion"), "kept": self.options.is_kept, "agent": agent.get("userAgent")}
+        more = {"version": thread.get("cliVersion"), "kept": self._is_kept, "agent": agent.get("userAgent")}
         await self.session.announce(self.reader.thread, model=self._model, **more)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
     async def say(self, words: Json) -> Ending:
         ends, number = self.reader.ends, len(self.reader.ends)
-        params = {"threadId": self.reader.thread, "input": _text(words), **self.options.turn}
+        params = {"threadId": self.reader.thread, "input": _text(words), **self._turn_members}
         id_of(mapping((await self.must("turn/start", params)).get("turn")).get("id"), "turn/start", "turn")
         await self.until(lambda: len(ends) > number)
         return self._ended(ends[-1])
@@ -179,3 +174,9 @@ def image_block(media_type: str, data: str) -> Json:
 
 def _text(words: Json) -> list[Json]:
     return words if isinstance(words, list) else [{"type": "text", "text": words}]
+
+
+def speak(options: Codex, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

@@ -2,47 +2,42 @@
 
 Every tool call is put to the control plane by the agent's hook before it runs, with an input that may be changed; what
 the agent asks for beside that, without a hook, is decided by the call that it belongs to, and refused where there is
-none. What its program is told beside that is its host's affair.
+none. What its program is told beside that is `start`'s affair.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.abc
-import msgspec
 
 from backplane.agents.copilot.reader import EVENT, EventReader
+from backplane.agents.copilot.start import model_of
 from backplane.agents.events import mapping
+from backplane.agents.options import Copilot
+from backplane.agents.order import own_settings, require_price, server_rows, shows_results
+from backplane.agents.program import BegunProgram
 from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
+from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.host import Given, HostRun
 from backplane.protocol.jsonrpc import FramedPeer, Notification, Request, RpcError
+from backplane.upstream.rewrites import is_strict
 
 if TYPE_CHECKING:
     from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 3
+SETTINGS: Final = ("effort", "system")
+"""What an order may set under `config.vendor.copilot`."""
+TOOLS: Final = {
+    "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
+}  # fmt: skip
 APPROVED: Final = {"kind": "approve-once"}
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What this agent alone is asked."""
-
-    session: dict[str, Any]
-    """Members of the call that opens the session."""
-    turn: dict[str, Any]
-    """Members of every message of the user."""
-    tools: Mapping[str, str]
-    """The agent's names of tools → the contract's."""
-    is_kept: bool
-    """Whether the conversation outlives the run."""
-    shows: bool = False
-    """Whether results are to be seen before the model sees them."""
 
 
 class Agent(BaseAgent):
@@ -50,9 +45,11 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
-        self.options = options
-        super().__init__(session, EventReader(session.run.now, session.root, options.tools, shows=options.shows))
+    def __init__(self, session: AgentRun, options: Copilot, child: Child, env: dict[str, str]) -> None:
+        self._shows = shows_results(session.run)
+        super().__init__(session, EventReader(session.run.now, session.root, TOOLS, shows=self._shows))
+        self._opening, self._turn = session_of(session.run, options, env), turn_of(session.run, options)
+        self._is_kept = session.spec.conversation.kept or options.own_state
         self.pipe = session.pipe(child, self, hear=self.hear, peer=FramedPeer())
         self._id, self._version = "", ""
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -74,7 +71,7 @@ class Agent(BaseAgent):
             fact = f"the agent speaks protocol version {said.get('protocolVersion')}, not {PROTOCOL_VERSION}"
             raise BackendError("protocol_version_mismatch", fact)
         self._version, asked = str(said.get("version")), self.session.spec.conversation
-        method, params = "session.create", {**self.options.session, "sessionId": asked.wanted or str(uuid.uuid4())}
+        method, params = "session.create", {**self._opening, "sessionId": asked.wanted or str(uuid.uuid4())}
         if asked.fork is not None:
             forked = await self.must("sessions.fork", {"sessionId": asked.fork})
             params["sessionId"] = str(forked.get("sessionId"))
@@ -83,7 +80,7 @@ class Agent(BaseAgent):
         opened = await self.must(method, params)
         self._id = id_of(opened.get("sessionId"), method, "session")
         model = mapping(opened.get("modelState")).get("modelId")
-        await self.session.announce(self._id, model=model, version=self._version, kept=self.options.is_kept)
+        await self.session.announce(self._id, model=model, version=self._version, kept=self._is_kept)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -93,7 +90,7 @@ class Agent(BaseAgent):
         if isinstance(words, list):
             text, *shown = words
             said = {"prompt": mapping(text).get("text"), "attachments": shown}
-        await self.must("session.send", {"sessionId": self._id, **said, **self.options.turn})
+        await self.must("session.send", {"sessionId": self._id, **said, **self._turn})
         await self.until(lambda: self.reader.idle)
         return Ending(outcome="partial", stopped=True) if self.reader.aborted else self.judge()
 
@@ -118,7 +115,7 @@ class Agent(BaseAgent):
         kind, input = request.params.get("hookType"), mapping(request.params.get("input"))
         if kind == "preToolUse":
             return {"output": await self._before(str(input.get("toolName")), input.get("toolArgs"))}
-        if kind in ("postToolUse", "postToolUseFailure") and self.options.shows:
+        if kind in ("postToolUse", "postToolUseFailure") and self._shows:
             return {"output": await self._after(input)}
         return {}
 
@@ -172,3 +169,64 @@ class Agent(BaseAgent):
 
 def image_block(media_type: str, data: str) -> Json:
     return {"type": "blob", "mimeType": media_type, "data": data}
+
+
+# The order in the session's words -------------------------------------------------------------------------------------
+
+
+def session_of(run: Given, options: Copilot, env: dict[str, str]) -> dict[str, Any]:
+    """The order in the members of the call that opens the session. Raises ConfigError."""
+    own = own_settings(run, "copilot", SETTINGS)
+    params: dict[str, Any] = {
+        "model": model_of(run, options),
+        "workingDirectory": run.order.workspace.root,
+        "provider": provider_of(options, env),
+        "mcpServers": mcp_servers(run, options) or None,
+        "reasoningEffort": own.get("effort"),
+        "systemMessage": {"mode": "append", "content": own["system"]} if own.get("system") else None,
+        "hooks": True,
+        "requestPermission": True,
+        "requestUserInput": True,
+        "streaming": True,
+        "includeSubAgentStreamingEvents": False,
+        "enableSessionTelemetry": False,
+        # Commands of the workspace's own settings would run unasked.
+        "enableFileHooks": options.project_settings,
+        "enableConfigDiscovery": options.project_settings,
+        "envValueMode": "direct",
+    }
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def provider_of(options: Copilot, env: dict[str, str]) -> dict[str, Any] | None:
+    """The user's own service, as the session takes it; None for the agent's."""
+    if options.base_url is None:
+        return None
+    made = {"type": options.provider, "baseUrl": options.base_url, "apiKey": env.get("COPILOT_PROVIDER_API_KEY")}
+    if options.provider != "anthropic":
+        made["wireApi"] = options.wire_api
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def mcp_servers(run: Given, options: Copilot) -> dict[str, Any]:
+    """The servers of the configuration and of the order, as the session takes them. Raises ConfigError."""
+    return {
+        name: {"type": "http" if "url" in row else "local", "tools": ["*"], **row}
+        for name, row in server_rows(run, options.mcp_servers).items()
+    }
+
+
+def turn_of(run: Given, options: Copilot) -> dict[str, Any]:
+    """Members of every message: the answer's shape, where the model's service takes it."""
+    schema = run.order.abp("output_schema")
+    if not (isinstance(schema, dict) and is_strict(schema)) or options.provider == "anthropic":
+        return {}
+    shape = {"name": "response", "strict": True, "schema": schema}
+    return {"responseFormat": {"type": "json_schema", "jsonSchema": shape}}
+
+
+def speak(options: Copilot, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    require_price(run, options.prices, repr(model_of(run, options)))
+    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

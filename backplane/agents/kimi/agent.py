@@ -1,51 +1,45 @@
 """Kimi on its local server: one session, prompts in it, its hook before each tool, questions, an abort.
 
 Every tool call is put to the control plane by the agent's hook, whose question names the call; what the agent asks to
-be approved beside that goes by what was decided there. What its program is told beside that is its host's affair.
+be approved beside that goes by what was decided there. What its program is told beside that is `start`'s affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
-import msgspec
 
+from backplane.agents import hook
 from backplane.agents.events import mapping, mappings
 from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
-from backplane.agents.order import AgentFolders, keep_name
+from backplane.agents.kimi.start import MODEL, secrets_of
+from backplane.agents.options import Kimi
+from backplane.agents.order import folders_of, keep_name, own_settings
+from backplane.agents.program import BegunProgram
 from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
+from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification
 
 if TYPE_CHECKING:
     from backplane.process.child import Child
 
+TOOLS: Final = {
+    "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
+    "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
+}  # fmt: skip
+SETTINGS: Final = {"system": "system_prompt", "thinking": "thinking"}
+"""What an order may set under `config.vendor.kimi`, and the session's name for it."""
 EVENTS_S: Final = 30.0
 """For the agent's server to say that events will come."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What this agent alone is asked."""
-
-    model: str | None
-    """Its own name for the model."""
-    agent: dict[str, Any]
-    """Members of the session's settings."""
-    tools: Mapping[str, str]
-    """The agent's names of tools → the contract's."""
-    hooks: str
-    """Where the agent's hooks ask."""
-    secrets: Path | None
-    """A file with the model's key, which is needed no more when the session is open."""
 
 
 class Agent(BaseAgent):
@@ -54,11 +48,14 @@ class Agent(BaseAgent):
     keeps_calls = False
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Options, place: AgentFolders, child: Child) -> None:
-        self.options, self.place = options, place
-        super().__init__(session, EventReader(session.run.now, session.root, options.tools))
+    def __init__(self, session: AgentRun, child: Child, begun: BegunProgram) -> None:
+        self.place = folders_of(session.run, begun.state, own=False)
+        super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.server = KimiServer(child, self.hear)
-        self.hooked = Hooked(options.hooks, self._hook)
+        self.hooked = Hooked(begun.env[hook.SOCKET], self._hook)
+        own = own_settings(session.run, "kimi", SETTINGS)
+        self._config = {SETTINGS[name]: value for name, value in own.items() if value is not None}
+        self._config = {"model": MODEL, "permission_mode": "manual", **self._config}
         self._id = ""
         self._subscribed = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -91,7 +88,7 @@ class Agent(BaseAgent):
         tasks.start_soon(self.server.drain)
         asked = self.session.spec.conversation
         if asked.wanted is None:
-            body = {"metadata": {"cwd": self.session.root}, "agent_config": self._config()}
+            body = {"metadata": {"cwd": self.session.root}, "agent_config": self._config}
             opened = await self.server.must("POST", "/sessions", body)
         elif asked.fork is not None:
             opened = await self.server.must("POST", f"/sessions/{asked.fork}:fork")
@@ -103,15 +100,10 @@ class Agent(BaseAgent):
             await self._subscribed.wait()
         if not self._subscribed.is_set():
             raise BackendError("backend_timeout", f"the agent sent no events of its session within {EVENTS_S:g} s")
-        if self.options.secrets is not None:
-            self.options.secrets.unlink(missing_ok=True)
+        secrets_of(self.place).unlink(missing_ok=True)  # The model's key, which is needed no more.
         if asked.kept:
             keep_name(self.place, self._id, self.session.root)
-        await self.session.announce(self._id, model=self.options.model, kept=asked.kept)
-
-    def _config(self) -> dict[str, Any]:
-        model = {} if self.options.model is None else {"model": self.options.model}
-        return {**model, "permission_mode": "manual", **self.options.agent}
+        await self.session.announce(self._id, model=MODEL, kept=asked.kept)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -128,7 +120,7 @@ class Agent(BaseAgent):
 
     async def _prompt(self, words: Json) -> str:
         content = words if isinstance(words, list) else [{"type": "text", "text": words}]
-        body = {"content": content, **self._config()}
+        body = {"content": content, **self._config}
         return str((await self.server.must("POST", f"/sessions/{self._id}/prompts", body)).get("prompt_id"))
 
     async def add(self, text: str) -> bool:
@@ -189,7 +181,7 @@ class Agent(BaseAgent):
         await self.server.call("POST", path, {"answers": answers})
 
     def raw(self) -> dict[str, Json]:
-        return {"session_id": self._id, "model": self.options.model, "requests": self.reader.spent.requests}
+        return {"session_id": self._id, "model": MODEL, "requests": self.reader.spent.requests}
 
 
 def _answer(decision: str, reason: str = "") -> Json:
@@ -199,3 +191,9 @@ def _answer(decision: str, reason: str = "") -> Json:
 
 def image_block(media_type: str, data: str) -> Json:
     return {"type": "image", "source": {"kind": "base64", "media_type": media_type, "data": data}}
+
+
+def speak(options: Kimi, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    return AgentRun(run, spec, lambda session: Agent(session, child, begun))

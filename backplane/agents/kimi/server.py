@@ -13,7 +13,10 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
+import httpx
 import msgspec
+from websockets.client import ClientProtocol
+from websockets.uri import parse_uri
 
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
@@ -21,8 +24,6 @@ from backplane.errors import BackendError
 from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX
 
 if TYPE_CHECKING:
-    import httpx
-
     from backplane.process.child import Child
 
 START_S: Final = 60.0
@@ -57,8 +58,6 @@ class KimiServer:
 
     async def find(self) -> None:
         """Wait until the program says where it listens. Raises BackendError."""
-        import httpx
-
         said = b""
         with anyio.move_on_after(START_S):
             while (found := _ADDRESS.search(said)) is None and len(said) < OUTPUT_BYTES_MAX:
@@ -84,8 +83,6 @@ class KimiServer:
 
     async def call(self, method: str, path: str, body: Json = None) -> tuple[int, Json, str]:
         """Ask by REST: its code, 0 for success; its data; its words. Raises BackendError: `backend_crashed`."""
-        import httpx
-
         assert self._http is not None
         given = {} if method == "GET" else {"json": {} if body is None else body}
         try:
@@ -110,9 +107,6 @@ class KimiServer:
 
     async def connect(self, session: str) -> None:
         """Open the WebSocket, and have the events of a session from here on. Raises BackendError."""
-        from websockets.client import ClientProtocol
-        from websockets.uri import parse_uri
-
         seen = await self.must("GET", f"/sessions/{session}/snapshot")
         parts = urlsplit(self._url)
         self._stream = await anyio.connect_tcp(str(parts.hostname), parts.port or 80)

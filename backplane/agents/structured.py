@@ -14,6 +14,9 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing.exceptions import Unresolvable
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -51,10 +54,6 @@ class AnswerSchema:
     """
 
     def __init__(self, schema: Json) -> None:
-        # Loaded only for who asks for a shape: it takes longer than a whole start.
-        from jsonschema.exceptions import SchemaError
-        from jsonschema.validators import validator_for
-
         if not isinstance(schema, dict | bool):
             raise ConfigError("config_invalid", "the output schema is no JSON object")
         kind: Any = validator_for(schema)
@@ -83,8 +82,6 @@ class AnswerSchema:
         Raises:
             ConfigError: `config_invalid`, the schema refers to a part of it that is not there.
         """
-        from referencing.exceptions import Unresolvable
-
         value, fault = _value(text)
         if fault is not None:
             return None, fault

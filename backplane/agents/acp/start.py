@@ -1,0 +1,108 @@
+"""The program of an agent that speaks the Agent Client Protocol: its command and environment, by its profile.
+
+What is said to it while it runs is `agent`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backplane.agents.options import Config, Profile
+from backplane.agents.order import (
+    KEPT,
+    AgentFolders,
+    environment_of,
+    found,
+    own_settings,
+    place_of,
+    read_conversation,
+    require_price,
+    require_same_folder,
+    shows_results,
+)
+from backplane.agents.program import Started
+from backplane.errors import BackendError, ConfigError
+from backplane.host import Given, HostRun
+
+
+def require_effect(run: HostRun, profile: Profile) -> None:
+    """Refuse what an order says and this agent cannot be told, before anything is started.
+
+    Raises:
+        BackendError: `capability_unsupported`.
+        ConfigError: `config_invalid`, a member of the order that nobody knows, or a budget without prices.
+    """
+    own_settings(run, run.host.id, ())
+    budget = run.order.config.max_budget_usd is not None
+    asked = {
+        "max_budget_usd": (
+            budget and profile.usage not in ("chunks", "record"),
+            "this agent does not tell what each call takes",
+        ),
+        "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
+        "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
+    }
+    for name, (is_asked, why) in asked.items():
+        if is_asked:
+            raise BackendError("capability_unsupported", f"{name} would have no effect: {why}", hint="leave it out")
+    require_price(run, profile.prices)
+
+
+def prepare(run: Given, profile: Profile, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment; the session's own folders are made.
+
+    Raises:
+        BackendError: `backend_unavailable`, the program is not there.
+    """
+    # What this process was given is for the agent: its keys, its addresses, the order's own variables.
+    env = environment_of(run, place, {}) | profile.env
+    if profile.own_server is not None:
+        for name in ("NO_PROXY", "no_proxy"):
+            env[name] = ",".join(filter(None, (env.get(name), profile.own_server)))
+    program = found(profile.program, profile.install, env)
+    if place.config is not None:
+        for variable, folder in profile.home.items():
+            env[variable] = os.path.join(place.config, folder)
+            os.makedirs(env[variable], exist_ok=True)
+        for name, content in profile.files.items():
+            path = Path(place.config, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    model = run.order.config.model or profile.model.default
+    arguments = profile.arguments
+    if model is not None and profile.model.arguments:
+        arguments = (*arguments, *profile.model.arguments, model)
+    if model is not None and profile.model.variable:
+        env[profile.model.variable] = model
+    if profile.config is not None:
+        env[profile.config.variable] = configured(profile.config, env.get(profile.config.variable), model)
+    return (program, *arguments), env
+
+
+def configured(config: Config, users: str | None, model: str | None) -> str:
+    """The user's configuration with ours laid over it.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    try:
+        content = msgspec.json.decode(users, type=dict[str, Any]) if users else {}
+    except msgspec.MsgspecError as error:
+        raise ConfigError("config_invalid", f"the variable {config.variable} holds no JSON object: {error}") from error
+    content = {**content, **config.content}
+    if model is not None and config.model is not None:
+        content[config.model] = model
+    return msgspec.json.encode(content).decode()
+
+
+def start(profile: Profile, run: HostRun, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    require_effect(run, profile)
+    place = place_of(run, state, own=profile.own_state, conversations=KEPT)
+    if profile.in_place:
+        require_same_folder(run, place)
+    return prepare(run, profile, place)

@@ -1,0 +1,141 @@
+"""Claude Code's program for an order: its command and environment, and the policy in its own settings as well.
+
+What is said to it while it runs is `agent`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.options import Claude as Options
+from backplane.agents.order import (
+    AgentFolders,
+    environment_of,
+    found,
+    own_settings,
+    place_of,
+    read_conversation,
+    server_rows,
+)
+from backplane.agents.program import Started
+from backplane.errors import ConfigError
+from backplane.host import Given
+
+TOOLS: Final = {
+    "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
+    "WebFetch": "web_fetch", "WebSearch": "web_search",
+}  # fmt: skip
+OFFERED: Final = (*TOOLS, "AskUserQuestion", "NotebookEdit", "Skill", "Task", "TaskStop")
+"""The agent's tools for work of one run; those that wait for another day or another window are left out."""
+ALIASES: Final = {**TOOLS, "NotebookEdit": "edit_file", "MultiEdit": "edit_file"}
+
+QUIET: Final = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1", "CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS": "1",
+    "CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1",
+}  # fmt: skip
+"""No telemetry, no update, words about its state, and the workspace's CLAUDE.md without the workspace's settings."""
+
+ARGUMENTS: Final = (
+    "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages", "--input-format", "stream-json",
+    "--permission-prompt-tool", "stdio", "--strict-mcp-config",
+)  # fmt: skip
+SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fallback_model": "--fallback-model"}
+"""What an order may set under `config.vendor.claude`, and the program's argument for it."""
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""With any other the program goes on as if nothing had been said, and tells nobody but its stderr."""
+
+
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
+    own = {
+        **QUIET,
+        "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
+        "CLAUDE_CONFIG_DIR": place.config,
+        "ANTHROPIC_BASE_URL": options.base_url,
+        "ANTHROPIC_API_KEY": os.environ.get(options.key_env or ""),
+    }
+    env = environment_of(run, place, own)
+    env.pop("CLAUDECODE", None)
+    return (found(options.program, options.install, env), *arguments(run, options, place)), env
+
+
+def arguments(run: Given, options: Options, place: AgentFolders) -> list[str]:
+    """The order in the program's own words."""
+    order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
+    if own.get("effort") not in (None, *EFFORTS):
+        fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
+        raise ConfigError("config_invalid", fact, hint=f"known are {', '.join(EFFORTS)}")
+    made = [
+        *ARGUMENTS,
+        "--tools",
+        ",".join(tool for tool in OFFERED if tool not in withheld(run)),
+        "--settings",
+        written(place, "settings.json", settings_of(run)),
+    ]
+    sources = ["user,project,local"] if options.project_settings else ["user", "--add-dir", order.workspace.root]
+    made += ["--setting-sources", *sources]
+    servers = mcp_servers(run, options)
+    if servers:
+        made += ["--mcp-config", written(place, "servers.json", {"mcpServers": servers})]
+    schema = order.abp("output_schema")
+    told = {
+        "--model": order.config.model,
+        "--max-turns": order.config.max_turns,
+        "--max-budget-usd": order.config.max_budget_usd,
+        "--json-schema": None if schema is None else msgspec.json.encode(schema).decode(),
+        "--resume": asked.wanted,
+        **{SETTINGS[name]: value for name, value in own.items()},
+    }
+    made += [word for name, value in told.items() if value is not None for word in (name, str(value))]
+    if asked.fork:
+        made.append("--fork-session")
+    if not (asked.kept or options.own_state):
+        made.append("--no-session-persistence")
+    return made
+
+
+def withheld(run: Given) -> frozenset[str]:
+    """The tools that the policy forbids by name, whatever their input is: the model is not told of them."""
+    names: set[str] = set()
+    for tool in OFFERED:
+        decision = run.policy.decide_tool_call(tool, {}, root=run.order.workspace.root, aliases=ALIASES)
+        if decision.rule is not None and decision.rule.name in ("allowed_tools", "disallowed_tools"):
+            names |= {tool} if decision.allowed == "deny" else set()
+    return frozenset(names)
+
+
+def settings_of(run: Given) -> dict[str, Any]:
+    """The policy in the agent's own settings: the second lock, as its patterns are not quite ours."""
+    profile = run.policy.profile
+    deny = [f"Read({pattern})" for pattern in profile.deny_read]
+    deny += [f"Edit({pattern})" for pattern in profile.deny_write]
+    deny += [f"WebFetch(domain:{host})" for host in profile.deny_network if host.replace(".", "").isalnum()]
+    # Commands of settings would run unasked; questions to us are no hooks in this sense and stay.
+    # Its own sandbox stays off: where it cannot be had it is left out without a word, and nobody could say which held.
+    return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
+
+
+def written(place: AgentFolders, name: str, value: dict[str, Any]) -> str:
+    """Write JSON into a file of the agent's state; its path."""
+    path = os.path.join(place.state, name)
+    with open(path, "wb") as file:
+        file.write(msgspec.json.encode(value))
+    return path
+
+
+def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
+    """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
+    return {
+        name: {"type": "http" if "url" in row else "stdio", **row}
+        for name, row in server_rows(run, options.mcp_servers).items()
+    }
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
+    return prepare(run, options, place)

@@ -1,0 +1,160 @@
+"""Codex's app-server for an order: its command and environment, and what opens its thread.
+
+The policy is compiled into its own settings as well. What is said to it while it runs is `agent`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.codex import hooked
+from backplane.agents.options import Codex as Options
+from backplane.agents.order import (
+    AgentFolders,
+    environment_of,
+    found,
+    own_settings,
+    place_of,
+    read_conversation,
+    server_rows,
+)
+from backplane.agents.program import Started
+from backplane.errors import BackendError
+from backplane.host import Given
+
+QUIET: Final = (
+    "check_for_update_on_startup=false", "analytics.enabled=false", "features.apps=false", "features.plugins=false",
+    "features.daemon_auto_start=false",
+)  # fmt: skip
+"""No telemetry, no update, nothing of other programs of the vendor."""
+
+FEATURES: Final = {
+    # Tried again for ever otherwise.
+    "unbounded_connection_retries": False,
+    # A shell that reads its commands from us would run them unasked.
+    "unified_exec_tty": False,
+    # Work that goes on after the turn, or in threads of its own.
+    "goals": False, "multi_agent": False,
+    # It runs the user's profile beside the work, unasked.
+    "shell_snapshot": False,
+    "default_mode_request_user_input": True,
+}  # fmt: skip
+
+SETTINGS: Final = ("effort", "summary", "system", "verbosity")
+"""What an order may set under `config.vendor.codex`."""
+
+
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
+    env = environment_of(run, place, {"CODEX_HOME": place.config})
+    program = found(options.program, options.install, env)
+    return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
+
+
+def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """The call that opens the thread, and the order in it."""
+    asked, own = read_conversation(run), own_settings(run, "codex", SETTINGS)
+    params: dict[str, Any] = {
+        "cwd": run.order.workspace.root,
+        "approvalPolicy": "untrusted",
+        # What its own stops is run again outside of it, unasked, once it was allowed: the isolation around us holds.
+        "sandbox": "danger-full-access",
+        "config": settings_of(run, options, env),
+        "model": run.order.config.model or options.model,
+        "developerInstructions": own.get("system"),
+    }
+    if not options.own_state:
+        params["modelProvider"] = "backplane"
+    params = {name: value for name, value in params.items() if value is not None}
+    if asked.wanted is not None:
+        # What was said before is the agent's affair; told to us whole it is a line as long as the conversation.
+        params |= {"threadId": asked.wanted, "excludeTurns": True}
+        return "thread/resume" if asked.resume else "thread/fork", params
+    return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
+
+
+def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, Any]:
+    """The policy and the model's service in the agent's own settings."""
+    own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
+    networked = bool(profile.allow_network or profile.deny_network)
+    asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
+    after = hooks_of(run, options).after
+    made: dict[str, Any] = {
+        # Asked of nobody: the search runs at the model's service, and pictures are read by the agent itself.
+        "suppress_unstable_features_warning": True,
+        "features": {**FEATURES, "view_image": not (profile.deny_read or after)},
+        # A user's profile is no part of the order, and may take its time.
+        "allow_login_shell": False,
+        "web_search": "disabled" if networked or asked_first or after else "live",
+        "mcp_servers": mcp_servers(run, options),
+        "model_reasoning_effort": own.get("effort"),
+        "model_reasoning_summary": own.get("summary"),
+        "model_verbosity": own.get("verbosity"),
+    }
+    if not options.own_state:
+        made["model_providers"] = {"backplane": provider_of(options, env)}
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
+    """The model's service, as the program reads it."""
+    key = options.key_env if options.key_env in env else None
+    return {
+        "name": "backplane",
+        "base_url": options.base_url,
+        "wire_api": "responses",
+        "request_max_retries": options.retries,
+        "stream_max_retries": options.retries,
+        "supports_websockets": False,
+        **({"env_key": key} if key is not None else {}),
+    }
+
+
+def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
+    """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
+    names = {"headers": "http_headers"}
+    return {
+        server: {names.get(name, name): value for name, value in row.items()}
+        for server, row in server_rows(run, options.mcp_servers).items()
+    }
+
+
+class HookNeeds(msgspec.Struct, frozen=True):
+    """Which hooks the agent needs, so that ours have their effect."""
+
+    before: bool
+    """Somebody may change what a tool gets."""
+    after: bool
+    """Somebody is to see results before the model does."""
+
+
+def hooks_of(run: Given, options: Options) -> HookNeeds:
+    """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
+    events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
+    after = "post_tool" in events
+    before = "pre_tool" in events or bool(run.policy.profile.require_approval_for)
+    lost = (
+        (options.own_state, "nothing is put into a user's own settings"),
+        (bool(server_rows(run, options.mcp_servers)), "this agent asks nobody about a server's tool that failed"),
+        (run.order.abp("mode") == "passthrough", "its messages are passed through before anybody has seen them"),
+        (bool(run.policy.profile.deny_read), "a command that says nothing before its end does not show what it reads"),
+    )
+    facts = [fact for is_so, fact in lost if is_so] if after else []
+    if facts:
+        fix = "take either out, or another backend"
+        raise BackendError("capability_unsupported", f"hooks after tools: {facts[0]}; {fix}")
+    return HookNeeds(after or (before and not options.own_state), after)
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
+    argv, env = prepare(run, options, place)
+    hooks = hooks_of(run, options)
+    if not hooks.before:
+        return argv, env
+    asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
+    return (*argv, *asks), {**env, hooked.SOCKET: os.path.join(state, "hooks")}

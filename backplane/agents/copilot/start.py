@@ -1,0 +1,57 @@
+"""Copilot's headless server for an order: its command and environment.
+
+What is said to it while it runs is `agent`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from backplane.agents.options import Copilot as Options
+from backplane.agents.order import AgentFolders, environment_of, found, place_of
+from backplane.agents.program import Started
+from backplane.errors import ConfigError
+from backplane.host import Given
+
+ARGUMENTS: Final = ("--headless", "--stdio", "--no-auto-update", "--log-level", "error")
+QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
+"""No update, no colours."""
+
+
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment.
+
+    Raises:
+        BackendError: `backend_unavailable`, the program is not there.
+        ConfigError: `config_invalid`, see `model_of`.
+    """
+    quiet = dict(QUIET)
+    if place.config is not None:
+        # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.
+        quiet["COPILOT_CACHE_HOME"] = os.path.join(place.state, "cache")
+    own = {"COPILOT_HOME": place.config}
+    if options.base_url is not None:
+        # Its variables beside the session's own members: without them it looks for its own service first.
+        quiet["COPILOT_OFFLINE"] = "true"
+        own |= {"COPILOT_PROVIDER_BASE_URL": options.base_url, "COPILOT_PROVIDER_TYPE": options.provider}
+        own |= {"COPILOT_MODEL": model_of(run, options)}
+        own |= {"COPILOT_PROVIDER_API_KEY": os.environ.get(options.key_env or "")}
+    env = environment_of(run, place, own, quiet)
+    login = () if options.own_state or options.base_url is None else ("--no-auto-login",)
+    return (found(options.program, options.install, env), *ARGUMENTS, *login), env
+
+
+def model_of(run: Given, options: Options) -> str | None:
+    """The model's name. Raises ConfigError: `config_invalid`, the user's own service has no default."""
+    model = run.order.config.model or options.model
+    if model is None and options.base_url is not None:
+        fix = "name it in the order (config.model, --model), or with options = {model = …}"
+        raise ConfigError("config_invalid", f"no model is named, and {options.base_url} has no default", hint=fix)
+    return model
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="session-state/{}")
+    return prepare(run, options, place)

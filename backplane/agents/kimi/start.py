@@ -1,0 +1,111 @@
+"""Kimi's local server for an order: its command and environment, and its settings with our hook in them.
+
+What is said to it while it runs is `agent`'s affair.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.agents import hook
+from backplane.agents.hooked import COMMAND
+from backplane.agents.options import Kimi as Options
+from backplane.agents.order import (
+    KEPT,
+    AgentFolders,
+    environment_of,
+    found,
+    place_of,
+    require_price,
+    require_same_folder,
+    server_rows,
+    shows_results,
+    toml,
+)
+from backplane.agents.program import Started
+from backplane.errors import BackendError
+from backplane.host import Given
+
+ARGUMENTS: Final = ("web", "--no-open", "--port", "0")
+QUIET: Final = {"KIMI_CODE_NO_AUTO_UPDATE": "1", "KIMI_DISABLE_TELEMETRY": "1", "NO_COLOR": "1"}
+"""No update, no telemetry, no colours."""
+HOOK_S: Final = 360
+"""The agent's own bound of a hook: above what a host waits for an answer."""
+MODEL: Final = "ours"
+"""The model's name in the agent's settings."""
+
+
+def require_effect(run: Given, options: Options) -> None:
+    """Refuse what an order says and this agent cannot be told. Raises BackendError, ConfigError."""
+    if shows_results(run):
+        fact = "a hook after tools would have no effect: this agent takes no other result than its own"
+        raise BackendError("capability_unsupported", fact, hint="leave it out")
+    if importlib.util.find_spec("websockets") is None:
+        fact = "the host kimi needs the package websockets"
+        raise BackendError("backend_unavailable", fact, hint="pip install 'backplane[kimi]'")
+    if options.own_state:
+        fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
+        raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")
+    require_price(run, options.prices)
+
+
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment; the agent's settings are written.
+
+    Raises:
+        BackendError: `backend_unavailable`, the program is not there.
+    """
+    env = environment_of(run, place, {}, QUIET)
+    env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
+    program = found(options.program, options.install, env)
+    write(secrets_of(place), settings_of(run, options, env))
+    rows = server_rows(run, options.mcp_servers)
+    write(Path(str(place.config), "mcp.json"), msgspec.json.encode({"mcpServers": rows}).decode())
+    return (program, *ARGUMENTS), env
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that nobody else may read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def secrets_of(place: AgentFolders) -> Path:
+    return Path(str(place.config), "config.toml")
+
+
+def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
+    """The agent's settings: the model's service, and our hook."""
+    key = env.get(options.key_env or "", "")
+    model = run.order.config.model or options.model
+    return f"""default_model = {toml(MODEL)}
+telemetry = false
+[providers.ours]
+type = {toml(options.provider)}
+base_url = {toml(options.base_url or "")}
+api_key = {toml(key)}
+[models.{MODEL}]
+provider = "ours"
+model = {toml(model or "")}
+max_context_size = {options.context_tokens}
+[loop_control]
+max_attempts_per_step = {max(1, options.retries)}
+[[hooks]]
+event = "PreToolUse"
+command = {toml(COMMAND)}
+timeout = {HOOK_S}
+"""
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    require_effect(run, options)
+    place = place_of(run, state, own=False, conversations=KEPT)
+    require_same_folder(run, place)
+    return prepare(run, options, place)
