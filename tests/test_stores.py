@@ -166,8 +166,10 @@ def test_the_last_written_is_the_last(vendor: str, tmp_path: Path) -> None:
     for path, then in ((new, 2), (old, 1)):
         PLAIN[vendor](path)
         os.utime(path, (then, then))
-    module = __import__(STORES[vendor], fromlist=["find"])
-    assert module.find(module.home({VARIABLES[vendor]: str(tmp_path)}), "").path == new
+    kept = store.store_of(vendor, "")
+    place = kept.find(kept.folder({VARIABLES[vendor]: str(tmp_path)}), "")
+    assert place is not None
+    assert place.path == new
 
 
 @pytest.mark.parametrize("vendor", STORES)

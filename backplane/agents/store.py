@@ -10,8 +10,10 @@ import fnmatch
 import importlib
 import os
 import stat
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +70,74 @@ class Place(msgspec.Struct, frozen=True):
     """Which one of a database; None is the newest."""
 
 
+class StoredHead(msgspec.Struct, frozen=True):
+    """What a conversation says of itself."""
+
+    id: str
+    root: str | None
+    model: str | None
+
+
+def _new_uuid() -> str:
+    return str(uuid.uuid4())
+
+
+class VendorStore(msgspec.Struct, frozen=True, kw_only=True):
+    """How one vendor's program keeps conversations, and how one is written for it."""
+
+    home: tuple[str, ...]
+    """The variable that names its folder, the folder below the user's home without that, and what is below either."""
+    files: tuple[str, ...]
+    """Patterns of a conversation's path below its folder."""
+    id_of: Callable[[Path], str]
+    """The id that a conversation's path names; it may be found without its `prefix`."""
+    prefix: str = ""
+    choose: Callable[[list[Path], str], Place | None] | None = None
+    """Chooses among the files, the newest first, by the beginning of an id; None takes the newest that fits."""
+    read: Callable[[Place, Talk], StoredHead]
+    """Reads one into a talk. Raises ConfigError: `config_invalid`."""
+    dialect: str
+    """Of the request whose messages are written."""
+    write: Callable[..., list[dict[str, Any]]]
+    """Makes the rows of a request: `write(request, id, root=…, now_ns=…)`."""
+    files_of: Callable[..., dict[Path, bytes]]
+    """Says where its program looks for these rows, and what has to lie beside them; nothing where it alone writes."""
+    new_id: Callable[[], str] = _new_uuid
+    takes_in: str | None = None
+    """The vendor's own command for a file, where it alone writes its store."""
+
+    def folder(self, environ: Mapping[str, str]) -> Path:
+        """Return the folder of the store."""
+        variable, default, *below = self.home
+        named = environ.get(variable)
+        return Path(named or Path(environ.get("HOME") or os.path.expanduser("~"), default), *below)
+
+    def find(self, home: Path, id: str) -> Place | None:
+        """Return the newest conversation whose id begins so."""
+        # What is named may be the folder around the store.
+        found = files(home, *self.files) or files(home, *self.home[2:], *self.files)
+        if self.choose is not None:
+            return self.choose(found, id)
+        wanted = id.removeprefix(self.prefix)
+        own = (path for path in found if self.id_of(path).removeprefix(self.prefix).startswith(wanted))
+        return next((Place(path) for path in own), None)
+
+
+def store_of(vendor: str, fact: str) -> VendorStore:
+    """Load what is known of a vendor's store.
+
+    Args:
+        fact: told of a vendor that is not known, with `{}` for its name.
+
+    Raises:
+        ConfigError: `config_invalid`, it is not known.
+    """
+    if vendor not in STORES:
+        raise ConfigError("config_invalid", fact.format(repr(vendor[:40])), hint=f"one of: {', '.join(STORES)}")
+    store: VendorStore = importlib.import_module(STORES[vendor]).STORE
+    return store
+
+
 def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     """Read a conversation from a vendor's store.
 
@@ -78,35 +148,26 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     Raises:
         ConfigError: `config_invalid`, there is none, it is too long, or a version wrote it that is not known.
     """
-    if vendor not in STORES:
-        fact = f"no store of {vendor[:40]!r} can be read"
-        raise ConfigError("config_invalid", fact, hint=f"one of: {', '.join(STORES)}")
-    module = importlib.import_module(STORES[vendor])
-    place = _place(vendor, module, name, environ)
-    stored: Stored = module.read(place)
-    if not stored.messages:
+    store, talk = store_of(vendor, "no store of {} can be read"), Talk()
+    place = _place(vendor, store, name, environ)
+    head, messages = store.read(place, talk), talk.messages
+    if not messages:
         raise ConfigError("config_invalid", f"{place.path}: nothing was said in it", hint="name another conversation")
-    return stored
+    return Stored(vendor=vendor, id=head.id, root=head.root, model=head.model, messages=messages, losses=talk.losses)
 
 
-def _place(vendor: str, module: Any, name: str, environ: Mapping[str, str]) -> Place:
+def _place(vendor: str, store: VendorStore, name: str, environ: Mapping[str, str]) -> Place:
     path = Path(name)
     if name != LAST and not path.is_dir() and (os.sep in name or path.is_file()):
         return Place(path)
-    home = path if name != LAST and path.is_dir() else module.home(environ)
+    home = path if name != LAST and path.is_dir() else store.folder(environ)
     wanted = "" if name == LAST or home == path else name
-    found: Place | None = module.find(home, wanted)
+    found = store.find(home, wanted)
     if found is None:
         fact = f"{home} has no conversation" + (f" that begins with {wanted[:80]!r}" if wanted else "")
-        hint = f"give the path of a conversation's file; {vendor} keeps them in {module.home(environ)} here"
+        hint = f"give the path of a conversation's file; {vendor} keeps them in {store.folder(environ)} here"
         raise ConfigError("config_invalid", fact, hint=hint)
     return found
-
-
-def home_of(environ: Mapping[str, str], variable: str, default: str) -> Path:
-    """Return a store's folder: what the vendor's variable names, else the default below the user's home."""
-    named = environ.get(variable)
-    return Path(named) if named else Path(environ.get("HOME") or os.path.expanduser("~"), default)
 
 
 def files(folder: Path, *parts: str) -> list[Path]:
@@ -196,6 +257,7 @@ class Talk:
         self._text: list[str] = []
         self._thinking: list[ThinkingBlock] = []
         self._calls: list[MessageToolCall] = []
+        self._proof: str | None = None
         self._known: dict[str, str | None] = {}
         """Calls, with their result once it is there."""
         self._dropped: Counter[str] = Counter()
@@ -210,10 +272,10 @@ class Talk:
         if text or signature or redacted:
             self._thinking.append(ThinkingBlock(text=text, signature=signature, redacted=redacted))
 
-    def say(self, text: str) -> None:
-        """The agent said something."""
-        if text:
-            self._text.append(text)
+    def say(self, text: str, proof: str | None = None) -> None:
+        """The agent said something, perhaps with a signature for it."""
+        self._text += [text] if text else []
+        self._proof = proof or self._proof
 
     def call(self, id: str, name: str, arguments: Json, signature: str | None = None) -> None:
         """The agent called a tool; a call that stands there twice is one."""
@@ -289,11 +351,31 @@ class Talk:
         if prompts > 0 and users:
             self.cut(users[-min(prompts, len(users))], UNDONE)
 
+    def order_results(self) -> None:
+        """Put results that follow each other into the order of their calls."""
+        places, made = {id: place for place, id in enumerate(self._known)}, list[Message]()
+        for _, group in groupby(self.messages, lambda message: isinstance(message, ToolResultMessage)):
+            made += sorted(group, key=lambda one: places.get(getattr(one, "tool_call_id", ""), 0))
+        self._made = made
+
     def _flush(self) -> None:
-        if self._text or self._thinking or self._calls:
-            text, thinking, calls = "\n\n".join(self._text), tuple(self._thinking), tuple(self._calls)
-            self._made.append(AgentMessage(content=text, thinking=thinking, tool_calls=calls))
-        self._text, self._thinking, self._calls = [], [], []
+        if self._has_said:
+            self._made.append(self._last())
+        self._text, self._thinking, self._calls, self._proof = [], [], [], None
+
+    @property
+    def _has_said(self) -> bool:
+        return bool(self._text or self._thinking or self._calls or self._proof)
+
+    def _last(self) -> AgentMessage:
+        text, thinking, calls = "\n\n".join(self._text), tuple(self._thinking), tuple(self._calls)
+        return AgentMessage(content=text, thinking=thinking, tool_calls=calls, signature=self._proof)
+
+    def last(self) -> AgentMessage:
+        """Return the newest message of the agent; more may still become part of it."""
+        if self._has_said:
+            return self._last()
+        return next((one for one in reversed(self._made) if isinstance(one, AgentMessage)), AgentMessage())
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -303,28 +385,6 @@ class Talk:
     @property
     def losses(self) -> tuple[str, ...]:
         return tuple(f"dropped: {count} {what}" for what, count in sorted(self._dropped.items()))
-
-
-def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with results that follow each other in the order of their calls."""
-    calls = (call for message in messages if isinstance(message, AgentMessage) for call in message.tool_calls)
-    places = {call.id: place for place, call in enumerate(calls)}
-    made: list[Message] = []
-    results: list[ToolResultMessage] = []
-
-    def place(result: ToolResultMessage) -> int:
-        return places[result.tool_call_id]
-
-    for message in messages:
-        if isinstance(message, ToolResultMessage):
-            results.append(message)
-            continue
-        results.sort(key=place)
-        made += [*results, message]
-        results = []
-    results.sort(key=place)
-    made += results
-    return tuple(made)
 
 
 UNDONE: Final = "messages that were taken back in the program itself"

@@ -6,18 +6,17 @@ nobody, as the account that they were made for is not known.
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.agents.spec import neutral
-from backplane.agents.store import STORES, Stored, read_stored
+from backplane.agents.store import Stored, read_stored, store_of
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
     AgentMessage,
@@ -108,9 +107,7 @@ def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root
     Raises:
         ConfigError: `config_invalid`, there is no such vendor, or nothing was said.
     """
-    if vendor not in STORES:
-        fact = f"a conversation cannot be put into the store of {vendor[:40]!r}"
-        raise ConfigError("config_invalid", fact, hint=f"one of: {', '.join(STORES)}")
+    theirs = store_of(vendor, "a conversation cannot be put into the store of {}")
     messages = tuple(message for turn in file.turns[file.cleared :] for message in turn.messages)
     if not messages:
         raise ConfigError("config_invalid", f"nothing was said in the session {file.id}", hint="`sessions show ID`")
@@ -120,15 +117,15 @@ def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root
     )
     losses = [] if bare == messages else ["dropped: thinking and proofs, which only go back to who made them"]
     losses += ["dropped: system_prompt, the program has its own"] if file.system_prompt else []
-    module: Any = importlib.import_module(STORES[vendor])
-    repaired = paired(Conversation(dialect=module.DIALECT, messages=neutral(bare)))
-    written = dialect(module.DIALECT).from_ir(repaired.value)
+    repaired = paired(Conversation(dialect=theirs.dialect, messages=neutral(bare)))
+    written = dialect(theirs.dialect).from_ir(repaired.value)
     lost = {loss.reason for loss in (*repaired.losses, *written.losses) if loss.is_material and loss.code != "required"}
-    now, id = time.time_ns(), module.new_id()
-    data = module.write(written.value, id, root=root, now_ns=now)
-    files = module.files_of(module.home(environ), data, id, root=root, now_ns=now)
+    now, id = time.time_ns(), theirs.new_id()
+    rows = theirs.write(written.value, id, root=root, now_ns=now)
+    data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    files = theirs.files_of(theirs.folder(environ), data, id, root=root, now_ns=now)
     said = (*losses, *(f"dropped: {reason}" for reason in sorted(lost)))
-    return Written(id, data, files, getattr(module, "TAKES_IN", None), said)
+    return Written(id, data, files, theirs.takes_in, said)
 
 
 def into_store(written: Written) -> None:

@@ -8,16 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.agents.store import Talk
 from backplane.contract import events as wire
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
     AgentMessage,
     Message,
-    MessageToolCall,
     StopReason,
-    ThinkingBlock,
     TokenUsage,
-    ToolResultMessage,
 )
 from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError, from_code
@@ -50,13 +48,10 @@ class Transcript:
     """The messages of one turn, made from its events."""
 
     def __init__(self) -> None:
-        self._made: list[Message] = []
-        self._text: list[str] = []
-        self._proof: str | None = None
-        self._calls: list[MessageToolCall] = []
-        self._thinking: list[ThinkingBlock] = []
+        self._talk = Talk()
         self._thought: list[str] = []
-        self._results: list[ToolResultMessage] = []
+        self._open: dict[str, str] = {}
+        """Calls without a result: id → name."""
         self._below: set[str] = set()
         """Calls of agents below this one: part of what their caller's result says."""
         self._numbers = 0
@@ -67,11 +62,11 @@ class Transcript:
     def take(self, event: wire.AgentEvent) -> None:
         """Take the next event."""
         if isinstance(event, wire.Reasoning):
-            self._think(event)
+            self._thought.append(event.reasoning)
+            if event.signature is not None or event.redacted is not None:
+                self._end_thought(event.signature, event.redacted)
         elif isinstance(event, wire.AssistantMessage):
-            self._begin()
-            self._text += [event.text] if event.text else []
-            self._proof = _proof_of(event) or self._proof
+            self._talk.say(event.text, _proof_of(event))
         elif isinstance(event, wire.ToolCall):
             self._call(event)
         elif isinstance(event, wire.ToolResult):
@@ -81,69 +76,38 @@ class Transcript:
         elif isinstance(event, wire.SessionNamed) and isinstance(event.body.get("id"), str):
             self.conversation = event.body["id"]
 
-    def _begin(self) -> None:
-        """Something new is said: what was answered is over."""
-        if self._results:
-            self._flush()
-
-    def _think(self, event: wire.Reasoning) -> None:
-        self._begin()
-        self._thought.append(event.reasoning)
-        if event.signature is not None or event.redacted is not None:
-            text = "".join(self._thought)
-            self._thinking.append(ThinkingBlock(text=text, signature=event.signature, redacted=event.redacted))
-            self._thought = []
+    def _end_thought(self, signature: str | None = None, redacted: str | None = None) -> None:
+        self._talk.think("".join(self._thought), signature, redacted)
+        self._thought = []
 
     def _call(self, event: wire.ToolCall) -> None:
-        id = event.tool_use_id or self._made_id(event.tool_name)
+        name = own_name(event.tool_name)
+        self._numbers += event.tool_use_id is None
+        id = event.tool_use_id or f"{name}-{self._numbers}"
         if event.parent_tool_use_id is not None:
             self._below.add(id)
             return
-        self._begin()
-        name, proof = own_name(event.tool_name), _proof_of(event)
-        self._calls.append(MessageToolCall(id=id, name=name, arguments=event.input, signature=proof))
-
-    def _made_id(self, name: str) -> str:
-        self._numbers += 1
-        return f"{own_name(name)}-{self._numbers}"
+        self._open[id] = name
+        self._talk.call(id, name, event.input, _proof_of(event))
 
     def _result(self, event: wire.ToolResult) -> None:
-        id = event.tool_use_id or self._waiting(own_name(event.tool_name))
+        name = own_name(event.tool_name)
+        # For hosts that number no calls, the oldest one of this tool without a result.
+        id = event.tool_use_id or next((id for id, one in self._open.items() if one == name), None)
         if id is not None and id not in self._below:
-            row = ToolResultMessage(tool_call_id=id, content=text_of(event.output), is_error=event.is_error)
-            self._results.append(row)
-
-    def _waiting(self, name: str) -> str | None:
-        """The oldest call of this tool without a result, for hosts that number none."""
-        answered = {row.tool_call_id for row in self._results}
-        return next((call.id for call in self._calls if call.name == name and call.id not in answered), None)
-
-    def _flush(self) -> None:
-        if self._has_said():
-            self._made.append(self._last())
-        self._made += self._results
-        self._text, self._calls, self._thinking, self._thought, self._results = [], [], [], [], []
-        self._proof = None
-
-    def _has_said(self) -> bool:
-        return bool(self._text or self._calls or self._thinking or self._thought or self._proof)
-
-    def _last(self) -> AgentMessage:
-        thought = [ThinkingBlock(text="".join(self._thought))] if self._thought else []
-        calls, thinking, text = tuple(self._calls), (*self._thinking, *thought), "\n\n".join(self._text)
-        return AgentMessage(content=text, tool_calls=calls, thinking=thinking, signature=self._proof)
+            self._open.pop(id, None)
+            self._end_thought()
+            self._talk.result(id, text_of(event.output), is_error=event.is_error)
 
     def last(self) -> AgentMessage:
         """Return the newest message of the agent."""
-        if self._has_said():
-            return self._last()
-        said = [message for message in self._made if isinstance(message, AgentMessage)]
-        return said[-1] if said else AgentMessage()
+        self._end_thought()
+        return self._talk.last()
 
     def messages(self) -> tuple[Message, ...]:
         """Return all messages so far."""
-        self._flush()
-        return tuple(self._made)
+        self._end_thought()
+        return self._talk.messages
 
 
 def _proof_of(event: wire.AgentEvent) -> str | None:

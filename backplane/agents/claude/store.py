@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from backplane.agents.events import mapping
 from backplane.agents.store import (
     BELOW,
@@ -21,10 +19,9 @@ from backplane.agents.store import (
     SUMMED,
     UNDONE,
     Place,
-    Stored,
+    StoredHead,
     Talk,
-    files,
-    home_of,
+    VendorStore,
     require_known,
     rows,
     said_of,
@@ -43,20 +40,8 @@ _BESIDE: Final = frozenset(
 """Kinds of rows in which nobody says anything to the model: bookkeeping, titles, and the program's own requests."""
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "CLAUDE_CONFIG_DIR", ".claude")
-
-
-def find(home: Path, id: str) -> Place | None:
-    """Return the newest conversation whose id begins so."""
-    found = [path for path in files(home, "projects", "*", "*.jsonl") if path.stem.startswith(id)]
-    return Place(found[0]) if found else None
-
-
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
-    talk, kept, parents = Talk(), list[dict[str, Any]](), dict[str, str | None]()
+def read(place: Place, talk: Talk) -> StoredHead:
+    kept, parents = list[dict[str, Any]](), dict[str, str | None]()
     for row in rows(place.path, talk):
         kind, id = row.get("type"), row.get("uuid")
         if isinstance(id, str):
@@ -82,10 +67,7 @@ def read(place: Place) -> Stored:
             model = said_of(message.get("model")) or model
             talk.take("claude", "messages", {"role": row["type"], "content": message.get("content")})
     first = kept[0] if kept else {}
-    id = said_of(first.get("sessionId")) or place.path.stem
-    return Stored(
-        vendor="claude", id=id, root=said_of(first.get("cwd")), model=model, messages=talk.messages, losses=talk.losses
-    )
+    return StoredHead(said_of(first.get("sessionId")) or place.path.stem, said_of(first.get("cwd")), model)
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
@@ -111,13 +93,6 @@ def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[s
 
 VERSION: Final = "2.1.330"
 """Of the program whose form is written."""
-DIALECT: Final = "claude"
-"""Of the messages in it."""
-
-
-def new_id() -> str:
-    """Make the id of a conversation."""
-    return str(uuid.uuid4())
 
 
 def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
@@ -125,14 +100,8 @@ def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dic
     return {home / "projects" / re.sub(r"[^A-Za-z0-9]", "-", root) / f"{id}.jsonl": data}
 
 
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's messages as rows.
-
-    Args:
-        document: of the dialect `claude`.
-        now_ns: the rows' time, nanoseconds since 1970.
-    """
-    lines, parent = [], None
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
+    lines, parent = list[dict[str, Any]](), None
     for message in document["messages"]:
         own = str(uuid.uuid4())
         if message["role"] == "assistant":
@@ -144,6 +113,17 @@ def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> by
             "parentUuid": parent, "isSidechain": False, "userType": "external", "cwd": root, "sessionId": id,
             "version": VERSION, "type": said["role"], "message": said, "uuid": own, "timestamp": timestamp_at(now_ns),
         }  # fmt: skip
-        lines.append(msgspec.json.encode(row) + b"\n")
+        lines.append(row)
         parent = own
-    return b"".join(lines)
+    return lines
+
+
+STORE: Final = VendorStore(
+    home=("CLAUDE_CONFIG_DIR", ".claude"),
+    files=("projects", "*", "*.jsonl"),
+    id_of=lambda path: path.stem,
+    read=read,
+    dialect="claude",
+    write=write,
+    files_of=files_of,
+)

@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.store import (
     NOTES,
     SUMMED,
     Place,
-    Stored,
+    StoredHead,
     Talk,
-    files,
-    home_of,
+    VendorStore,
     inner,
     require_known,
     rows,
@@ -36,22 +33,8 @@ _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md in
 """How words begin that the program itself puts in; newer versions say it beside them."""
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "CODEX_HOME", ".codex")
-
-
-def find(home: Path, id: str) -> Place | None:
-    """Return the newest conversation whose id begins so."""
-    for path in files(home, "sessions", "*", "*", "*", "rollout-*.jsonl"):
-        if path.stem.split("-", 6)[-1].startswith(id):
-            return Place(path)
-    return None
-
-
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
-    talk, head, model = Talk(), dict[str, Any](), None
+def read(place: Place, talk: Talk) -> StoredHead:
+    head, model = dict[str, Any](), None
     for row in rows(place.path, talk):
         kind, body = row.get("type"), mapping(row.get("payload"))
         if kind == "session_meta" and not head:
@@ -74,10 +57,7 @@ def read(place: Place) -> Stored:
             talk.drop(unknown(kind))
     if not head:
         require_known(place.path, "a program that says no version,", None, VERSIONS)
-    return Stored(
-        vendor="codex", id=str(head.get("id", "")), root=said_of(head.get("cwd")), model=model,
-        messages=talk.messages, losses=talk.losses,
-    )  # fmt: skip
+    return StoredHead(str(head.get("id", "")), said_of(head.get("cwd")), model)
 
 
 def _item(item: Mapping[str, Any], talk: Talk) -> None:
@@ -115,8 +95,6 @@ def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
 
 VERSION: Final = "0.169.0"
 """Of the program whose form is written."""
-DIALECT: Final = "codex"
-"""Of the messages in it."""
 
 
 def new_id() -> str:
@@ -132,21 +110,13 @@ def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dic
     return {home / "sessions" / time.strftime("%Y/%m/%d", then) / name: data}
 
 
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's items as rows.
-
-    Args:
-        document: of the dialect `codex`.
-        now_ns: the rows' time, nanoseconds since 1970.
-    """
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
     then = timestamp_at(now_ns)
     head = {
         "id": id, "timestamp": then, "cwd": root, "cli_version": VERSION, "originator": "backplane", "source": "exec",
     }  # fmt: skip
     rows = [("session_meta", head), *(("response_item", _typed(item)) for item in document["input"])]
-    return b"".join(
-        msgspec.json.encode({"timestamp": then, "type": kind, "payload": payload}) + b"\n" for kind, payload in rows
-    )
+    return [{"timestamp": then, "type": kind, "payload": payload} for kind, payload in rows]
 
 
 def _typed(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,3 +126,15 @@ def _typed(item: Mapping[str, Any]) -> dict[str, Any]:
     kind, content = "output_text" if item["role"] == "assistant" else "input_text", item["content"]
     parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
     return {**item, "type": "message", "content": parts}
+
+
+STORE: Final = VendorStore(
+    home=("CODEX_HOME", ".codex"),
+    files=("sessions", "*", "*", "*", "rollout-*.jsonl"),
+    id_of=lambda path: path.stem.split("-", 6)[-1],
+    read=read,
+    dialect="codex",
+    write=write,
+    files_of=files_of,
+    new_id=new_id,
+)

@@ -16,12 +16,10 @@ from backplane.agents.store import (
     SUMMED,
     UNDONE,
     Place,
-    Stored,
+    StoredHead,
     Talk,
-    by_call,
+    VendorStore,
     calls_of,
-    files,
-    home_of,
     inner,
     require_known,
     rows,
@@ -46,20 +44,8 @@ _BESIDE: Final = (
 _SAID: Final = ("user.message", "assistant.message", "tool.execution_complete")
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "COPILOT_HOME", ".copilot")
-
-
-def find(home: Path, id: str) -> Place | None:
-    """Return the newest conversation whose id begins so."""
-    found = [path for path in files(home, "session-state", "*", "events.jsonl") if path.parent.name.startswith(id)]
-    return Place(found[0]) if found else None
-
-
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
-    talk, head, model = Talk(), dict[str, Any](), None
+def read(place: Place, talk: Talk) -> StoredHead:
+    head, model = dict[str, Any](), None
     for row in _kept(place.path, talk):
         kind, body = str(row.get("type")), mapping(row.get("data"))
         if kind == "session.start" and not head:
@@ -75,12 +61,8 @@ def read(place: Place) -> Stored:
             _event(kind, body, talk)
     if not head:
         require_known(place.path, "a program that says no version,", None, VERSIONS)
-    root = said_of(inner(head, "context").get("cwd"))
-    messages = by_call(talk.messages)  # They stand in the order in which their tools ended.
-    return Stored(
-        vendor="copilot", id=str(head.get("sessionId", "")), root=root, model=model,
-        messages=messages, losses=talk.losses,
-    )  # fmt: skip
+    talk.order_results()  # They stand in the order in which their tools ended.
+    return StoredHead(str(head.get("sessionId", "")), said_of(inner(head, "context").get("cwd")), model)
 
 
 def _kept(path: Path, talk: Talk) -> list[dict[str, Any]]:
@@ -128,14 +110,6 @@ def _event(kind: str, body: Mapping[str, Any], talk: Talk) -> None:
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
-DIALECT: Final = "openai"
-"""Of the messages that are written as events."""
-
-
-def new_id() -> str:
-    """Make the id of a conversation."""
-    return str(uuid.uuid4())
-
 
 def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
     """Return where the program looks for it, and the file in which it names its folder."""
@@ -146,13 +120,7 @@ def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dic
     return {folder / "events.jsonl": data, folder / "workspace.yaml": about}
 
 
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's messages as events.
-
-    Args:
-        document: of the dialect `openai`.
-        now_ns: the events' time, nanoseconds since 1970.
-    """
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
     then, turn = timestamp_at(now_ns), 0
     head = {
         "sessionId": id, "version": 1, "producer": "copilot-agent", "copilotVersion": VERSION, "startTime": then,
@@ -175,9 +143,20 @@ def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> by
         else:
             told = {"toolCallId": message["tool_call_id"], "success": True, "result": {"content": words}}
             said.append(("tool.execution_complete", told))
-    lines, parent = [], None
+    lines, parent = list[dict[str, Any]](), None
     for kind, body in said:
         own = str(uuid.uuid4())
         lines.append({"type": kind, "data": body, "id": own, "timestamp": then, "parentId": parent})
         parent = own
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    return lines
+
+
+STORE: Final = VendorStore(
+    home=("COPILOT_HOME", ".copilot"),
+    files=("session-state", "*", "events.jsonl"),
+    id_of=lambda path: path.parent.name,
+    read=read,
+    dialect="openai",
+    write=write,
+    files_of=files_of,
+)

@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from backplane.agents.events import mapping, mappings
 from backplane.agents.store import (
     NOTES,
     UNDONE,
     Place,
-    Stored,
+    StoredHead,
     Talk,
+    VendorStore,
     files,
-    home_of,
     require_known,
     rows,
     said_of,
@@ -40,24 +38,20 @@ _TOLD: Final = ("info", "warning", "error")
 """Types of messages that are said to the person alone."""
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "GEMINI_CLI_HOME", "") / ".gemini"
+def id_of(path: Path) -> str:
+    """Return the beginning of an id, which is all of it that a file's name has."""
+    return path.stem.rpartition("-")[2]
 
 
-def find(home: Path, id: str) -> Place | None:
+def choose(found: list[Path], id: str) -> Place | None:
     """Return the newest conversation whose id begins so; beside the one that has all of it there may be empty ones."""
-    begin, found = id[:8], files(home, "tmp", "*", "chats", "session-*.jsonl")
-    own = [path for path in found if path.stem.rpartition("-")[2].startswith(begin)]
-    if not own:
-        return None
-    same = [path for path in own if path.stem.rpartition("-")[2] == own[0].stem.rpartition("-")[2]]
-    return Place(max(same, key=lambda path: path.stat().st_size))
+    newest = next((id_of(path) for path in found if id_of(path).startswith(id[:8])), None)
+    same = [path for path in found if id_of(path) == newest]
+    return Place(max(same, key=lambda path: path.stat().st_size)) if same else None
 
 
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
-    talk, head, said = Talk(), dict[str, Any](), dict[str, dict[str, Any]]()
+def read(place: Place, talk: Talk) -> StoredHead:
+    head, said = dict[str, Any](), dict[str, dict[str, Any]]()
     for row in rows(place.path, talk):
         if not head:
             head = row
@@ -79,10 +73,7 @@ def read(place: Place) -> Stored:
     for one in said.values():
         model = said_of(one.get("model")) or model
         _message(one, talk)
-    return Stored(
-        vendor="gemini", id=str(head.get("sessionId", "")), root=_root(place.path), model=model,
-        messages=talk.messages, losses=talk.losses,
-    )  # fmt: skip
+    return StoredHead(str(head.get("sessionId", "")), _root(place.path), model)
 
 
 def _root(path: Path) -> str | None:
@@ -131,14 +122,6 @@ def _user(content: object, talk: Talk) -> None:
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
-DIALECT: Final = "gemini"
-"""Of the messages in it."""
-
-
-def new_id() -> str:
-    """Make the id of a conversation."""
-    return str(uuid.uuid4())
-
 
 def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
     """Return where the program looks for it when it works in this folder, and the mark of a folder that is new to it.
@@ -153,13 +136,7 @@ def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dic
     return made if marks else {**made, folder / MARK: root.encode()}
 
 
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's messages as rows.
-
-    Args:
-        document: of the dialect `gemini`.
-        now_ns: the rows' time, nanoseconds since 1970.
-    """
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
     then, folder = timestamp_at(now_ns), hashlib.sha256(root.encode()).hexdigest()
     lines: list[dict[str, Any]] = [
         {"sessionId": id, "projectHash": folder, "startTime": then, "lastUpdated": then, "kind": KIND}
@@ -173,4 +150,16 @@ def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> by
             words = "".join(str(part.get("text", "")) for part in content["parts"])
             row |= {"type": "gemini", "content": words, "thoughts": [], "toolCalls": calls}
         lines.append(row)
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    return lines
+
+
+STORE: Final = VendorStore(
+    home=("GEMINI_CLI_HOME", "", ".gemini"),
+    files=("tmp", "*", "chats", "session-*.jsonl"),
+    id_of=id_of,
+    choose=choose,
+    read=read,
+    dialect="gemini",
+    write=write,
+    files_of=files_of,
+)

@@ -19,13 +19,12 @@ from backplane.agents.store import (
     NOTES,
     SUMMED,
     Place,
-    Stored,
+    StoredHead,
     Talk,
+    VendorStore,
     address_of,
     arguments_of,
     calls_of,
-    files,
-    home_of,
     image_of,
     inner,
     open_file,
@@ -45,25 +44,12 @@ STATE_BYTES_MAX: Final = 1024 * 1024
 """Of `state.json`, which has a title and a folder."""
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "KIMI_CODE_HOME", ".kimi-code")
-
-
-def find(home: Path, id: str) -> Place | None:
-    """Return the newest conversation whose id begins so, with or without its `session_`."""
-    found = files(home, "sessions", "*", "session_*", "agents", "main", "wire.jsonl")
-    own = [path for path in found if _id_of(path).removeprefix("session_").startswith(id.removeprefix("session_"))]
-    return Place(own[0]) if own else None
-
-
 def _id_of(path: Path) -> str:
     return path.parents[2].name if len(path.parents) > 2 else ""
 
 
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
-    talk, version, model = Talk(), None, None
+def read(place: Place, talk: Talk) -> StoredHead:
+    version, model = None, None
     for row in rows(place.path, talk):
         kind = str(row.get("type"))
         if version is None:
@@ -87,10 +73,7 @@ def read(place: Place) -> Stored:
             talk.drop(unknown(kind))
     if version is None:
         require_known(place.path, "a program that says no version,", None, VERSIONS)
-    return Stored(
-        vendor="kimi", id=_id_of(place.path), root=_root(place.path), model=model,
-        messages=talk.messages, losses=talk.losses,
-    )  # fmt: skip
+    return StoredHead(_id_of(place.path), _root(place.path), model)
 
 
 def _root(path: Path) -> str | None:
@@ -152,14 +135,6 @@ def _words(content: object, talk: Talk) -> tuple[str, list[Image]]:
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
-DIALECT: Final = "openai"
-"""Of the messages that are written as rows."""
-
-
-def new_id() -> str:
-    """Make the id of a conversation."""
-    return f"session_{uuid.uuid4()}"
-
 
 def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
     """Return where the program looks for it when it works in this folder, and the file of its state."""
@@ -173,13 +148,7 @@ def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dic
     return {main / "wire.jsonl": data, folder / "state.json": msgspec.json.encode(state)}
 
 
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's messages as rows.
-
-    Args:
-        document: of the dialect `openai`.
-        now_ns: the rows' time, nanoseconds since 1970.
-    """
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
     ms = now_ns // 1_000_000
     lines: list[dict[str, Any]] = [{"type": "metadata", "protocol_version": "1.5", "created_at": ms}]
     for message in document["messages"]:
@@ -195,4 +164,17 @@ def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> by
             text = msgspec.json.encode(given).decode()
             said["toolCalls"].append({"type": "function", "id": id, "name": name, "arguments": text})
         lines.append({"type": "context.append_message", "agentId": "main", "message": said, "time": ms})
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    return lines
+
+
+STORE: Final = VendorStore(
+    home=("KIMI_CODE_HOME", ".kimi-code"),
+    files=("sessions", "*", "session_*", "agents", "main", "wire.jsonl"),
+    id_of=_id_of,
+    prefix="session_",
+    read=read,
+    dialect="openai",
+    write=write,
+    files_of=files_of,
+    new_id=lambda: f"session_{uuid.uuid4()}",
+)

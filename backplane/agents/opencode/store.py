@@ -24,12 +24,11 @@ from backplane.agents.store import (
     SUMMED,
     UNDONE,
     Place,
-    Stored,
+    StoredHead,
     Talk,
+    VendorStore,
     address_of,
     calls_of,
-    files,
-    home_of,
     image_of,
     inner,
     require_known,
@@ -52,25 +51,18 @@ _PARTS: Final = (
 )
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """Return its folder."""
-    return home_of(environ, "XDG_DATA_HOME", ".local/share") / "opencode"
-
-
-def find(home: Path, id: str) -> Place | None:
-    """Return the newest conversation whose id begins so, with or without its `ses_`."""
-    found = files(home, "opencode*.db") or files(home, "opencode", "opencode*.db")
+def choose(found: list[Path], id: str) -> Place | None:
+    """Return the newest conversation whose id begins so, with or without its `ses_`, in the newest database."""
     return Place(found[0], f"ses_{id.removeprefix('ses_')}" if id else None) if found else None
 
 
-def read(place: Place) -> Stored:
-    """Read one. Raises ConfigError: `config_invalid`."""
+def read(place: Place, talk: Talk) -> StoredHead:
     with tempfile.TemporaryDirectory(prefix="backplane-store-") as folder:
         copy = Path(folder, "copy.db")
         try:
             _copy(place.path, copy)
             with closing(sqlite3.connect(copy)) as store:
-                return _read(store, place)
+                return _read(store, place, talk)
         except sqlite3.Error as error:
             fact = f"{place.path} cannot be read: {error}"
             raise ConfigError("config_invalid", fact, hint="give the path of `opencode.db`") from error
@@ -88,7 +80,7 @@ def _copy(path: Path, to: Path) -> None:
         source.backup(target)
 
 
-def _read(store: sqlite3.Connection, place: Place) -> Stored:
+def _read(store: sqlite3.Connection, place: Place, talk: Talk) -> StoredHead:
     where, order = ("and substr(id, 1, ?) = ?", "id") if place.id else ("", "time_updated desc")
     given = (len(place.id), place.id) if place.id else ()
     row = store.execute(_SESSION.format(where, order), given).fetchone()
@@ -96,7 +88,7 @@ def _read(store: sqlite3.Connection, place: Place) -> Stored:
         raise ConfigError("config_invalid", f"{place.path} has no such conversation", hint="`opencode session list`")
     id, root, version, reverted = row
     require_known(place.path, "opencode", version, VERSIONS)
-    talk, model = Talk(), None
+    model = None
     gone = said_of(_object(reverted).get("messageID"))
     for number, message, parts in _messages(store, id):
         if gone is not None and number >= gone:
@@ -106,7 +98,7 @@ def _read(store: sqlite3.Connection, place: Place) -> Stored:
         if message.get("summary") is True:
             talk.cut(0, SUMMED)
         (_user if message.get("role") == "user" else _assistant)(parts, talk)
-    return Stored(vendor="opencode", id=id, root=root, model=model, messages=talk.messages, losses=talk.losses)
+    return StoredHead(id, root, model)
 
 
 def _messages(store: sqlite3.Connection, id: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
@@ -181,12 +173,8 @@ def _answer(results: list[tuple[str, str, bool]], talk: Talk) -> None:
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
-DIALECT: Final = "openai"
-"""Of the messages that are written as its parts."""
 VERSION: Final = "1.18.33"
 """Of the program whose form is written."""
-TAKES_IN: Final = "opencode import FILE"
-"""How its own program puts a file into its database."""
 
 
 def new_id() -> str:
@@ -199,18 +187,8 @@ def _id(kind: str, now_ns: int) -> str:
     return f"{kind}_{now_ns & (1 << 60) - 1:015x}{uuid.uuid4().hex[:11]}"
 
 
-def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
-    """Return nothing: it lies in a database, which its own program alone writes."""
-    return {}
-
-
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
-    """Write a request's messages as the program exports them.
-
-    Args:
-        document: of the dialect `openai`.
-        now_ns: the messages' time, nanoseconds since 1970.
-    """
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
+    """Write a request's messages as the program exports them, one document."""
     ms, made = now_ns // 1_000_000, list[dict[str, Any]]()
     results = {one["tool_call_id"]: one for one in document["messages"] if one["role"] == "tool"}
     zero = {"input": 0, "output": 0, "reasoning": 0, "cache": {"read": 0, "write": 0}}
@@ -247,4 +225,18 @@ def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> by
         "id": id, "slug": "imported", "projectID": "global", "directory": root, "title": "imported",
         "version": VERSION, "time": {"created": ms, "updated": ms},
     }  # fmt: skip
-    return msgspec.json.encode({"info": about, "messages": made})
+    return [{"info": about, "messages": made}]
+
+
+STORE: Final = VendorStore(
+    home=("XDG_DATA_HOME", ".local/share", "opencode"),
+    files=("opencode*.db",),
+    id_of=lambda path: path.stem,
+    choose=choose,
+    read=read,
+    dialect="openai",
+    write=write,
+    files_of=lambda *_, **__: {},
+    new_id=new_id,
+    takes_in="opencode import FILE",
+)
