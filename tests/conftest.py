@@ -6,6 +6,7 @@ A test that needs a program says `@pytest.mark.needs("node")` or takes the fixtu
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -310,17 +311,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="one case a test, without the slow ones and the real agents")
 
 
+LONG = (
+    "vendors/",
+    "test_scale",
+    "test_cli.py",
+    "test_start_faults.py",
+    "test_server.py",
+    "test_sessions.py",
+    "test_storage",
+)
+"""Files that take longest: they begin first, or one worker would be at them alone at the end."""
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return True if config.getoption("--quick") and collection_path.name in QUICK_WITHOUT else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(part in item.nodeid for part in LONG))
     if config.getoption("--quick"):
         slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
         firsts = {item.nodeid.partition("[")[0].removeprefix("tests/"): item for item in reversed(items)}
         kept = {id(item) for name, item in firsts.items() if name not in slow}
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = [item for item in items if id(item) in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Keep ten thousand tests out of every later look for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

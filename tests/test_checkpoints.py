@@ -549,7 +549,8 @@ async def test_a_foreign_receipt_with_an_odd_end_has_no_checkpoints(
     run = await three_states(backplane_home, root, mock, "staged")
     (tmp_path / "r.json").write_bytes(foreign(run, {"end": end, "checkpoints": None}))
     assert command("receipts", "import", str(tmp_path / "r.json"))[0] == 0
-    assert command("checkpoints", FOREIGN) == (0, "")
+    assert command("checkpoints", FOREIGN) == (0, "no checkpoints; `run --checkpoints` keeps them\n")
+    assert command("checkpoints", "--json", FOREIGN) == (0, "")
     assert command("rewind", FOREIGN, "c1")[1].startswith("execution_workspace_error: there is no checkpoint 'c1'")
 
 

@@ -24,7 +24,7 @@ if NAME and FOLDER:
     MARKER.write_text(Path(FOLDER, "marker").read_text(encoding="utf-8"), encoding="utf-8")
 
 
-CASES_FOLLOWED = 2
+CASES_FOLLOWED = 1
 """Of one test: the others run the same lines, and following them costs a third of their time."""
 
 _slow = frozenset(

@@ -55,15 +55,14 @@ def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
 def list_checkpoints(options: Options) -> int:
     with open_store() as store:
         made = kept(store.load(options.run))
-    for one in made:
-        if options.json:
-            streams.write_record(one)
-            continue
-        why = "by name" if one.why == "asked" else "before a tool"
-        files = streams.count(one.files, "file")
-        own_id, at, name, tree = map(streams.one_line, (one.id, one.at[:19], one.name, one.tree))
-        streams.write(f"{own_id:<5} {at}Z  {name:<24} {files:>12}  {why}  tree {tree}\n")
+    streams.write_rows(made, _line, "no checkpoints; `run --checkpoints` keeps them", as_json=options.json)
     return 0
+
+
+def _line(one: Checkpoint) -> str:
+    why = "by name" if one.why == "asked" else "before a tool"
+    own_id, at, name, tree = map(streams.one_line, (one.id, one.at[:19], one.name, one.tree))
+    return f"{own_id:<5} {at}Z  {name:<24} {streams.count(one.files, 'file'):>12}  {why}  tree {tree}"
 
 
 def rewind(options: Options) -> int:

@@ -79,6 +79,10 @@ WORST_FINALS = {
 """A `final` may hold more values."""
 
 
+CLOSELY = 8
+"""So many of the slowest are read three times."""
+
+
 def _reading(line: bytes) -> tuple[float, bool]:
     """How long the loop stands still for a line, in seconds without what others of the machine take; and whether the
     line was taken."""
@@ -102,7 +106,11 @@ def _worst() -> Iterator[tuple[str, bytes]]:
 
 
 def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
-    took = {name: min(_reading(line) for _ in range(3)) for name, line in _worst()}
+    took = {name: _reading(line) for name, line in _worst()}
+    closely = sorted(took, key=took.__getitem__)[-CLOSELY:]
+    for name, line in _worst():
+        if name in closely:
+            took[name] = min(took[name], *(_reading(line) for _ in range(2)))
     slowest = sorted(((seconds, name, taken) for name, (seconds, taken) in took.items()), reverse=True)
     print(*((round(1000 * seconds), name) for seconds, name, _ in slowest[:8]), sep="\n")
     for kind, wanted in (("refused", False), ("taken", True)):
