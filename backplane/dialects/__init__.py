@@ -22,7 +22,7 @@ from backplane.dialects.codec import LossLedger, kind_of
 from backplane.dialects.losses import lose_empty, lose_forms, lose_words
 from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
-from backplane.ir import Answer, Kept, Loss, StreamEvent, StreamFailed, Translated
+from backplane.ir import Answer, Kept, Loss, StreamFailed, Translated
 
 DIALECTS: Final[dict[str, str]] = {
     "openai": "backplane.dialects.openai",
@@ -154,7 +154,7 @@ def check_losses(losses: Sequence[Loss], policy: LossPolicy) -> None:
 
 
 class StreamTranslation:
-    """One stream from one vendor's chunks into another's, chunk by chunk.
+    """One stream from one vendor's chunks into another's, chunk by chunk; its own chunks are given back as they are.
 
     Args:
         source: dialect of the chunks that come.
@@ -176,7 +176,11 @@ class StreamTranslation:
         found = self.reader.read(chunk)
         if found:
             self._began = self._began or any(type(event) is not Kept for event in found)
-        out = [made for event in found for made in self.writer.write(event)]
+        if self._is_home and not self.writer.sum.has_ended:
+            self.writer.sum.add_all(found)
+            out = [chunk] if type(chunk) is dict else []
+        else:
+            out = [made for event in found for made in self.writer.write(event)]
         if self.writer.ledger.losses or self.reader.losses:
             self._name(chunk)
         self._count += 1
@@ -184,11 +188,21 @@ class StreamTranslation:
 
     def finish(self) -> list[Json]:
         """Return what the end of the stream adds; call it once. A stream that says nothing is a failure."""
-        found: list[StreamEvent] = [] if self._began else [StreamFailed("the stream holds no answer", "stream_empty")]
+        rest = self.reader.finish()
+        if self._began and self._is_home:
+            self.writer.sum.add_all(rest)
+            self.writer.lose_cut()
+            out: list[Json] = self.writer.fail_cut()
+        else:
+            empty = [] if self._began else [StreamFailed("the stream holds no answer", "stream_empty")]
+            out = [made for event in (*empty, *rest) for made in self.writer.write(event)]
         self._began = True
-        out = [made for event in (*found, *self.reader.finish()) for made in self.writer.write(event)]
         self._name(None)
         return out
+
+    @property
+    def _is_home(self) -> bool:
+        return bool(self.writer.ledger.is_home)
 
     def _name(self, chunk: Json) -> None:
         """Keep the new losses, each once, with the chunk that said it."""
@@ -217,10 +231,8 @@ def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
     """
     reader, total = dialect(source).StreamReader(), Accumulator(source)
     for chunk in chunks:
-        for event in reader.read(chunk):
-            total.add(event)
-    for event in reader.finish():
-        total.add(event)
+        total.add_all(reader.read(chunk))
+    total.add_all(reader.finish())
     return Translated(total.answer(), tuple(reader.losses))
 
 

@@ -303,9 +303,7 @@ class Chat:
         rows.sort(key=lambda row: row.path != self.max_tokens)
         self.options = (*special.values(), *rows)
 
-    def dialect(
-        self, *, reader: type[StreamReader] | None = None, writer: type[StreamWriter] | None = None, **own: Any
-    ) -> Dialect:
+    def dialect(self, *, reader: type[StreamReader] | None = None, **own: Any) -> Dialect:
         """Make a dialect of the family.
 
         Args:
@@ -319,7 +317,7 @@ class Chat:
             write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
             answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
             endings=ENDINGS, read_stream=partial(reader or StreamReader, chat=self),
-            write_stream=partial(writer or StreamWriter, chat=self),
+            write_stream=partial(StreamWriter, chat=self),
             kin={name: MEMBERS for name in SISTERS if name != self.name}, places=PLACES,
             **members,
         )  # fmt: skip
@@ -834,10 +832,9 @@ class StreamWriter(BlockWriter):
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Thinking):
-            field = part.field if self.ledger.is_home and part.field else self.chat.thinking_answer
-            if not self.ledger.is_home and self.once("thinking"):
+            field = self.opened[key] = self.chat.thinking_answer
+            if self.once("thinking"):
                 self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
-            self.opened[key] = field
         elif isinstance(part, ir.Text | ir.Refusal):
             self.opened[key] = "content" if isinstance(part, ir.Text) else "refusal"
         elif isinstance(part, ir.ToolUse):
@@ -845,9 +842,8 @@ class StreamWriter(BlockWriter):
             self.counts[key[0]] = place + 1
             if part.kind == "custom":
                 self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
-            call = {"index": place, "type": "function", "function": {"name": part.name, "arguments": ""}}
-            if not (part.id_made and self.ledger.is_home):
-                call["id"] = part.id
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": place, "id": part.id, "type": "function", "function": function}
             return self._delta(key[0], {"tool_calls": [call]})
         else:
             return None

@@ -496,14 +496,11 @@ class StreamWriter(BlockWriter):
 
     def head(self) -> list[Json]:
         began = self.sum.began
-        message: dict[str, Any] = {
+        return [{"type": "message_start", "message": {
             "id": began.id or "msg_translated", "type": "message", "role": "assistant",
             "model": began.model or "unknown", "content": [], "stop_reason": None, "stop_sequence": None,
             "usage": self._usage(),
-        }  # fmt: skip
-        if self.ledger.is_home:
-            message.update(began.ext.get(NAME, {}))
-        return [{"type": "message_start", "message": message}]
+        }}]  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:
         return self.counted() or {"input_tokens": 0, "output_tokens": 0}
@@ -514,14 +511,11 @@ class StreamWriter(BlockWriter):
             block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
         elif isinstance(part, ir.Text | ir.Refusal):
             block = {"type": "text", "text": ""}
-        elif isinstance(part, ir.Thinking) and part.redacted is None:
+        elif isinstance(part, ir.Thinking):
             block = {"type": "thinking", "thinking": "", "signature": ""}
-            if not self.ledger.is_home:
-                self.ledger.degrade(part.at, "thinking", "thinking without this vendor's signature")
+            self.ledger.degrade(part.at, "thinking", "thinking without this vendor's signature")
         else:
-            block = BLOCKS.write(part, self.ledger) if self.ledger.is_home else None
-            if block is None:
-                return None
+            return None
         place = self.opened[key] = self.next_index
         self.next_index += 1
         return [{"type": "content_block_start", "index": place, "content_block": block}]
@@ -531,19 +525,11 @@ class StreamWriter(BlockWriter):
         return [{"type": "content_block_delta", "index": self.opened[key], "delta": delta}]
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
-        if isinstance(part, ir.ToolUse | ir.ServerTool):
+        if isinstance(part, ir.ToolUse):
             return self._delta(key, "input_json_delta", "partial_json", text)
         if isinstance(part, ir.Thinking):
             return self._delta(key, "thinking_delta", "thinking", text)
         return self._delta(key, "text_delta", "text", text)
-
-    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
-        if not self.ledger.is_home:
-            return None
-        if event.field == "citation":
-            (cited,) = CITATIONS.write(ir.Text(text="", citations=(event.value,)), self.ledger)
-            return self._delta(key, "citations_delta", "citation", cited)
-        return self._delta(key, "signature_delta", "signature", event.text)
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:
         return [{"type": "content_block_stop", "index": self.opened[key]}]
@@ -551,8 +537,6 @@ class StreamWriter(BlockWriter):
     def end(self) -> list[Json]:
         stopped = self.sum.stops.get(0)
         delta = {"stop_reason": self.words.get(0), "stop_sequence": None if stopped is None else stopped.sequence}
-        if self.ledger.is_home:
-            delta |= self.sum.notes.get((None, False), {})
         return [*self.fail_cut(), {"type": "message_delta", "delta": delta, "usage": self._usage()},
                 {"type": "message_stop"}]  # fmt: skip
 

@@ -775,8 +775,7 @@ class StreamWriter(BlockWriter):
                     "content": []}  # fmt: skip
         elif isinstance(part, ir.Thinking):
             item = {"id": f"rs_{place}", "type": "reasoning", "summary": []}
-            if not self.ledger.is_home:
-                self.ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
+            self.ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
         elif isinstance(part, ir.ToolUse):
             item = {"id": f"fc_{place}", "call_id": part.id, "name": part.name, "type": "custom_tool_call", "input": ""}
             if part.kind == "function":
@@ -845,8 +844,6 @@ class StreamWriter(BlockWriter):
         return [self._event(kind, response=response)]
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        if self.ledger.is_home and kind_of(event.raw) == "error":
-            return [event.raw]
         return [{**self._event(""), "type": "error", "code": event.code, "message": event.message, "param": None}]
 
 

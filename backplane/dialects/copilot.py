@@ -60,17 +60,6 @@ class StreamReader(chat.StreamReader):
         return [Noted(str(name), body if type(body) is list else [body], 0, joins=True, at_message=True)]
 
 
-class StreamWriter(chat.StreamWriter):
-    """Templates of the named events beside the family's."""
-
-    def noted(self, event: Noted) -> list[Json]:
-        if not event.key.startswith("copilot_"):
-            return super().noted(event)
-        if event.key == "copilot_confirmation":
-            return [{framing.NAME_KEY: event.key, **body} for body in event.value]
-        return [{framing.NAME_KEY: event.key, "data": event.value}]
-
-
 def event_name(chunk: Json) -> str | None:
     """Return the name under which a chunk is sent: only what the extensions' protocol adds has one."""
     name = chunk.get(framing.NAME_KEY) if type(chunk) is dict else None
@@ -78,6 +67,6 @@ def event_name(chunk: Json) -> str | None:
 
 
 DIALECT: Final = CopilotChat().dialect(
-    reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
+    reader=StreamReader, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
     event_name=event_name,
 )  # fmt: skip

@@ -738,15 +738,10 @@ class StreamWriter(BlockWriter):
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         return self._parts(key[0], [{"text": text, **self.opened[key]}])
 
-    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
-        if event.field == "citation" or not self.ledger.is_home:
-            return None
-        return self._parts(key[0], [{"text": "", "thoughtSignature": event.text, **self.opened[key]}])
-
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Text | ir.Refusal) and not part.text:
             return []
-        if isinstance(part, ir.ToolUse) and part.is_cut and not self.ledger.is_home:
+        if isinstance(part, ir.ToolUse) and part.is_cut:
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return self._in_turn(key, [])
         count = len(self.ledger.losses)
@@ -773,19 +768,13 @@ class StreamWriter(BlockWriter):
         rest = [ready for waiting in self.calls.values() for _, ready in sorted(waiting.items()) if ready]
         candidates: list[Json] = []
         for choice, word in self.words.items():
-            candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice}
-            if word is not None:
-                candidate["finishReason"] = word
-            if self.ledger.is_home:
-                candidate.update(self.sum.notes.get((choice, False), {}))
-            candidates.append(candidate)
+            said = {} if word is None else {"finishReason": word}
+            candidates.append({"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice, **said})
         chunk = self._chunk(candidates)
         if (usage := self.counted()) is not None:
             chunk["usageMetadata"] = usage
-        if self.ledger.is_home:
-            chunk.update(self.sum.notes.get((None, False), {}))
-        said = [chunk] if chunk.keys() & {"candidates", "usageMetadata"} else []
-        return [*(made for ready in rest for made in ready), *said, *self.fail_cut()]
+        last = [chunk] if chunk.keys() & {"candidates", "usageMetadata"} else []
+        return [*(made for ready in rest for made in ready), *last, *self.fail_cut()]
 
 
 DIALECT: Final = Dialect(

@@ -5,7 +5,7 @@ One object a stream; a vendor's file reads its chunks and gives the templates of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -102,6 +102,11 @@ class Accumulator:
                 block.whole = event.part
         else:
             self._other(event)
+
+    def add_all(self, events: Iterable[ir.StreamEvent]) -> None:
+        """Take the next events."""
+        for event in events:
+            self.add(event)
 
     def _delta(self, event: ir.PartDelta) -> None:
         block = self.blocks.get((event.choice, event.index))
@@ -364,7 +369,7 @@ class BlockWriter:
         return []
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        """Begin a block; None when the target says it only whole. Thinking that nobody reads comes only at home."""
+        """Begin a block; None when the target says it only whole."""
         return None
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
@@ -384,7 +389,7 @@ class BlockWriter:
         return None
 
     def noted(self, event: ir.Noted) -> list[Json]:
-        """Write a member beside the content, for the dialect that it came from."""
+        """Write a member beside the content that a dialect of the same family has said."""
         return []
 
     def stop(self, event: ir.Stopped) -> list[Json]:
@@ -396,9 +401,7 @@ class BlockWriter:
         return []
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        """Write the vendor's failure, or a failure in the vendor's words."""
-        if self.ledger.is_home and event.raw is not None:
-            return [event.raw]
+        """Write a failure in the vendor's words."""
         error = {**self.dialect.error, "message": event.message}
         if "code" in error and error["code"] is None:
             error["code"] = event.code
@@ -418,6 +421,11 @@ class BlockWriter:
         """Say that the stream was cut, where it was."""
         return self.fail(ir.StreamFailed("the stream was cut", "stream_cut")) if self.is_cut else []
 
+    def lose_cut(self) -> None:
+        """Report that the stream was cut, where it was."""
+        if self.is_cut:
+            self.ledger.synthesise("", "cut", "the stream was over before it said how; the target's end is a failure")
+
     def once(self, key: str) -> bool:
         """Return whether this is said for the first time; a stream says the same loss in every chunk."""
         if key in self._noted:
@@ -436,7 +444,7 @@ class BlockWriter:
 
     def _open(self, key: Key, part: ir.Part) -> list[Json]:
         out = self._close(key) if key in self.opened else []  # begun anew before its end
-        made = self.begin(key, part) if self.ledger.is_home or not _redacted(part) else None
+        made = None if _redacted(part) else self.begin(key, part)
         if made is None:
             return out
         self._current = key
@@ -532,7 +540,7 @@ class BlockWriter:
         """Return the target's word for why a choice ended; one that means something else is reported."""
         word: str | None = self.dialect.endings.write(candidate, self.ledger)
         found, stop = self.dialect.endings.read(word, candidate.message.parts), candidate.stop
-        if not self.ledger.is_home and (found != stop or stop in ("other", "error")):
+        if found != stop or stop in ("other", "error"):
             self.ledger.degrade(candidate.stop_at, "stop", f"{candidate.stop_raw or stop} became {found}")
         return word
 
@@ -545,8 +553,7 @@ class BlockWriter:
                 out += self._close(key)
         out += self._drain()
         self.is_complete = True
-        if self.is_cut:
-            self.ledger.synthesise("", "cut", "the stream was over before it said how; the target's end is a failure")
+        self.lose_cut()
         return [*out, *self.end()]
 
     @property
@@ -562,8 +569,6 @@ class BlockWriter:
         return [*self.prefix(), *self.fail(event)]
 
     def on_noted(self, event: ir.Noted) -> list[Json]:
-        if self.ledger.is_home:
-            return self.noted(event)
         kin = self.ledger.kin.get(self.ledger.source, {})
         if event.key in kin and type(event.value) is kin[event.key]:
             return self.noted(event)

@@ -279,7 +279,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def StreamWriter(self, source: str = "") -> Any:
         """Make the writer of one stream's chunks, for events of the dialect `source`."""
-        return self.write_stream(self, source or self.NAME)
+        return self.write_stream(self, source)
 
     def StreamState(self, now: str = agent_events.EPOCH) -> agent_events.State:
         """Make the state of one stream on its way to agent events."""

@@ -203,8 +203,6 @@ class StreamWriter(BlockWriter):
         return [{"e": "end", "halted": self.words[0], "meter": self.counted() or {"in": 0, "out": 0}}]
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        if self.ledger.is_home and event.raw is not None:
-            return [event.raw]
         return [{"e": "oops", "message": event.message, **({} if event.code is None else {"code": event.code})}]
 
 

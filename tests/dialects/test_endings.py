@@ -197,6 +197,15 @@ def test_a_stream_cut_before_its_end_ends_as_the_targets_failure(source: str, ta
     assert sum_stream(made, target).value.candidates[0].stop not in NORMAL
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_for_its_own_vendor_comes_back_as_it_was(name: str) -> None:
+    for title, chunks in streams(name):
+        made, done = through(name, name, chunks)
+        cut = "cut" in {loss.code for loss in done.losses}
+        assert made[: len(chunks)] == chunks, title
+        assert len(made) == len(chunks) + cut, title
+
+
 @pytest.mark.parametrize("noise", [[], [{"type": "ping"}], [None, "x", 7]])
 @pytest.mark.parametrize("target", NAMES)
 def test_a_stream_that_says_nothing_is_an_error(target: str, noise: list[Any]) -> None:
