@@ -37,9 +37,8 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
-from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Name, Probe, probe, try_layers, without
-from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules
+from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, one_loop, order, script
 

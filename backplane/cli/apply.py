@@ -14,8 +14,7 @@ from backplane.cli.show import is_bare, violations
 from backplane.cli.start import open_store, wrong
 from backplane.errors import ConfigError, PolicyError, WorkspaceError
 from backplane.receipts.audit import patch_hash, record_hash
-from backplane.runtime.results import refuse_unknown
-from backplane.runtime.state import StateFolder, settle
+from backplane.runtime.state import StateFolder, refuse_unknown, settle
 from backplane.workspace import apply_bare, apply_patch
 from backplane.workspace.checkpoints import load
 from backplane.workspace.patch import SavedPatch

@@ -16,6 +16,7 @@ import contextvars
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -34,6 +35,9 @@ T = TypeVar("T")
 SECOND_LOOK_S: Final = 0.05
 """After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
 
+
+ACCEPT_AGAIN_S: Final = 0.05
+"""Before the next try where no descriptor is left, or the visitor has gone already."""
 
 _ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 """Signals that end a program of ours in order, by names that not every system knows."""
@@ -161,6 +165,42 @@ class beside:  # a context manager; of a generator, much would be kept as long a
     async def __aexit__(self, *_: object) -> None:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
+
+
+async def visited(listener: socket.socket, visit: Callable[[socket.socket], Awaitable[object]], most: int) -> None:
+    """Accept connections until cancelled, and have `visit` attend to each in a task, so many at once; the next wait.
+
+    Args:
+        listener: listens already, and does not block.
+        visit: the connection is closed when it comes back; what it raises ends all.
+    """
+    places = anyio.Semaphore(most)
+
+    async def attend(visitor: socket.socket) -> None:
+        try:
+            with visitor:
+                visitor.setblocking(False)
+                await visit(visitor)
+        finally:
+            places.release()
+
+    async with anyio.create_task_group() as tasks:
+        while True:
+            await places.acquire()
+            tasks.start_soon(attend, await _next_visitor(listener))
+
+
+async def _next_visitor(listener: socket.socket) -> socket.socket:
+    while True:
+        await anyio.wait_readable(listener)
+        try:
+            return listener.accept()[0]
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.EPROTO):
+                raise
+            await anyio.sleep(ACCEPT_AGAIN_S)
 
 
 async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter) -> T:

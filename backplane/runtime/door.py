@@ -20,6 +20,7 @@ import msgspec
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
+from backplane.process.aio import visited
 from backplane.receipts.recovery import is_live
 from backplane.runtime.run import Run
 
@@ -31,8 +32,6 @@ VISITORS_MAX: Final = 32
 """At once; another one waits until a visitor has left."""
 ANCESTORS_MAX: Final = 1_000
 READ_BYTES: Final = 65_536
-ACCEPT_AGAIN_S: Final = 0.1
-"""After a visitor that could not be let in."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 AsyncOnAsk = Callable[[Approval], Awaitable[Decision]]
@@ -192,7 +191,6 @@ class Door:
 
     def __init__(self, home: Path, run_id: str, obey: Obey) -> None:
         self._home, self._id, self._obey = home, run_id, obey
-        self._room = anyio.CapacityLimiter(VISITORS_MAX)
 
     async def serve(self) -> None:
         """Let visitors in until cancelled.
@@ -210,13 +208,7 @@ class Door:
                 listener.bind(f"/proc/self/fd/{fd}/{self._id}")
                 os.chmod(self._id, 0o600, dir_fd=fd)
                 listener.listen(VISITORS_MAX)
-                async with anyio.create_task_group() as visits:
-                    while True:
-                        await anyio.wait_readable(listener)
-                        try:
-                            visits.start_soon(self._visited, listener.accept()[0])
-                        except OSError:  # Gone again, or no descriptor is free.
-                            await anyio.sleep(ACCEPT_AGAIN_S)
+                await visited(listener, self._visited, VISITORS_MAX)
         finally:
             with suppress(OSError):
                 os.unlink(self._id, dir_fd=fd)
@@ -224,17 +216,14 @@ class Door:
             _sweep(self._home, folder)
 
     async def _visited(self, visitor: socket.socket) -> None:
-        with visitor, suppress(OSError):
-            visitor.setblocking(False)
-            async with self._room:
-                with anyio.move_on_after(KNOCK_S):
-                    pid, uid, _ = _peer(visitor)
-                    # 0 where it is none of this user's that is in sight.
-                    reply = await self._reply(pid if uid == os.geteuid() else 0, await _line(visitor))
-                    left = msgspec.json.encode(reply) + b"\n"
-                    while left:
-                        await anyio.wait_writable(visitor)
-                        left = left[visitor.send(left) :]
+        with suppress(OSError), anyio.move_on_after(KNOCK_S):
+            pid, uid, _ = _peer(visitor)
+            # 0 where it is none of this user's that is in sight.
+            reply = await self._reply(pid if uid == os.geteuid() else 0, await _line(visitor))
+            left = msgspec.json.encode(reply) + b"\n"
+            while left:
+                await anyio.wait_writable(visitor)
+                left = left[visitor.send(left) :]
 
     async def _reply(self, pid: int, line: bytes) -> DoorReply:
         try:

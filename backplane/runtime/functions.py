@@ -5,6 +5,7 @@ The agent starts `process/bridge.py` as the server's command; what it asks comes
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
@@ -16,12 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.process import bridge
+from backplane.process.aio import beside, visited
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, RpcError
 from backplane.protocol.mcp import greeting, text_result
@@ -118,11 +119,10 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
         listener.bind(os.path.join(folder, "socket"))
         listener.listen(CLIENTS_MAX)
         listener.setblocking(False)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_accept, listener, tools, redactor, tasks)
+        talk = functools.partial(_talk, tools=tools, redactor=redactor)
+        async with beside(functools.partial(visited, listener, talk, CLIENTS_MAX)):
             words = ["-I", "-S", BRIDGE, os.path.join(folder, "socket")]
             yield {"name": SERVER, "command": sys.executable, "args": words}
-            tasks.cancel_scope.cancel()
     finally:
         listener.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -133,22 +133,7 @@ def offered(tool: Function | Offered) -> Offered:
     return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else FunctionTool(tool)
 
 
-async def _accept(
-    listener: socket.socket, tools: dict[str, Offered], redactor: Redactor, tasks: anyio.abc.TaskGroup
-) -> None:
-    places = anyio.CapacityLimiter(CLIENTS_MAX)
-    while True:
-        await anyio.wait_readable(listener)
-        try:
-            client, _ = listener.accept()
-        except OSError:  # It has gone meanwhile.
-            continue
-        tasks.start_soon(_talk, client, tools, redactor, places)
-
-
-async def _talk(
-    client: socket.socket, tools: dict[str, Offered], redactor: Redactor, places: anyio.CapacityLimiter
-) -> None:
+async def _talk(client: socket.socket, tools: dict[str, Offered], redactor: Redactor) -> None:
     async def answer(asked: Request) -> Json | RpcError:
         if asked.method == "initialize":
             return greeting(asked.params, name=SERVER, version="1")
@@ -166,13 +151,10 @@ async def _talk(
     async def hear(_: Notification) -> None:
         return
 
-    with client:
-        client.setblocking(False)
-        async with places:
-            try:
-                await Pipe(client.fileno(), client.fileno(), answer=answer, hear=hear, strict=True).run()
-            except* OSError:  # The agent's bridge is gone.
-                pass
+    try:
+        await Pipe(client.fileno(), client.fileno(), answer=answer, hear=hear, strict=True).run()
+    except* OSError:  # The agent's bridge is gone.
+        pass
 
 
 def _invalid(fact: str, hint: str) -> ConfigError:

@@ -35,7 +35,7 @@ from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.replay import find_replay
 from backplane.runtime.run import Run
-from backplane.runtime.state import StateFolder
+from backplane.runtime.state import StateFolder, apply_result
 from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
@@ -397,8 +397,6 @@ class ControlPlane:
             PolicyError: `policy_denied`, the result violates the run's policy.
             StoreError: there is no such run.
         """
-        from backplane.runtime.results import apply_result
-
         return await anyio.to_thread.run_sync(apply_result, self.state_folder, run_id)
 
     async def _run(

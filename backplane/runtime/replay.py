@@ -7,8 +7,7 @@ receipt says. What was redacted there is not known here.
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +28,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import OF_HOST, REPLAY
 from backplane.errors import BackplaneError, PolicyError, unforeseen
+from backplane.process.pipes import Pair
 from backplane.protocol import Broken, HostEnd
 from backplane.receipts.audit import record_hash
 from backplane.receipts.store import Store
@@ -101,20 +101,17 @@ def _check_patch(receipt: Receipt) -> None:
 
 async def _serve(stored: RecordedRun, hello: wire.Hello, stdin: int, stdout: int) -> None:
     """Be the host of one replay over these descriptors, until the end of stdin."""
-    host = _Replay(stored, stdin, stdout)
+    ends = Pair(stdout, stdin)
+    host = _Replay(stored, ends.write)
     await host.write(host.end.send(hello))
     async with anyio.create_task_group() as tasks:
-        while True:
-            await anyio.wait_readable(stdin)
-            data = os.read(stdin, WRITE_BYTES)
-            if not data:
-                tasks.cancel_scope.cancel()
-                return
+        while data := await ends.more():
             for message in host.end.receive(data):
                 if isinstance(message, wire.RunMessage):
                     tasks.start_soon(host.play, message)
                 else:
                     await host.hear(message)
+        tasks.cancel_scope.cancel()
 
 
 _HELLO: Final = wire.Hello(
@@ -127,23 +124,11 @@ _HELLO: Final = wire.Hello(
 
 
 class _Replay:
-    def __init__(self, stored: RecordedRun, stdin: int, stdout: int) -> None:
+    def __init__(self, stored: RecordedRun, write: Callable[[bytes], Awaitable[None]]) -> None:
         self.end = HostEnd()
+        self.write = write
         self._stored = stored
-        self._stdout = stdout
-        self._writing = anyio.Lock()
         self._cancelled = False
-
-    async def write(self, data: bytes) -> None:
-        """Write whole lines; two tasks never write into each other's."""
-        async with self._writing:
-            left = memoryview(data)
-            while left:
-                await anyio.wait_writable(self._stdout)
-                try:
-                    left = left[os.write(self._stdout, left) :]
-                except BlockingIOError:
-                    continue
 
     async def hear(self, message: object) -> None:
         if isinstance(message, wire.Ping):

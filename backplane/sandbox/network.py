@@ -21,9 +21,8 @@ from backplane.process.aio import beside
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import landlock
-from backplane.sandbox.connections import Connections
 from backplane.sandbox.plan import Contained
-from backplane.sandbox.proxy import ConnectionRules, serve
+from backplane.sandbox.proxy import ConnectionRules, Connections, serve
 
 PORT: Final = 3128
 """Of the door inside a namespace, where nobody else listens; the usual one of HTTP proxies."""

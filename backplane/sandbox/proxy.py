@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
+from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
-from backplane.process.aio import in_daemon
-from backplane.sandbox.connections import Connections
+from backplane.process.aio import in_daemon, visited
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""
@@ -60,6 +60,38 @@ _NOT_LISTED: Final = Rule("allow_network")
 
 _DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
 """For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
+
+
+NOTES_MAX: Final = 100
+"""Refusals and hosts that are named in the receipt; all are counted."""
+
+
+class Connections:
+    """What went through the door of one run."""
+
+    def __init__(self) -> None:
+        self.allowed = 0
+        self.denied = 0
+        self._hosts: dict[str, None] = {}
+        self._refusals: dict[str, None] = {}
+
+    def allow(self, target: str) -> None:
+        self.allowed += 1
+        if len(self._hosts) < NOTES_MAX:
+            self._hosts[target] = None
+
+    def deny(self, reason: str) -> None:
+        self.denied += 1
+        if len(self._refusals) < NOTES_MAX:
+            self._refusals[reason] = None
+
+    def to_wire(self) -> dict[str, Json]:
+        return {
+            "allowed": self.allowed,
+            "denied": self.denied,
+            **({"hosts": list(self._hosts)} if self._hosts else {}),
+            **({"refusals": list(self._refusals)} if self._refusals else {}),
+        }
 
 
 class ConnectionRefused(Exception):
@@ -147,61 +179,28 @@ class _Request(msgspec.Struct, frozen=True):
 
 async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
     """Accept and carry connections until cancelled."""
-    places, names = anyio.Semaphore(CONNECTIONS_MAX), anyio.CapacityLimiter(LOOKUPS_MAX)
-    async with anyio.create_task_group() as tasks:
-        while True:
-            await places.acquire()
-            client = await _next_client(door)
-            tasks.start_soon(_attend, client, judge, connections, names, places)
-
-
-async def _next_client(door: socket.socket) -> socket.socket:
-    while True:
-        await anyio.wait_readable(door)
-        try:
-            client, _ = door.accept()
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            if error.errno not in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.EPROTO):
-                raise
-            await anyio.sleep(_NO_FD_S)
-            continue
-        client.setblocking(False)
-        return client
-
-
-_NO_FD_S: Final = 0.05
-"""Before the next try where no descriptor is left, or the client has gone already."""
+    names = anyio.CapacityLimiter(LOOKUPS_MAX)
+    attend = functools.partial(_attend, judge=judge, connections=connections, names=names)
+    await visited(door, attend, CONNECTIONS_MAX)
 
 
 _LENGTH_DIGITS_MAX: Final = 18
 """Of the length of a body; a number of thousands of digits is none that Python reads."""
 
 
-async def _attend(
-    client: socket.socket,
-    judge: ConnectionRules,
-    connections: Connections,
-    names: Names,
-    places: anyio.Semaphore,
-) -> None:
+async def _attend(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
     try:
-        with client:
-            try:
-                await _carry_one(client, judge, connections, names)
-            except ConnectionRefused as refusal:
-                connections.deny(str(refusal))
-                await _refuse(client, refusal)
-            except OSError:  # Either end has gone; there is nobody to be told.
-                return
-            except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
-                connections.deny(f"the proxy failed: {type(error).__name__}")
-                await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
-            finally:
-                _forget(client)
+        await _carry_one(client, judge, connections, names)
+    except ConnectionRefused as refusal:
+        connections.deny(str(refusal))
+        await _refuse(client, refusal)
+    except OSError:  # Either end has gone; there is nobody to be told.
+        return
+    except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
+        connections.deny(f"the proxy failed: {type(error).__name__}")
+        await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
     finally:
-        places.release()
+        _forget(client)
 
 
 async def _carry_one(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,9 +17,11 @@ from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
-from backplane.sandbox.connections import Connections
 from backplane.sandbox.probe import Probe, without
 from backplane.workspace import collect
+
+if TYPE_CHECKING:
+    from backplane.sandbox.proxy import Connections
 
 
 class Sandbox:
@@ -134,6 +137,7 @@ class Sandbox:
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.sandbox.network import open_contained
+        from backplane.sandbox.proxy import Connections
 
         self._connections = Connections()
         return open_contained(command, held, self._connections, stderr_bytes_max=stderr_bytes_max, ready=ready)

@@ -168,7 +168,7 @@ def find_changes(
     """
     changes = Changes({}, {})
     seen: set[str] = set()
-    ignored = ask_ignored([path for path in listing.paths() if path not in baseline.known])
+    ignored = ask_ignored(listing.paths(but=baseline.known))
     left_bytes = scope.quota.bytes_max
     for folder in listing.folders:
         for path, name, facts in _suspects(baseline, folder, seen):

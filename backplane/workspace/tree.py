@@ -12,7 +12,7 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -95,9 +95,10 @@ class Listing(msgspec.Struct):
     repositories: list[str] = []
     """Folders with a `.git` of their own, with a slash at the end."""
 
-    def paths(self) -> list[str]:
-        """Every file and link."""
-        return [folder.path + name for folder in self.folders for name, _ in folder.entries]
+    def paths(self, but: Collection[str] = ()) -> list[str]:
+        """Every file and link but these."""
+        folders = self.folders
+        return [path for folder in folders for name, _ in folder.entries if (path := folder.path + name) not in but]
 
 
 class Scope(msgspec.Struct, frozen=True):

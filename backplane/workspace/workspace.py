@@ -265,7 +265,7 @@ class Workspace:
             if tracked is None:
                 return ()  # Nothing that may be tracked is lost.
             self._repository = known = known.obeyed(scratch)
-            found = known.ignored(scratch, [path for path in listing.paths() if path not in tracked], rules)
+            found = known.ignored(scratch, listing.paths(but=tracked), rules)
             return found - self._tracked_below(scratch, listing, rules, found)
 
     def _tracked_below(
