@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -181,66 +182,58 @@ def of_run(run: Run, desk: Desk) -> Obey:
     return obey
 
 
-class Door:
-    """The door of one live run.
+async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
+    """Let visitors of a run in until cancelled; where no socket can be made, that is told, and the run goes on.
 
     Args:
         home: the state folder.
         obey: does what a visitor asks, raising what it is refused with.
+        tell: takes what is wrong, in words.
     """
-
-    def __init__(self, home: Path, run_id: str, obey: Obey) -> None:
-        self._home, self._id, self._obey = home, run_id, obey
-
-    async def serve(self) -> None:
-        """Let visitors in until cancelled.
-
-        Raises:
-            OSError: no socket can be made in the state folder.
-        """
-        folder = self._home / FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.setblocking(False)
-                # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
-                listener.bind(f"/proc/self/fd/{fd}/{self._id}")
-                os.chmod(self._id, 0o600, dir_fd=fd)
-                listener.listen(VISITORS_MAX)
-                await visited(listener, self._visited, VISITORS_MAX)
-        finally:
-            with suppress(OSError):
-                os.unlink(self._id, dir_fd=fd)
-            os.close(fd)
-            _sweep(self._home, folder)
-
-    async def _visited(self, visitor: socket.socket) -> None:
-        with suppress(OSError), anyio.move_on_after(KNOCK_S):
-            pid, uid, _ = _peer(visitor)
-            # 0 where it is none of this user's that is in sight.
-            reply = await self._reply(pid if uid == os.geteuid() else 0, await _line(visitor))
-            left = msgspec.json.encode(reply) + b"\n"
-            while left:
-                await anyio.wait_writable(visitor)
-                left = left[visitor.send(left) :]
-
-    async def _reply(self, pid: int, line: bytes) -> DoorReply:
-        try:
-            _require_stranger(pid, self._home)
-            return DoorReply(done=await self._obey(_read_request(line), f"from process {pid}"))
-        except msgspec.MsgspecError as error:
-            return DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
-        except BackplaneError as error:
-            return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
-
-
-async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
-    """Let visitors of a run in until cancelled; where no socket can be made, that is told, and the run goes on."""
     try:
-        await Door(home, run_id, obey).serve()
+        await _serve(home, run_id, obey)
     except OSError as error:
         tell(f"no other terminal can answer or cancel this run: no socket in {home}: {error.strerror}")
+
+
+async def _serve(home: Path, run_id: str, obey: Obey) -> None:
+    folder = home / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.setblocking(False)
+            # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
+            listener.bind(f"/proc/self/fd/{fd}/{run_id}")
+            os.chmod(run_id, 0o600, dir_fd=fd)
+            listener.listen(VISITORS_MAX)
+            await visited(listener, partial(_attend, home=home, obey=obey), VISITORS_MAX)
+    finally:
+        with suppress(OSError):
+            os.unlink(run_id, dir_fd=fd)
+        os.close(fd)
+        _sweep(home, folder)
+
+
+async def _attend(visitor: socket.socket, home: Path, obey: Obey) -> None:
+    with suppress(OSError), anyio.move_on_after(KNOCK_S):
+        pid, uid, _ = _peer(visitor)
+        # 0 where it is none of this user's that is in sight.
+        reply = await _reply(pid if uid == os.geteuid() else 0, await _line(visitor), home, obey)
+        left = msgspec.json.encode(reply) + b"\n"
+        while left:
+            await anyio.wait_writable(visitor)
+            left = left[visitor.send(left) :]
+
+
+async def _reply(pid: int, line: bytes, home: Path, obey: Obey) -> DoorReply:
+    try:
+        _require_stranger(pid, home)
+        return DoorReply(done=await obey(_read_request(line), f"from process {pid}"))
+    except msgspec.MsgspecError as error:
+        return DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
+    except BackplaneError as error:
+        return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
 
 
 async def _line(visitor: socket.socket) -> bytes:

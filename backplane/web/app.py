@@ -22,7 +22,7 @@ from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
 from backplane.receipts.tail import LOOK_S
 from backplane.runtime import backends
-from backplane.runtime.door import AnswerCommand, CancelCommand, Desk, Door, knock, of_run
+from backplane.runtime.door import AnswerCommand, CancelCommand, Desk, knock, of_run, open_door
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.shown import picture_of
@@ -225,7 +225,7 @@ class Pages:
         """One run, whose questions wait for an answer from the page or a terminal."""
         desk = Desk(None)
         async with self._plane.start(order, backend, on_ask=desk.answer) as run, anyio.create_task_group() as beside:
-            beside.start_soon(Door(self._plane.home, run.id, of_run(run, desk)).serve)
+            beside.start_soon(open_door, self._plane.home, run.id, of_run(run, desk))
             task_status.started(run.id)
             async for _ in run.batches():
                 pass
