@@ -739,6 +739,8 @@ SAID: Final[dict[Any, tuple[str, str, dict[str, Any]]]] = {
 class StreamWriter(BlockWriter):
     """Templates of the events; every block is an item of its own."""
 
+    cites_at_end = True
+
     def __init__(self, dialect: Any, source: str) -> None:
         super().__init__(dialect, source)
         self.sequence = 0
@@ -804,10 +806,6 @@ class StreamWriter(BlockWriter):
         name, _, where = SAID[part.kind if isinstance(part, ir.ToolUse) else type(part)]
         more: dict[str, Any] = {"logprobs": []} if type(part) is ir.Text else {}
         return [self._event(f"{name}.delta", delta=text, **self._where(key), **where, **more)]
-
-    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
-        # A citation is said at the end, when the text that it stands on is known.
-        return [] if event.field == "citation" else None
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:
         item = self.items[self.opened[key]]

@@ -217,7 +217,7 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
     """Return the failure that a chunk says.
 
     Args:
-        raw: what the vendor's own writer gives back.
+        raw: the chunk.
         code: member that holds the vendor's word for the kind of failure.
     """
     if type(error) is not dict:
@@ -337,6 +337,8 @@ class BlockWriter:
     """Whether a block that begins while another is open waits for its end."""
     has_refusals = True
     """Whether the target tells a refusal from a text."""
+    cites_at_end = False
+    """Whether the end of a block says its citations; no stream takes a signature of another vendor."""
     takes_objects = False
     """Whether arguments are an object, so that the free text of a call is streamed as its member `input`."""
 
@@ -375,10 +377,6 @@ class BlockWriter:
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         """Write a piece of an open block's text, thinking, refusal or arguments."""
         return []
-
-    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
-        """Write a signature or citation; None when the target has none."""
-        return None
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:
         """End an open block."""
@@ -471,11 +469,10 @@ class BlockWriter:
             is_wrapped = event.field == "arguments" and self._wraps(block.part)
             text = json_text(event.text)[1:-1] if is_wrapped else event.text
             return self.piece(key, text, block.part)
-        made = self.proof(key, event, block.part)
-        if made is None and self.once(f"{event.field} {key}"):
+        if not (self.cites_at_end and event.field == "citation") and self.once(f"{event.field} {key}"):
             at = event.value.at if event.field == "citation" else block.part.at
             self.ledger.drop(at, event.field, f"the target's stream has no {event.field} of {self.ledger.source}")
-        return made or []
+        return []
 
     def on_stopped(self, event: ir.PartStopped) -> list[Json]:
         key = (event.choice, event.index)
