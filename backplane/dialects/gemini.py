@@ -8,7 +8,6 @@ object they belong.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -128,7 +127,8 @@ def _read_result(members: Members, fields: dict[str, Any]) -> bool:
         else:
             content, fields["value"] = (ir.Text(text=json_text(value), at=at),), value
     pictures = body.look("parts")
-    found = tuple(read_parts(pictures, f"{body.at}/parts", Calls())) if type(pictures) is list else ()
+    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}")
+                  for place, one in enumerate(pictures if type(pictures) is list else ()))  # fmt: skip
     if found and all(isinstance(part, ir.Media) for part in found):
         body.forget("parts")
         content += found
@@ -193,11 +193,9 @@ PARTS: Final = Blocks(NAME, (
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
-def read_parts(parts: Iterable[Json], at: str, calls: Calls) -> Iterator[ir.Part]:
-    """Read a list of parts; a bare text is one, too."""
-    for place, part in enumerate(parts):
-        where = f"{at}/{place}"
-        yield ir.Text(text=part, at=where, raw=part) if type(part) is str else PARTS.read(part, where, calls)
+def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
+    """Read one part; a bare text is one, too."""
+    return ir.Text(text=value, at=at, raw=value) if type(value) is str else PARTS.read(value, at, calls)
 
 
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
@@ -207,7 +205,7 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
     members = Members(value, at)
     native_role = members.take("role")
     found = members.take("parts", list) or ()
-    parts = tuple(read_parts(found, f"{at}/parts", calls))
+    parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
     if role is None:
         role = ROLES.get(native_role or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
@@ -441,6 +439,8 @@ HEAD: Final = frozenset(
     {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
 )
 BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
+PIECES: Final = frozenset({"partialArgs", "partial_args", "willContinue", "will_continue"})
+"""Members of a call whose arguments come in pieces."""
 
 REPEAT_CHARS_MIN: Final = 6
 """A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
@@ -581,21 +581,18 @@ class StreamReader(BlockReader):
             state = self.candidates[number] = _Candidate(number)
         content = candidate.get("content")
         parts = content.get("parts") if type(content) is dict else None
-        for part in read_parts(parts if type(parts) is list else (), f"/candidates/{number}/content/parts", self.ids):
-            out += self._part(state, part)
+        for spot, part in enumerate(parts if type(parts) is list else ()):
+            out += self._part(state, part, f"/candidates/{number}/content/parts/{spot}")
         self._note(candidate, BESIDE, number, out)
         out += self.stop(_said(candidate, "finishReason"), f"/candidates/{number}/finishReason", choice=number)
 
-    def _part(self, state: _Candidate, read: ir.Part) -> list[ir.StreamEvent]:
+    def _part(self, state: _Candidate, part: Json, at: str) -> list[ir.StreamEvent]:
+        call = _said(part, "functionCall") if type(part) is dict else None
+        if type(call) is dict and (not PIECES.isdisjoint(call) or (state.call is not None and "name" not in call)):
+            return self._piece(state, part, Members(call, f"{at}/functionCall", spell=True), at)
+        read = read_part(part, at, self.ids)
         if isinstance(read, ir.Text | ir.Thinking):
             return self._text(state, read)
-        if isinstance(read, ir.ToolUse):
-            call = Members(read.raw, read.at, spell=True).inner("functionCall")
-            if call is not None and (
-                not {call.find("partialArgs"), call.find("willContinue")}.isdisjoint(call.rest)
-                or (state.call is not None and "name" not in call.rest)
-            ):
-                return self._piece(state, read, call)
         out = self._close(state)
         if isinstance(read, ir.ToolUse):
             if self.mends and self._was_said(state, read):
@@ -656,16 +653,17 @@ class StreamReader(BlockReader):
             text = seen.pass_on()
         return [self.more(state.number, text)] if text else []
 
-    def _piece(self, state: _Candidate, read: ir.ToolUse, call: Members) -> list[ir.StreamEvent]:
+    def _piece(self, state: _Candidate, part: Json, call: Members, at: str) -> list[ir.StreamEvent]:
         out = self._close(state) if "name" in call.rest else []
         if state.call is None:
             out += self._close(state)
+            read: Any = PARTS.read(part, at, self.ids)
             state.args = dict(read.input)
             state.call = msgspec.structs.replace(read, input={}, ext={}, raw=None)
             out += self.begin(state.number, state.call, state.number)
         for piece in call.take("partialArgs", list) or ():
             if type(piece) is dict:
-                put_piece(state.args, Members(piece, read.at, spell=True))
+                put_piece(state.args, Members(piece, at, spell=True))
         return out if call.take("willContinue", bool) else [*out, *self._close(state)]
 
     def _close(self, state: _Candidate) -> list[ir.StreamEvent]:
