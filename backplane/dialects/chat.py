@@ -97,7 +97,7 @@ CITATION: Final = {
 }  # fmt: skip
 """Path → field."""
 TOOL: Final = {"name": "{}/name", "description": "{}/description", "schema": "{}/parameters", "strict": "{}/strict"}
-KINDS: Final[dict[str | None, Any]] = {"function": "function", "custom": "custom"}
+KINDS: Final = {"function": "function", "custom": "custom"}
 """Kinds of tools, at OpenAI."""
 ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
 """What OpenAI's dialects say of an error beside its message."""

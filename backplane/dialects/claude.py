@@ -324,7 +324,7 @@ def _with_schema(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> 
     return msgspec.structs.replace(tool, schema={"type": "object", **(tool.schema or {"properties": {}})})
 
 
-TOOLS: Final = Tools(BLOCKS, TOOL, {None: "function", "custom": "function"}, write_more=_with_schema)
+TOOLS: Final = Tools(BLOCKS, TOOL, {"": "function", "custom": "function"}, write_more=_with_schema)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -492,7 +492,7 @@ class Block(msgspec.Struct, frozen=True):
 
     kind: str
     """The vendor's word for it, in the table's `tag`; where there is none, the member that only this kind has."""
-    node: type[ir.Part]
+    node: type[Any]
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions.
 
@@ -543,7 +543,7 @@ class Blocks:
         self.words = next(iter(self.by_kind[text].members)).rstrip("!") if text in self.by_kind else "text"
         """The member that holds plain words."""
         self._plain_keys = {tag, self.words} - {""} if text in self.by_kind else None
-        self.by_node: dict[type[ir.Part], list[Block]] = {}
+        self.by_node: dict[type[Any], list[Block]] = {}
         for row in rows:
             self.by_node.setdefault(row.node, []).append(row)
 
@@ -570,7 +570,7 @@ class Blocks:
 
     def kind_of(self, value: Json) -> str | None:
         """Return what kind a block says that it is."""
-        return self.untyped if type(value) is dict and self.tag not in value else kind_of(value, self.tag)
+        return self.untyped if type(value) is dict and value.get(self.tag) is None else kind_of(value, self.tag)
 
     def _made(self, row: Block, members: Members, at: str, value: Json, calls: Calls) -> ir.Part | None:
         if self.tag:
@@ -613,10 +613,10 @@ class Blocks:
         made: ir.Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
         return made
 
-    def write(self, part: ir.Part, ledger: LossLedger) -> Json:
+    def write(self, part: Any, ledger: LossLedger) -> Json:
         """Write a block: as it came where nobody changed it, else by its row; None where it has none, which is lost."""
         if is_own_raw(part, ledger):
-            return part.payload  # type: ignore[attr-defined]
+            return part.payload
         if ledger.unchanged(part, lambda: self.read(part.raw, part.at, made_ids(part))):
             return part.raw
         if type(part) is ir.Text and self._plain_keys and is_bare(part) and not part.ext:
@@ -665,7 +665,7 @@ class Blocks:
     def _written(self, row: Block, part: ir.Part, ledger: LossLedger) -> dict[str, Any] | None:
         if getattr(part, "redacted", None) is not None and "redacted" not in row.members.values():
             return None
-        out: dict[str, Any] = {self.tag: row.kind} if self.tag else {}
+        out: dict[str, Any] = {self.tag: row.kind} if self.tag and row.kind else {}
         for path, field in row.members.items():
             if field == "address" or field == "file":
                 value = media_url(part) if field == "address" or part.data is not None else None  # type: ignore
@@ -1037,27 +1037,40 @@ class Counters(msgspec.Struct, frozen=True):
         return out
 
 
-class Tools(msgspec.Struct, frozen=True):
-    """A vendor's table of what tools have, read in both directions; what is no such tool is run by the vendor."""
+class Tools:
+    """A vendor's table of what tools have, read in both directions; what is no such tool is run by the vendor.
 
-    blocks: Blocks
-    """Say the dialect, and what is taken of breakpoints of the prompt cache."""
-    members: Mapping[str, str]
-    """Field of `ir.ToolSpec` → native path; `{}` in it stands for the kind."""
-    kinds: Mapping[str | None, Literal["function", "custom", "server"]] = MappingProxyType({None: "function"})
-    """What a tool says in `type` → its kind; the first of a kind is written, None is not."""
-    listed: str = ""
-    """Member that holds several tools, of which all that are functions are written as one."""
-    spell: bool = False
-    read_more: Callable[[Members, dict[str, Any]], None] | None = None
-    write_more: Callable[[ir.ToolSpec, dict[str, Any], LossLedger], ir.ToolSpec] | None = None
-    """Returns what is written of another vendor's tool, where it must say more here."""
+    Args:
+        blocks: say the dialect, and what is taken of breakpoints of the prompt cache.
+        members: field of `ir.ToolSpec` → native path; `{}` in it stands for the kind.
+        kinds: what a tool says in `type` → its kind; the first of a kind is written, the empty one is not.
+        listed: member that holds several tools, of which all that are functions are written as one.
+        read_more: as `Block.read`.
+        write_more: returns what is written of another vendor's tool, where it must say more here.
+    """
+
+    def __init__(
+        self, blocks: Blocks, members: Mapping[str, str], kinds: Mapping[str, str] = MappingProxyType({"": "function"}),
+        *, listed: str = "", read_more: Callable[[Members, dict[str, Any]], bool] | None = None,
+        write_more: Callable[[ir.ToolSpec, dict[str, Any], LossLedger], ir.ToolSpec] | None = None,
+    ) -> None:  # fmt: skip
+        self.kinds, self.listed, self.write_more = frozenset(kinds.values()), listed, write_more
+        rows = tuple(
+            Block(word if any(kinds) else members["name"], ir.ToolSpec, {
+                path.format(kind) + ("!" if field == "name" else ""): field for field, path in members.items()
+                if kind == "function" or field != "schema"
+            }, {"kind": kind}, types={"schema": (dict,), "strict": (bool,)}, read=read_more)
+            for word, kind in kinds.items()
+        )  # fmt: skip
+        self.rows = Blocks(
+            blocks.dialect, rows, tag="type" if any(kinds) else "", untyped="", cache=blocks.cache, ttls=blocks.ttls
+        )
 
     def read_all(self, tool: Json, at: str) -> list[ir.ToolSpec]:
         """Read an entry of the list of tools."""
         if not self.listed:
             return [self.read(tool, at)]
-        members = Members(tool, at, spell=self.spell) if type(tool) is dict else None
+        members = Members(tool, at, spell=not self.rows.tag) if type(tool) is dict else None
         place = "" if members is None else members.place(self.listed)
         found = None if members is None else members.take(self.listed, list)
         tools = [self.read(one, f"{place}/{spot}") for spot, one in enumerate(found or ())]
@@ -1073,26 +1086,8 @@ class Tools(msgspec.Struct, frozen=True):
 
     def read(self, tool: Json, at: str) -> ir.ToolSpec:
         """Read one tool definition."""
-        is_typed = self.kinds.keys() != {None}
-        word = tool.get("type") if type(tool) is dict and is_typed else None
-        kind = self.kinds.get(word) if word is None or type(word) is str else None
-        if kind is None or type(tool) is not dict:
-            return self._server(tool, at)
-        members = Members(tool, at, spell=self.spell)
-        if is_typed:
-            members.rest.pop("type", None)
-        types = {"schema": dict, "strict": bool}
-        fields: dict[str, Any] = {}
-        for field, path in self.members.items():
-            if kind == "function" or field != "schema":
-                fields[field] = members.take(path.format(kind), types.get(field, str))
-        if fields["name"] is None:
-            return self._server(tool, at)
-        if self.read_more is not None:
-            self.read_more(members, fields)
-        found = take_cache(members, self.blocks.cache) if self.blocks.cache else None
-        dialect = self.blocks.dialect
-        return ir.ToolSpec(**fields, kind=kind, cache=found, at=at, ext=members.ext(dialect), raw=tool)
+        found: Any = self.rows.read(tool, at)
+        return found if isinstance(found, ir.ToolSpec) else self._server(tool, at)
 
     def write_all(self, tools: tuple[ir.ToolSpec, ...], ledger: LossLedger) -> list[Json]:
         """Write a list of tools; what another vendor runs itself is a loss."""
@@ -1108,18 +1103,10 @@ class Tools(msgspec.Struct, frozen=True):
 
     def write(self, tool: ir.ToolSpec, ledger: LossLedger) -> Json:
         """Write one tool definition; one for free text is a function of one text where there is no such kind."""
-        if ledger.unchanged(tool, lambda: self.read(tool.raw, tool.at)):
-            return tool.raw
-        words = {kind: word for word, kind in reversed([*self.kinds.items()])}
-        kind, word = tool.kind, words.get(tool.kind)
-        if kind not in words:
-            kind, word, tool = "function", words["function"], msgspec.structs.replace(tool, schema=FREE_TEXT)
-        out: dict[str, Any] = {} if word is None else {"type": word}
+        if tool.kind not in self.kinds:
+            tool = msgspec.structs.replace(tool, kind="function", schema=FREE_TEXT)
+        more: dict[str, Any] = {}
         if self.write_more is not None and not ledger.is_home:
-            tool = self.write_more(tool, out, ledger)
-        for field, path in self.members.items():
-            if (value := getattr(tool, field)) is not None:
-                put(out, path.format(kind), value)
-        self.blocks.put_cache(tool, out, ledger)
-        ledger.put_ext(tool, out)
-        return out
+            tool = self.write_more(tool, more, ledger)
+        written: Any = self.rows.write(tool, ledger)
+        return {**more, **written}

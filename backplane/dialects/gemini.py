@@ -350,10 +350,11 @@ OPTIONS: Final = (
 )  # fmt: skip
 
 
-def _read_schema(members: Members, fields: dict[str, Any]) -> None:
+def _read_schema(members: Members, fields: dict[str, Any]) -> bool:
     """Read a schema under the other of its two names, in the other of two dialects."""
-    if fields["schema"] is None and (own := members.take("parameters", dict)) is not None:
+    if "schema" not in fields and (own := members.take("parameters", dict)) is not None:
         fields["schema"] = lower_types(own)
+    return True
 
 
 def lower_types(schema: Json) -> Json:
@@ -372,7 +373,7 @@ def lower_types(schema: Json) -> Json:
 
 
 TOOLS: Final = Tools(
-    PARTS, {"name": "name", "description": "description", "schema": "parametersJsonSchema"}, spell=True,
+    PARTS, {"name": "name", "description": "description", "schema": "parametersJsonSchema"},
     listed="functionDeclarations", read_more=_read_schema,
 )  # fmt: skip
 
