@@ -248,7 +248,8 @@ class BlockReader:
         self.dialect = dialect
         self.began = False
         self.ended = False
-        self.losses: list[ir.Loss] = []
+        self.ledger = LossLedger(dialect.NAME, "")
+        self.losses = self.ledger.losses
         self.open: dict[Any, Incoming] = {}
         """The vendor's key → block, in the order in which they began."""
         self.counts: dict[int, int] = {}
@@ -269,10 +270,7 @@ class BlockReader:
     def worked_around(self, at: str, reason: str) -> None:
         """Note a gateway's fault; whoever passes the losses on names the target."""
         if len(self.losses) < FAULTS_MAX:
-            name = self.dialect.NAME
-            self.losses.append(
-                ir.Loss(path=at, dialect=name, target="", kind="degraded", code="fallback", reason=reason)
-            )
+            self.ledger.degrade(at, "fallback", reason)
 
     def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""
