@@ -28,7 +28,6 @@ from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.codex import start as codex_start
 from backplane.agents.options import KINDS, OPTIONS, read_options
-from backplane.agents.order import place_of
 from backplane.agents.program import Started
 from backplane.agents.shipped import agent_of
 from backplane.agents.spec import prompt_of
@@ -118,10 +117,9 @@ async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state
     """The command that our host would start, and what says its words."""
     run = Given(message, compile_policy(message.work_order.policy))
     options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), KINDS[agent])
-    place = place_of(run, str(state), own=False, conversations="")
     if agent == "claude":
-        return claude_start.prepare(run, options, place), functools.partial(speak_claude, text=prompt_of(run))
-    argv, env = codex_start.prepare(run, options, place)
+        return claude_start.start(options, run, str(state)), functools.partial(speak_claude, text=prompt_of(run))
+    argv, env = codex_start.start(options, run, str(state))
     thread = codex_start.thread_of(run, options, env)
     return (argv, env), functools.partial(speak_codex, thread=thread, text=prompt_of(run))
 

@@ -196,6 +196,22 @@ NAMES_VENDORS = {
     "upstream.presets",
 }
 
+LATE = {
+    "agents.options.rows_of": "tomllib: a control plane sends a host the whole row",
+    "agents.spec.shape_of": "jsonschema, for orders with a shape",
+    "host.speak": "the event loop, behind the hello",
+    "scale.content._client": "httpx, for contents on a server",
+    "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
+    "telemetry.sender._load": "the SDK, in a thread while the run is at work",
+    "tools.specs.fault_in": "jsonschema, for the first call of a tool",
+}
+"""Functions with an import of their own: what it loads takes longer than a start, and few runs want it."""
+LATE_ROOMS = {
+    *("__init__", "__main__", "cli", "config", "contract", "dialects", "process", "process.guard", "receipts"),
+    *("runtime", "sandbox"),
+}
+"""Rooms in which functions may import, or still do."""
+
 FLOATS_OF_THE_CONTRACT = {
     "RuntimeConfig.max_budget_usd",
     "Usage.estimated_cost_usd",
@@ -452,6 +468,18 @@ def is_mutable(value: ast.expr | None) -> bool:
     if isinstance(value, ast.Call):
         return called(value) in MUTABLE_MAKERS
     return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def test_functions_import_only_what_few_runs_want() -> None:
+    found = {
+        f"{module.name.removeprefix('backplane.')}.{function.name}"
+        for module in modules()
+        for function in nodes(module)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and module.room not in LATE_ROOMS | {"hosts"}
+        and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
+    }
+    check_none("put the import at the top, or give its reason in LATE:", sorted(found ^ LATE.keys()))
 
 
 def test_modules_keep_no_state() -> None:

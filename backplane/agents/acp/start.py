@@ -14,7 +14,6 @@ import msgspec
 from backplane.agents.options import Config, Profile
 from backplane.agents.order import (
     KEPT,
-    AgentFolders,
     environment_of,
     found,
     own_settings,
@@ -26,7 +25,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.program import Started
 from backplane.errors import BackendError, ConfigError
-from backplane.host import Given, HostRun
+from backplane.host import HostRun
 
 
 def require_effect(run: HostRun, profile: Profile) -> None:
@@ -52,12 +51,12 @@ def require_effect(run: HostRun, profile: Profile) -> None:
     require_price(run, profile.prices)
 
 
-def prepare(run: Given, profile: Profile, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and its environment; the session's own folders are made.
-
-    Raises:
-        BackendError: `backend_unavailable`, the program is not there.
-    """
+def start(profile: Profile, run: HostRun, state: str) -> Started:
+    """What is started for an order; the session's own folders are made. Raises ConfigError, BackendError."""
+    require_effect(run, profile)
+    place = place_of(run, state, own=profile.own_state, conversations=KEPT)
+    if profile.in_place:
+        require_same_folder(run, place)
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
     env = environment_of(run, place, {}) | profile.env
     if profile.own_server is not None:
@@ -97,12 +96,3 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
     if model is not None and config.model is not None:
         content[config.model] = model
     return msgspec.json.encode(content).decode()
-
-
-def start(profile: Profile, run: HostRun, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
-    require_effect(run, profile)
-    place = place_of(run, state, own=profile.own_state, conversations=KEPT)
-    if profile.in_place:
-        require_same_folder(run, place)
-    return prepare(run, profile, place)

@@ -49,8 +49,9 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 """With any other the program goes on as if nothing had been said, and tells nobody but its stderr."""
 
 
-def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
     own = {
         **QUIET,
         "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
@@ -133,9 +134,3 @@ def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
         name: {"type": "http" if "url" in row else "stdio", **row}
         for name, row in server_rows(run, options.mcp_servers).items()
     }
-
-
-def start(options: Options, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
-    place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
-    return prepare(run, options, place)

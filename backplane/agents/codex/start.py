@@ -13,7 +13,6 @@ import msgspec
 from backplane.agents.codex import hooked
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
-    AgentFolders,
     environment_of,
     found,
     own_settings,
@@ -47,11 +46,16 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 """What an order may set under `config.vendor.codex`."""
 
 
-def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     env = environment_of(run, place, {"CODEX_HOME": place.config})
-    program = found(options.program, options.install, env)
-    return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
+    program, hooks = found(options.program, options.install, env), hooks_of(run, options)
+    settings: tuple[str, ...] = QUIET
+    if hooks.before:
+        settings += hooked.settings(after=hooks.after)
+        env[hooked.SOCKET] = os.path.join(state, "hooks")
+    return (program, "app-server", *(word for setting in settings for word in ("-c", setting))), env
 
 
 def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
@@ -147,14 +151,3 @@ def hooks_of(run: Given, options: Options) -> HookNeeds:
         fix = "take either out, or another backend"
         raise BackendError("capability_unsupported", f"hooks after tools: {facts[0]}; {fix}")
     return HookNeeds(after or (before and not options.own_state), after)
-
-
-def start(options: Options, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
-    place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
-    argv, env = prepare(run, options, place)
-    hooks = hooks_of(run, options)
-    if not hooks.before:
-        return argv, env
-    asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
-    return (*argv, *asks), {**env, hooked.SOCKET: os.path.join(state, "hooks")}

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from backplane.agents.options import Copilot as Options
-from backplane.agents.order import AgentFolders, environment_of, found, place_of
+from backplane.agents.order import environment_of, found, place_of
 from backplane.agents.program import Started
 from backplane.errors import ConfigError
 from backplane.host import Given
@@ -19,14 +19,9 @@ QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
 """No update, no colours."""
 
 
-def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and its environment.
-
-    Raises:
-        BackendError: `backend_unavailable`, the program is not there.
-        ConfigError: `config_invalid`, see `model_of`.
-    """
-    quiet = dict(QUIET)
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place, quiet = place_of(run, state, own=options.own_state, conversations="session-state/{}"), dict(QUIET)
     if place.config is not None:
         # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.
         quiet["COPILOT_CACHE_HOME"] = os.path.join(place.state, "cache")
@@ -49,9 +44,3 @@ def model_of(run: Given, options: Options) -> str | None:
         fix = "name it in the order (config.model, --model), or with options = {model = …}"
         raise ConfigError("config_invalid", f"no model is named, and {options.base_url} has no default", hint=fix)
     return model
-
-
-def start(options: Options, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
-    place = place_of(run, state, own=options.own_state, conversations="session-state/{}")
-    return prepare(run, options, place)

@@ -54,12 +54,11 @@ def require_effect(run: Given, options: Options) -> None:
     require_price(run, options.prices)
 
 
-def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command and its environment; the agent's settings are written.
-
-    Raises:
-        BackendError: `backend_unavailable`, the program is not there.
-    """
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order; the agent's settings are written. Raises ConfigError, BackendError."""
+    require_effect(run, options)
+    place = place_of(run, state, own=False, conversations=KEPT)
+    require_same_folder(run, place)
     env = environment_of(run, place, {}, QUIET)
     env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
     program = found(options.program, options.install, env)
@@ -101,11 +100,3 @@ event = "PreToolUse"
 command = {toml(COMMAND)}
 timeout = {HOOK_S}
 """
-
-
-def start(options: Options, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
-    require_effect(run, options)
-    place = place_of(run, state, own=False, conversations=KEPT)
-    require_same_folder(run, place)
-    return prepare(run, options, place)
