@@ -222,7 +222,12 @@ class Inbound:
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other: without secrets, whoever put the words into it."""
         event = carried(carry(name, body, ts=now(), message=message))
-        return Events(self._run_id, *self._line.clean([event], [canonical.encode(event)]), ours=True)
+        made = Events.of(self._run_id, [event], ours=True)
+        if self._facts.redactor.found(made.lines):
+            event, count = self._facts.redactor.event(event)
+            self._facts.counts["redacted"] += count
+            made = Events.of(self._run_id, [event], ours=True)
+        return made
 
     def _raised(self, raised: Raised) -> None:
         raise raised.error

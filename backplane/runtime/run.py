@@ -782,14 +782,14 @@ class Run:
         journal = self._environment.journal
         if journal is None or not batches:
             return
-        whole, at = batches[0], journal.count
-        if len(batches) > 1:  # Most often it is one.
-            lines = b"".join([batch.lines for batch in batches])
-            whole = Events(self.id, [event for batch in batches for event in batch.events], lines)
-        if not whole.events:  # All of them may be held back as what may be the beginning of a secret.
+        lines, count, at = b"", 0, journal.count
+        for batch in batches:  # Most often it is one; one of all would be the same bytes twice.
+            lines += batch.lines
+            count += len(batch.events)
+        if not lines:
             return
         try:
-            journal.append(whole.lines, len(whole.events))
+            journal.append(lines, count)
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
@@ -801,7 +801,8 @@ class Run:
             if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
                 self.facts.own_lines.append(at)
             at += len(batch.events)
-        self._queue.append(whole)
+            if batch.events:  # All of them may be held back as what may be the beginning of a secret.
+                self._queue.append(batch)
 
     def _hand_in(self, batches: list[Events]) -> None:
         """What did not come from the child: whoever waits for the child's output is to see it at once."""
