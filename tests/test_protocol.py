@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backplane import resources
@@ -651,6 +651,7 @@ MEMBER_NAMES = [*{name for kind, _ in MESSAGES.values() for name in kind.__struc
         max_size=6,
     ),
 )
+@example("run", {"work_order": [{"a": 1}]})
 def test_no_message_of_any_shape_makes_an_end_raise(t: str, members: dict[str, Any]) -> None:
     data = msgspec.json.encode({"t": t, **members}) + b"\n"
     for end in (control(), host(), ControlEnd(now=lambda: NOW), HostEnd()):

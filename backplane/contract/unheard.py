@@ -96,7 +96,7 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
     found = dict(unknown_members(value))
     if not found:
         return value
-    config = value.get("config", {})
+    config = value.get("config", {}) if isinstance(value, dict) else None
     vendor = config.get("vendor", {}) if isinstance(config, dict) else None
     if not isinstance(vendor, dict):
         return value  # The shape is wrong, and whoever reads it says so.
