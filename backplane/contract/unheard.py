@@ -94,9 +94,9 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
         PolicyError: see `read_work_order`.
     """
     found = dict(unknown_members(value))
-    if not found:
+    if not found or not isinstance(value, dict):
         return value
-    config = value.get("config", {}) if isinstance(value, dict) else None
+    config = value.get("config", {})
     vendor = config.get("vendor", {}) if isinstance(config, dict) else None
     if not isinstance(vendor, dict):
         return value  # The shape is wrong, and whoever reads it says so.
