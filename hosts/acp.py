@@ -6,6 +6,7 @@ tool that the agent asks about is put to the control plane. Nothing of the agent
 
 from __future__ import annotations
 
+import backplane.contract.light  # noqa: F401  # isort: skip
 import os
 import sys
 

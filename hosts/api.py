@@ -5,6 +5,7 @@ What an order says beside the contract's own fields stands under `config.vendor.
 
 from __future__ import annotations
 
+import backplane.contract.light  # noqa: F401  # isort: skip
 from typing import Final
 
 from backplane.contract.capability import EMULATED, NATIVE

@@ -7,6 +7,7 @@ message. Each step is an object with one key, a row of `STEPS`.
 
 from __future__ import annotations
 
+import backplane.contract.light  # noqa: F401  # isort: skip
 import argparse
 import os
 import signal

@@ -6,6 +6,7 @@ exit code decides the outcome. It asks before it runs, like any host of the kit.
 
 from __future__ import annotations
 
+import backplane.contract.light  # noqa: F401  # isort: skip
 import math
 import os
 from typing import TYPE_CHECKING
