@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` spends 5 ms on its enums
 import atexit
-import gc
 import os
 import sys
 from contextlib import suppress
@@ -23,7 +22,6 @@ INTERRUPTED = 130
 def main() -> int:
     """Run the command of this process; gives its exit code, and ends the process itself after an interrupt."""
     sys.unraisablehook = _lost
-    gc.set_threshold(70_000)  # As `contract.light`, which loads more than some commands need.
     try:
         from backplane.cli import main as command
 

@@ -5,29 +5,24 @@ environment. It runs only below a suite at work, imports nothing that a child ha
 `sys.modules`), sets no signal handler, and notes each line when it first runs: SIGKILL loses nothing.
 
 All children write to one file, a byte a line of our sources. A child reads it when it starts and follows only functions
-with lines that nobody has run yet. Following still makes a start half as long again, so where many children of a kind
-in a row found nothing new, only some of the next of that kind are followed, until one finds something.
+with lines that nobody has run yet. Following still makes a start half as long again, so where many children in a row
+found nothing new, only some of the next are followed, until one finds something.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes as long to load as the rest of a small child.
-    from types import CodeType, FrameType
-    from typing import Any
+from types import CodeType, FrameType
+from typing import Any
 
 ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-KINDS = 1021
-"""Of children, told apart by their command and options; so many bytes count them at the record's beginning."""
-FRUITLESS_MAX = 3
-"""So many children of a kind in a row without a new line, and only one in `FOLLOWED_ONE_IN` is followed."""
-FOLLOWED_ONE_IN = 24
+FRUITLESS_MAX = 24
+"""So many children in a row without a new line, and only one in `FOLLOWED_ONE_IN` is followed."""
+FOLLOWED_ONE_IN = 6
 
 MARKERS = os.path.join(sys.prefix, "suites")
 """One file a running suite: its name is the pid of pytest, its lines are `Record`'s arguments."""
@@ -52,25 +47,15 @@ def suite_above() -> list[str]:
     return []
 
 
-def kind() -> int:
-    """Return what tells this process's command and options from others, below `KINDS`; paths and values do not."""
-    words = [word for word in sys.orig_argv[1:] if os.sep not in word]
-    found = 0
-    for character in " ".join([*words[:4], *sorted(word for word in words[4:] if word.startswith("--"))]):
-        found = (found * 31 + ord(character)) % KINDS
-    return found
-
-
 class Record:
     """What is known of all lines: `seen[firsts[filename] + line]` is 1 when the line has run.
 
-    The first `KINDS` bytes count, for each kind, the children since the last one that ran a new line.
+    The first byte counts the children since the last one that ran a new line.
     """
 
     def __init__(self, file: str, firsts: list[str]) -> None:
         import fcntl
 
-        self.kind = kind()
         self.firsts: dict[str, int] = {}
         for row in firsts:
             first, _, filename = row.partition(" ")
@@ -82,13 +67,13 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
         self.seen = bytearray(os.pread(self.fd, os.fstat(self.fd).st_size, 0))
+        self.fruitless = self.seen[0]
 
     def is_of_use(self) -> bool:
         """Tell whether this child is to be followed; counts it if so."""
-        fruitless = self.seen[self.kind]
-        if fruitless >= FRUITLESS_MAX and os.getpid() % FOLLOWED_ONE_IN:
+        if self.fruitless >= FRUITLESS_MAX and os.getpid() % FOLLOWED_ONE_IN:
             return False
-        os.pwrite(self.fd, bytes([min(fruitless + 1, FRUITLESS_MAX)]), self.kind)
+        os.pwrite(self.fd, bytes([min(self.fruitless + 1, FRUITLESS_MAX)]), 0)
         return True
 
     def is_whole(self, code: CodeType, first: int) -> bool:
@@ -99,7 +84,7 @@ class Record:
         self.seen[place] = 1
         try:
             os.pwrite(self.fd, b"\1", place)
-            os.pwrite(self.fd, b"\0", self.kind)
+            os.pwrite(self.fd, b"\0", 0)
         except OSError:  # the child closed every descriptor it did not know: nothing more is noted
             sys.settrace(None)
 

@@ -22,8 +22,6 @@ from typing import Any
 
 import coverage
 
-from tests import child_lines
-
 ROOT = Path(__file__).resolve().parent.parent
 SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "3600"))
 """CI says what is left of its time; a suite that hangs is still reported."""
@@ -85,7 +83,7 @@ def install_child_lines() -> None:
 
 def write_marker(folder: Path, sources: list[Path]) -> None:
     """Lay out the file that all children note their lines in, and write what they are told about it."""
-    rows, size = [str(folder / "lines")], child_lines.KINDS  # The first bytes are counts.
+    rows, size = [str(folder / "lines")], 1  # The first byte is a count.
     for path in sorted(path for source in sources for path in source.rglob("*.py")):
         rows.append(f"{size} {path}")
         size += path.read_bytes().count(b"\n") + 2  # Lines count from one, and the last may lack its end.

@@ -1181,6 +1181,10 @@ sys.exit(code)
 """Ctrl-C at the so-manieth call or return from the first line of `main` on, of all functions or of one."""
 
 
+LIBMPDEC = re.compile(r"\S*libmpdec/context\.c:\d+: warning: [^\n]*\n+")
+"""What Python's own `_decimal` prints where an interrupt in the middle of loading has it loaded a second time."""
+
+
 @pytest.mark.parametrize(
     ("words", "only", "instants"),
     [
@@ -1202,7 +1206,7 @@ def test_an_interrupt_at_any_instant_ends_the_program_without_words(
     for instant in range(instants):
         at = 2 + instant * (last - 2) // instants
         done = ended(at)
-        assert (at, done.returncode, done.stderr) == (at, 130, "")
+        assert (at, done.returncode, LIBMPDEC.sub("", done.stderr)) == (at, 130, "")
 
 
 INTERRUPTED_IN_TEXT = """

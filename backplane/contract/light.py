@@ -8,7 +8,7 @@ start makes stays, and looking at it again and again took a tenth of the time.
 import gc
 import sys
 
-gc.set_threshold(70_000)  # Values that may hold others; `__main__` says the same.
+gc.set_threshold(70_000)  # Values that may hold others.
 
 if "typing_extensions" not in sys.modules:
     # msgspec takes what it needs from `typing` then, as where the other is not installed.
