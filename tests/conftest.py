@@ -315,12 +315,12 @@ LONG = (
     "vendors/",
     "test_scale",
     "test_cli.py",
-    "test_start_faults.py",
     "test_server.py",
     "test_sessions.py",
-    "test_storage",
+    "faults/test_start_faults.py",
+    "faults/test_storage_faults.py",
 )
-"""Files that take longest: they begin first, or one worker would be at them alone at the end."""
+"""Files that take longest: in the whole suite they begin first, or one worker would be at them alone at the end."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -328,7 +328,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not any(part in item.nodeid for part in LONG))
+    if worker.FOLDER:
+        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
     if config.getoption("--quick"):
         slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
         firsts = {item.nodeid.partition("[")[0].removeprefix("tests/"): item for item in reversed(items)}
