@@ -92,8 +92,8 @@ ROOMS = {
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
-        f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
-        "receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
+        f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
+        "receipts.build receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
         "sandbox.credentials scale schemas serve shown telemetry tools upstream upstream.cost upstream.presets "
         "view web workspace"
     ),

@@ -1181,17 +1181,13 @@ sys.exit(code)
 """Ctrl-C at the so-manieth call or return from the first line of `main` on, of all functions or of one."""
 
 
-LIBMPDEC = re.compile(r"\S*libmpdec/context\.c:\d+: warning: [^\n]*\n+")
-"""What Python's own `_decimal` prints where an interrupt in the middle of loading has it loaded a second time."""
-
-
 @pytest.mark.parametrize(
     ("words", "only", "instants"),
     [
         (("version",), "", 25),
         (("receipts", "list", "--json"), "", 25),
         # What Python calls when an importing lock is given up: an interrupt there is printed and lost.
-        pytest.param(("receipts", "list", "--json"), "cb", 8, id="lost"),
+        pytest.param(("receipts", "list", "--json"), "cb", 25, id="lost"),
     ],
 )
 def test_an_interrupt_at_any_instant_ends_the_program_without_words(
@@ -1206,7 +1202,7 @@ def test_an_interrupt_at_any_instant_ends_the_program_without_words(
     for instant in range(instants):
         at = 2 + instant * (last - 2) // instants
         done = ended(at)
-        assert (at, done.returncode, LIBMPDEC.sub("", done.stderr)) == (at, 130, "")
+        assert (at, done.returncode, done.stderr) == (at, 130, "")
 
 
 INTERRUPTED_IN_TEXT = """

@@ -91,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _command(name, arguments, config)
     except SystemExit as end:  # argparse's way to say that the help was printed
         return end.code if isinstance(end.code, int) else USAGE
+    except KeyboardInterrupt:  # Before anything more is loaded: what it came into the middle of may be half there.
+        return 128 + interrupts.number if interrupts is not None else INTERRUPTED
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
         code = _report(error, as_message=name == "run" and "--json" in arguments)
         return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
@@ -113,6 +115,8 @@ def _command(name: str, arguments: list[str], config: str | None) -> int:
         raise _usage(f"--config has no effect before {name}, which takes none")
     # An interrupt while msgspec imports this is lost in there, and the first type that it then reads ends the process.
     importlib.import_module("datetime")
+    if name != "version":  # It alone says nothing of what a message holds.
+        importlib.import_module("backplane.contract.light")
     code: int = function_of(options.call)(options)
     return code
 
