@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import subprocess
@@ -722,6 +723,7 @@ def test_a_tool_reads_and_writes_files(place: Place) -> None:
     assert sink.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize(
     ("argv", "limits", "code"),
     [
@@ -733,8 +735,11 @@ def test_a_tool_reads_and_writes_files(place: Place) -> None:
     ],
 )
 def test_a_tool_beyond_its_limits_is_killed_and_named(
-    place: Place, argv: list[str], limits: dict[str, float], code: str
+    place: Place, argv: list[str], limits: dict[str, float], code: str, ignored: bool, request: pytest.FixtureRequest
 ) -> None:
+    if ignored:  # As by `nohup`: it is started by way of a launcher then.
+        request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, signal.getsignal(signal.SIGUSR1)))
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before = open_fds()
     began = time.monotonic()
     with pytest.raises(BackendError) as caught:

@@ -93,7 +93,8 @@ def _spawn_launcher(command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ..
     if word:
         launcher.kill()
         launcher.wait(TERMINAL_WAIT_S)
-        raise refusal(command, word)
+        with launcher:  # Closes its pipes, which live as long as the error that is raised here.
+            raise refusal(command, word)
     return launcher
 
 
