@@ -5,7 +5,7 @@ What an order says beside the contract's own fields stands under `config.vendor.
 
 from __future__ import annotations
 
-import backplane.contract.light  # noqa: F401  # isort: skip
+from backplane.contract.light import OPTIONAL_OF_HTTPX  # isort: skip
 from typing import Final
 
 from backplane.contract.capability import EMULATED, NATIVE
@@ -28,4 +28,4 @@ HOST: Final = Host(
 
 
 if __name__ == "__main__":
-    main(HOST, deferred("backplane.agents.loop:drive"))
+    main(HOST, deferred("backplane.agents.loop:drive", without=OPTIONAL_OF_HTTPX))

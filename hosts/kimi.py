@@ -6,7 +6,7 @@ says of its own success is not believed: a turn has failed where it told an erro
 
 from __future__ import annotations
 
-import backplane.contract.light  # noqa: F401  # isort: skip
+from backplane.contract.light import OPTIONAL_OF_HTTPX  # isort: skip
 import os
 from typing import Final
 
@@ -32,6 +32,7 @@ HOST: Final = Host(
     heeds=OF_AGENT,
 )
 
+
 if __name__ == "__main__":
     given = read_options(__file__, "kimi", os.environ.pop(OPTIONS, "{}"), Kimi)
-    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.kimi", given))
+    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.kimi", given, without=OPTIONAL_OF_HTTPX))

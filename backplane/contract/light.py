@@ -17,3 +17,6 @@ if "typing_extensions" not in sys.modules:
         import msgspec  # noqa: F401
     finally:
         del sys.modules["typing_extensions"]
+
+OPTIONAL_OF_HTTPX = ("httpx._main", "trio")
+"""What it and its transport load where they can: a command of its own, and another loop than ours. A third of it."""

@@ -7,6 +7,7 @@ says and how a model is reached are the host's own affair.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import stat
@@ -43,14 +44,17 @@ __all__ = [
 ]
 
 
-def deferred(name: str, *given: Any) -> Work:
+def deferred(name: str, *given: Any, without: tuple[str, ...] = ()) -> Work:
     """Make a `work` that is loaded with the first order, so that no hello waits for it.
 
     Args:
         name: `module:function`; it is called with the run and what is given here.
+        without: modules that this process is not to load though they be installed: what libraries use where they can.
     """
 
     async def work(run: HostRun) -> Done | Told:
+        for optional in without:
+            sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then to import it fails
         module, _, function = name.partition(":")
         done: Done | Told = await getattr(importlib.import_module(module), function)(run, *given)
         return done
@@ -68,6 +72,7 @@ def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
         speak(host, work, line_bytes_max=line_bytes_max)
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(1)
+    gc.freeze()  # Or Python, as it ends, looks for garbage among all there is.
 
 
 def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int | None:

@@ -133,35 +133,30 @@ LABELS: Final[dict[str, str]] = {
 LASTING: Final = frozenset({"insufficient_quota"})
 """Words for what no waiting mends, although the status says so."""
 
-PATTERNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("backend_context_length", re.compile(
+PATTERNS: Final[tuple[tuple[str, str], ...]] = (
+    ("backend_context_length",
         r"context[ _](length|window|size)|prompt is too long"
         r"|(input|prompt|request).{0,40}(is |are )?too (long|large)|input token count|too many (input )?tokens"
-        r"|maximum.{0,20}token.{0,40}exceed|exceed.{0,60}\btokens?\b.{0,20}(limit|allowed|maximum)|reduce the length",
-        re.IGNORECASE)),
-    ("backend_content_filtered", re.compile(
+        r"|maximum.{0,20}token.{0,40}exceed|exceed.{0,60}\btokens?\b.{0,20}(limit|allowed|maximum)|reduce the length"),
+    ("backend_content_filtered",
         r"content[ _-]?(management )?(filter|polic)|(rejected|blocked|flagged|refused|declined)\b.{0,80}"
         r"(safety|polic(y|ies)|moderation|high risk)|(safety|moderation) (system|filter|check)"
-        r"|violat\w*.{0,60}\bpolic(y|ies)",
-        re.IGNORECASE)),
-    ("backend_rate_limited", re.compile(
+        r"|violat\w*.{0,60}\bpolic(y|ies)"),
+    ("backend_rate_limited",
         r"\bquota\b.{0,60}(exceed|exhaust|reached|used up|insufficient)"
         r"|(exceed|exhaust|reached|insufficient|over).{0,60}\bquota\b"
-        r"|(usage|spend(ing)?|monthly|budget) limits?\b",
-        re.IGNORECASE)),
-    ("backend_auth_failed", re.compile(
+        r"|(usage|spend(ing)?|monthly|budget) limits?\b"),
+    ("backend_auth_failed",
         r"(credits?|balance|funds)\b.{0,40}(too low|insufficient|exhausted|depleted|not enough|used up|run out)"
         r"|(insufficient|not enough|out of|no) (account )?(credits?|balance|funds)\b|payment (is )?required|billing"
         r"|(account|organi[sz]ation|subscription)\b.{0,40}(suspended|deactivated|disabled|overdue|in arrears)"
         r"|(api[ _-]?key|token).{0,20}(not valid|invalid|expired|missing|incorrect)"
-        r"|(invalid|incorrect|missing|expired).{0,10}api[ _-]?key|unauthori[sz]ed",
-        re.IGNORECASE)),
-    ("backend_model_not_found", re.compile(
+        r"|(invalid|incorrect|missing|expired).{0,10}api[ _-]?key|unauthori[sz]ed"),
+    ("backend_model_not_found",
         r"model\b.{0,120}(not found|not exist|no access|not available|unknown|decommissioned)"
-        r"|(unknown|no such|invalid) model|not found for api version",
-        re.IGNORECASE)),
+        r"|(unknown|no such|invalid) model|not found for api version"),
 )  # fmt: skip
-"""Code ← words of the message, for services that say it in no other way; tried in this order.
+"""Code ← pattern of the message, whatever its case, for services that say it in no other way; tried in this order.
 
 An account without money is a refused key, as status 402 is: only the account's owner can mend it, no waiting does."""
 
@@ -229,7 +224,7 @@ def code_of(status: int, labels: tuple[str, ...], words: str, model: str = "") -
             return LABELS[label]
     if status in READ_WORDS:
         for code, pattern in PATTERNS:
-            if pattern.search(words):
+            if re.search(pattern, words, re.IGNORECASE):
                 return code
     if 300 <= status < 400:
         return "config_invalid"

@@ -28,16 +28,12 @@ class Rung(msgspec.Struct, frozen=True):
     """One thing that a service may not take."""
 
     name: str
-    words: re.Pattern[str]
-    """In the service's message: this is what it does not take."""
+    words: str
+    """Pattern, whatever the case: in the service's message this says what it does not take."""
     rewrite: Rewrite
     reason: str
     is_cut: bool = False
     """Whether the model can do or see less afterwards. Only the rung's own words take it, unless the options allow."""
-
-
-def _words(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
 
 
 REFUSING: Final = (
@@ -49,16 +45,16 @@ REFUSING: Final = (
 """A service does not take something. A message that only mentions a thing ("image exceeds 5 MB") says nothing of it."""
 
 
-def _refused(thing: str) -> re.Pattern[str]:
-    """Match one sentence that says of a thing that the service does not take it."""
-    return _words(rf"({thing})[^;\n]{{0,80}}({REFUSING})|(\bno(?= ({thing})s?\W*$)|{REFUSING})[^;\n]{{0,80}}({thing})")
+def _refused(thing: str) -> str:
+    """Pattern of one sentence that says of a thing that the service does not take it."""
+    return rf"({thing})[^;\n]{{0,80}}({REFUSING})|(\bno(?= ({thing})s?\W*$)|{REFUSING})[^;\n]{{0,80}}({thing})"
 
 
 _STRICT: Final = Rung(
-    "no-strict", _words(r"\bstrict\b"), rewrites.not_strict, "the service does not hold answers to strict schemas"
+    "no-strict", r"\bstrict\b", rewrites.not_strict, "the service does not hold answers to strict schemas"
 )
 _PARALLEL: Final = Rung(
-    "no-parallel-tool-calls", _words("parallel_?tool_?calls"), rewrites.without(*rewrites.PARALLEL_SPELLINGS),
+    "no-parallel-tool-calls", "parallel_?tool_?calls", rewrites.without(*rewrites.PARALLEL_SPELLINGS),
     "the service does not know whether calls may be parallel",
 )  # fmt: skip
 
@@ -67,26 +63,26 @@ _PLAIN: Final = r"content.{0,40}(string|str\b)|(list|array).{0,40}content"
 
 LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
     "openai_compatible": (
-        Rung("no-stream-options", _words("stream_options|include_usage"), rewrites.without("stream_options"),
+        Rung("no-stream-options", "stream_options|include_usage", rewrites.without("stream_options"),
              "the service does not take stream_options; it may not say its usage"),
         _PARALLEL,
         _STRICT,
-        Rung("flat-text", _words(f"multi-?part|{_PLAIN}"), rewrites.flat_texts,
+        Rung("flat-text", f"multi-?part|{_PLAIN}", rewrites.flat_texts,
              "the service takes texts only as plain strings"),
-        Rung("no-images", _words(f"{_refused('multi-?part|multi-?modal|image|vision|media').pattern}|{_PLAIN}"),
+        Rung("no-images", f"{_refused('multi-?part|multi-?modal|image|vision|media')}|{_PLAIN}",
              rewrites.flat_messages, "the service takes only plain text; other parts were left out", is_cut=True),
     ),
     "openai_responses": (
-        Rung("stream-instead", _words("stream"), rewrites.stream_instead,
+        Rung("stream-instead", "stream", rewrites.stream_instead,
              "the service answers only as a stream"),
         _PARALLEL,
         _STRICT,
     ),
     "anthropic": (
-        Rung("as-blocks", _words(r"invalid type: string|valid (list|array)|expected.{0,20}(sequence|list|array)"),
+        Rung("as-blocks", r"invalid type: string|valid (list|array)|expected.{0,20}(sequence|list|array)",
              rewrites.as_blocks, "the service takes texts only as lists of blocks"),
         _STRICT,
-        Rung("no-tool-choice", _words("tool_?choice"), rewrites.without("tool_choice"),
+        Rung("no-tool-choice", "tool_?choice", rewrites.without("tool_choice"),
              "the service does not take tool_choice; the model calls what it likes"),
         Rung("no-images", _refused("image|media|vision|document"), rewrites.claude_no_media,
              "the service takes no images or documents; they were left out", is_cut=True),
@@ -94,7 +90,7 @@ LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
              "the service takes no tools; earlier calls and results are said in words", is_cut=True),
     ),
     "gemini_ai_studio": (
-        Rung("no-defaults", _words(r"generation_?config|safety_?settings|thinking|max_?output_?tokens"),
+        Rung("no-defaults", r"generation_?config|safety_?settings|thinking|max_?output_?tokens",
              rewrites.gemini_no_defaults, "the service does not take these settings"),
         Rung("no-images", _refused(r"image|media|mime|inline_?data|file_?data"), rewrites.gemini_no_media,
              "the service takes no media; it was left out", is_cut=True),
@@ -189,7 +185,7 @@ def _rung(
     if not (is_refusal or is_broken):
         return None
     left = [rung for rung in LADDERS[protocol] if rung.name not in taken]
-    named = [rung for rung in left if rung.words.search(failure.message)]
+    named = [rung for rung in left if re.search(rung.words, failure.message, re.IGNORECASE)]
     blind = [rung for rung in left if may_cut or not rung.is_cut] if is_refusal else []
     for rung in [*named, *blind]:
         rewritten, paths = rung.rewrite(request)
