@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType, FrameType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes half as long to load as Python takes to start.
+    from types import CodeType, FrameType
+    from typing import Any
 
 ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-FRUITLESS_MAX = 24
+FRUITLESS_MAX = 8
 """So many children in a row without a new line, and only one in `FOLLOWED_ONE_IN` is followed."""
-FOLLOWED_ONE_IN = 6
+FOLLOWED_ONE_IN = 8
 
 MARKERS = os.path.join(sys.prefix, "suites")
 """One file a running suite: its name is the pid of pytest, its lines are `Record`'s arguments."""
@@ -67,14 +70,7 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
         self.seen = bytearray(os.pread(self.fd, os.fstat(self.fd).st_size, 0))
-        self.fruitless = self.seen[0]
-
-    def is_of_use(self) -> bool:
-        """Tell whether this child is to be followed; counts it if so."""
-        if self.fruitless >= FRUITLESS_MAX and os.getpid() % FOLLOWED_ONE_IN:
-            return False
-        os.pwrite(self.fd, bytes([min(self.fruitless + 1, FRUITLESS_MAX)]), 0)
-        return True
+        os.pwrite(self.fd, bytes([min(self.seen[0] + 1, FRUITLESS_MAX)]), 0)
 
     def is_whole(self, code: CodeType, first: int) -> bool:
         """Tell whether every line of this code has run."""
@@ -87,6 +83,17 @@ class Record:
             os.pwrite(self.fd, b"\0", 0)
         except OSError:  # the child closed every descriptor it did not know: nothing more is noted
             sys.settrace(None)
+
+
+def is_of_use(file: str) -> bool:
+    """Tell whether one more child is to be followed."""
+    if os.getpid() % FOLLOWED_ONE_IN == 0:
+        return True
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1)[0] < FRUITLESS_MAX
+    finally:
+        os.close(fd)
 
 
 def trace_with_settrace(record: Record) -> None:
@@ -142,9 +149,9 @@ def start() -> None:
     if not file:
         return
     try:
-        record = Record(file, firsts)
-        if not record.is_of_use():
+        if not is_of_use(file):
             return
+        record = Record(file, firsts)
         if sys.version_info >= (3, 12):
             trace_with_monitoring(record)
         else:
