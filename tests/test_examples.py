@@ -107,7 +107,7 @@ def test_an_approval_is_asked_and_denied(folder: Path) -> None:
     said, server = run(folder, turns, "approvals.py")
     assert said == "[asked: make]\nFine.\n[end_turn]\ntokens: 220, cost: 240 millionths of a dollar\n"
     bodies = [msgspec.json.encode(request.body).decode() for request in server.requests]
-    assert "return a + b" in bodies[0]
+    assert "return a + b" in bodies[0], [(request.method, request.path) for request in server.requests]
     assert "not here" in bodies[1]
 
 

@@ -284,7 +284,8 @@ async def _turns(ground: Ground) -> None:
 
 @case("a loop of tool calls without end")
 async def _loop(ground: Ground) -> None:
-    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
+    thinks = Fault(first_byte_ms=250)  # As a model does: an agent that loops as fast as it can takes all of a core.
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, fault=thinks)
     ends_itself = "a loop of tool calls without end" in ground.agent.labels
     seen = await ground.play([again], limits=Limits(run_s=60.0 if ends_itself else 10.0))
     if ends_itself:

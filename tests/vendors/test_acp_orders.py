@@ -50,7 +50,9 @@ class OpenCode(Agent):
             "models": {"scripted-model": {"modalities": {"input": ["text", "image"], "output": ["text"]}}, MODEL: {}},
         }
         models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
-        content = {"provider": {"scripted": service}, **models}
+        # Of what it does by itself after each step, for its own window, nothing is looked at here.
+        idle = dict.fromkeys(("snapshot", "lsp", "formatter"), False)
+        content = {"provider": {"scripted": service}, **models, **idle}
         env = {**row("opencode")["env"], "OPENCODE_CONFIG_CONTENT": json.dumps(content)}
         return {"profile": "opencode", "program": vendor("opencode"), "env": env}
 
