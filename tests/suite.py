@@ -7,6 +7,7 @@ without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -34,7 +35,7 @@ SECOND_LOOKS_MAX = 8
 """More than this is no stall of the machine."""
 LOWEST_SHOWN = 8
 MEMORY_KB_MIN = 8 << 20
-"""Free, or the temporary folder stays on the disk."""
+"""Free, or pytest's folder stays on the disk."""
 PTH = (
     # Some environments process a `.pth` twice in one start, `lib` and `lib64` being the same folder.
     "import os, sys; 'child_lines' in sys.modules or not os.path.isdir(sys.prefix + '/suites') "
@@ -119,14 +120,16 @@ def run_pytest(folder: Path, sources: list[Path]) -> int:
 
 
 def in_memory() -> list[str]:
-    """Return what to put before a command so that its temporary folder is in memory; nothing where that can't be had.
+    """Return what to put before a command so that pytest's folder is in memory; nothing where that can't be had.
 
     The suite makes and removes some millions of files, which may cost a disk's file system a tenth of all time. Root
     alone may mount. The mount is seen by the command and its children only, and goes with the last of them.
     """
-    mount = f'mount -t tmpfs -o mode=1777 tests "{tempfile.gettempdir()}"'
-    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     try:
+        folder = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mount = f'mount -t tmpfs -o mode=700 tests "{folder}"'
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "sh"]
         free = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
         if not free or int(free[1]) < MEMORY_KB_MIN:
             return []
