@@ -23,7 +23,7 @@ ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-FRUITLESS_MAX = 3
+FRUITLESS_MAX = 1
 """So many children in a row without a new line, and only one in `FOLLOWED_ONE_IN` is followed."""
 FOLLOWED_ONE_IN = 8
 
