@@ -5,8 +5,8 @@ environment. It runs only below a suite at work, imports nothing that a child ha
 `sys.modules`), sets no signal handler, and notes each line when it first runs: SIGKILL loses nothing.
 
 All children write to one file, a byte a line of our sources. A child reads it when it starts and follows only functions
-with lines that nobody has run yet. Following still makes a start half as long again, so where many children in a row
-found nothing new, only some of the next are followed, until one finds something.
+with lines that nobody has run yet. Following still makes a start half as long again, so after a child that found
+nothing new only some of the next are followed, until one finds something.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-FRUITLESS_MAX = 1
-"""So many children in a row without a new line, and only one in `FOLLOWED_ONE_IN` is followed."""
 FOLLOWED_ONE_IN = 8
+"""Of the children after one that ran no new line."""
 
 MARKERS = os.path.join(sys.prefix, "suites")
 """One file a running suite: its name is the pid of pytest, its lines are `Record`'s arguments."""
@@ -53,7 +52,7 @@ def suite_above() -> list[str]:
 class Record:
     """What is known of all lines: `seen[firsts[filename] + line]` is 1 when the line has run.
 
-    The first byte counts the children since the last one that ran a new line.
+    The first byte is 1 while the last child that was followed has run no new line.
     """
 
     def __init__(self, file: str, firsts: list[str]) -> None:
@@ -70,7 +69,7 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
         self.seen = bytearray(os.pread(self.fd, os.fstat(self.fd).st_size, 0))
-        os.pwrite(self.fd, bytes([min(self.seen[0] + 1, FRUITLESS_MAX)]), 0)
+        os.pwrite(self.fd, b"\1", 0)
 
     def is_whole(self, code: CodeType, first: int) -> bool:
         """Tell whether every line of this code has run."""
@@ -91,7 +90,7 @@ def is_of_use(file: str) -> bool:
         return True
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, 1)[0] < FRUITLESS_MAX
+        return os.read(fd, 1) != b"\1"
     finally:
         os.close(fd)
 

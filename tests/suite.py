@@ -87,7 +87,7 @@ def install_child_lines() -> None:
 
 def write_marker(folder: Path, sources: list[Path]) -> None:
     """Lay out the file that all children note their lines in, and write what they are told about it."""
-    rows, size = [str(folder / "lines")], 1  # The first byte is a count.
+    rows, size = [str(folder / "lines")], 1  # The first byte is a flag.
     for path in sorted(path for source in sources for path in source.rglob("*.py")):
         rows.append(f"{size} {path}")
         size += path.read_bytes().count(b"\n") + 2  # Lines count from one, and the last may lack its end.
@@ -128,8 +128,8 @@ def in_memory() -> list[str]:
     try:
         folder = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
         folder.mkdir(mode=0o700, exist_ok=True)
-        mount = f'mount -t tmpfs -o mode=700 tests "{folder}"'
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+        mount = 'mount -t tmpfs -o mode=700 tests "$0" && exec "$@"'
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount, str(folder)]
         free = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
         if not free or int(free[1]) < MEMORY_KB_MIN:
             return []

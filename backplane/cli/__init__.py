@@ -92,10 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse's way to say that the help was printed
         return end.code if isinstance(end.code, int) else USAGE
     except KeyboardInterrupt:  # Before anything more is loaded: what it came into the middle of may be half there.
-        return 128 + interrupts.number if interrupts is not None else INTERRUPTED
+        code = INTERRUPTED
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
         code = _report(error, as_message=name == "run" and "--json" in arguments)
-        return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
+    return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
 
 
 def _command(name: str, arguments: list[str], config: str | None) -> int:

@@ -67,10 +67,9 @@ def test_f08_kill_9_at_any_instant_loses_nothing_that_was_said(ground: Ground, f
         last = ended.messages[-1] if ended.messages else {}
         if last.get("t") == "final":
             acknowledged.add(last["ref_id"])
+        # Of a run's folder in the making only its age tells that its maker is dead.
         for begun in (ground.home / "runs").glob(".*.new"):
-            os.utime(
-                begun, (0, 0)
-            )  # Of a run's folder in the making it is not known whether its maker lives, but by age.
+            os.utime(begun, (0, 0))
         # The next start opens the store, seals the orphan and collects what lay about.
         after = ground.run(hosts.GOOD)
         assert not ground.amiss(after, outcome="complete", accepted=2, bound_s=5.0)
