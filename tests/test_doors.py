@@ -56,6 +56,22 @@ def running(folder: Path, steps: list[Any], *words: str, policy: bool = True) ->
         child.communicate()
 
 
+@contextmanager
+def web() -> Iterator[int]:
+    """The port of a server of the pages; what is asked of it without its token it refuses."""
+    for name in ("starlette", "uvicorn"):
+        pytest.importorskip(name, reason=f"needs {name}: not installed")
+    child = subprocess.Popen([sys.executable, "-m", "backplane", "web"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        address = re.match(r"http://127\.0\.0\.1:(\d+)/", child.stdout.readline())
+        assert address is not None
+        yield int(address[1])
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def asked() -> str:
     """The id of the question that the newest run waits with, once there is one."""
 
@@ -146,7 +162,7 @@ def test_what_a_run_has_started_tells_no_run_anything(isolation: str, tmp_path: 
 
 AGENT = r"""
 import glob, http.client, os, pathlib, socket, subprocess, sys
-door, home, python, other, ask = sys.argv[1:]
+door, home, python, other, ask, port = sys.argv[1:]
 told = []
 env = {**os.environ, "BACKPLANE_HOME": home}
 for words in (["answer", other, ask, "allow"], ["cancel", other], ["watch", other]):
@@ -163,15 +179,12 @@ for path in glob.glob(door + "/*"):
         link.connect(path)
         link.sendall(b'{"verb":"answer","ask":"%s","decision":"allow"}\n' % ask.encode())
         told.append(f"socket: {link.recv(9999)!r}")
-ports = {int(row.split()[1].split(":")[1], 16) for name in ("tcp", "tcp6")
-         for row in pathlib.Path("/proc/net", name).read_text().splitlines()[1:] if row.split()[3] == "0A"}
-for port in sorted(ports):
-    try:
-        web = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-        web.request("GET", "/api/runs")
-        told.append(f"port {port}: {web.getresponse().status}")
-    except (OSError, http.client.HTTPException):
-        pass
+try:
+    web = http.client.HTTPConnection("127.0.0.1", int(port), timeout=2)
+    web.request("GET", "/api/runs")
+    told.append(f"web: {web.getresponse().status}")
+except (OSError, http.client.HTTPException) as error:
+    told.append(f"web: {error}")
 seen = 0
 for path in glob.glob("/proc/[0-9]*"):
     for name in ("environ", "cmdline"):
@@ -189,10 +202,11 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     words = ("--on-ask", "wait")
-    with running(tmp_path, [CALL, {"say": "bye"}], *words) as other:
+    with web() as port, running(tmp_path, [CALL, {"say": "bye"}], *words) as other:
         ask = asked()
         run_id = json.loads(cli("runs", "--live", "--json").stdout)["run_id"]
-        task = f"{sys.executable} agent.py {backplane_home / 'doors'} {backplane_home} {sys.executable} {run_id} {ask}"
+        known = (backplane_home / "doors", backplane_home, sys.executable, run_id, ask, port)
+        task = f"{sys.executable} agent.py {' '.join(map(str, known))}"
         done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert other.poll() is None
@@ -201,6 +215,7 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
     label = receipt()["usage_raw"]["backplane"]["enforcement"]["approvals"]
     assert "answer: 0" not in found
     assert "cancel: 0" not in found
+    assert "web: 401" in found
     assert "others seen:" in found
     if isolation == "off":
         assert label == "unprotected"
