@@ -158,12 +158,12 @@ def decided(data: page.World, order: dict[str, Any], strategy: Any, **more: Any)
 
 
 def compare_with_the_page(orders: int, seed: int, orders_a_world: int = 20) -> dict[str, int]:
-    """Compare choice and obstacles for all strategies; gives how often each obstacle was met."""
+    """Compare choice and obstacles for all strategies, in worlds of any size; gives how often each obstacle was met."""
     draw = random.Random(seed)
     met: dict[str, int] = {"chosen": 0, "none": 0}
     for number in range(orders):
         if number % orders_a_world == 0:
-            data = world(draw)
+            data = world(draw, backends=draw.randint(2, 40))
             given = {"measures": measures_of(data), "candidates": [candidate_of(one) for one in data["backends"]]}
         data["seed"], order = draw.randrange(5), task(draw)
         wanted, obstacles = page.choices(data, order)
