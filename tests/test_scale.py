@@ -261,6 +261,11 @@ def test_a_queue_that_is_not_there_is_not_made_by_who_looks(
     for nameless in ("sqlite:///", ""):
         assert main(["queue", action, *order, "--engine", nameless]) == 2
         assert capfd.readouterr().err.startswith("config_invalid: ''" if not nameless else "config_invalid: 'sqlite")
+    empty = action in ("list", "status")  # Of one's own queue nobody has to know whether it was made yet.
+    assert main(["queue", action, *order]) == (0 if empty else 2)
+    said = capfd.readouterr()
+    assert ("no orders" in said.err or "waiting  0" in said.out) is empty
+    assert (f"there is no queue at {tmp_path / 'home' / 'queue.sqlite'}" in said.err) is not empty
     assert not list(tmp_path.rglob("*.sqlite*"))
 
 

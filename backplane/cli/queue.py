@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from backplane.workspace import Quota
 if TYPE_CHECKING:
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Event, Job, OrderResult, Status
+    from backplane.scale.engine import Event, Job, OrderResult, Status, Worker
 
 LISTED_MAX: Final = 10_000
 """Orders that `status` counts: more than that wait for a day."""
@@ -71,13 +71,17 @@ class QueuePlace:
         folder = Path(content) if content is not None and "://" not in content else None
         if folder is not None and not folder.exists():
             _require_folder(folder.parent if may_make else folder, "--content")
-        self._is_new = may_make and self._file is not None and not self._file.exists()
-        if self._file is not None and not self._file.exists():
-            if may_make:
-                _require_folder(self._file.parent, "--engine")
-            elif engine is not None:
-                fact = f"there is no queue at {streams.one_line(str(self._file))}"
-                raise wrong(fact, "see --engine; `backplane submit` makes a new one")
+        self.is_new = self._file is not None and not self._file.exists()
+        if self.is_new and may_make:
+            assert self._file is not None
+            _require_folder(self._file.parent, "--engine")
+        elif self.is_new and engine is not None:
+            raise self.none_there()
+
+    def none_there(self) -> ConfigError:
+        """What somebody is told who looks for a queue where there is none."""
+        fact = f"there is no queue at {streams.one_line(str(self._file))}"
+        return wrong(fact, "see --engine; `backplane submit` makes a new one")
 
     def contents(self) -> Contents:
         """The content store. Raises ConfigError `config_invalid`: none is named, or there is no such place."""
@@ -93,7 +97,7 @@ class QueuePlace:
         """Load the engine and open it; takes about a second."""
         from backplane.scale.durable import DurableEngine
 
-        if self._is_new:
+        if self.is_new:
             streams.note(f"the queue {self._file} is new")
         return DurableEngine(self.url, **settings)
 
@@ -140,7 +144,7 @@ def submit(options: Options) -> int:
     from backplane.scale.orders import make_job
 
     place = find_queue(options)
-    settings, content, engine, home = load_settings(options), place.contents(), place.open(), config.home(os.environ)
+    settings, content, home = load_settings(options), place.contents(), config.home(os.environ)
     abp: dict[str, Any] = {}
     if options.secret:
         abp["secrets"] = options.secret
@@ -155,6 +159,7 @@ def submit(options: Options) -> int:
     )  # fmt: skip
 
     order.say_without_effect(work)
+    engine = place.open()  # Last: what is wrong with an order is said without waiting for the engine.
 
     async def submit() -> int:
         is_new = await engine.submit(job, priority=options.priority)
@@ -192,13 +197,25 @@ def _queue(doing: Callable[[Options, DurableEngine, QueuePlace], Awaitable[int]]
     _within(options, "keep", 0, LISTED_MAX)
     _within(options, "limit", 1, LISTED_MAX)
     _within(options, "after", 0)
+    if doing is _limit:
+        _limits_of(options)
     place = find_queue(options, may_make=False)
+    if place.is_new:  # This user's own, before anything was submitted: who looks makes none.
+        if doing is _list:
+            return _show_list(())
+        if doing is _status:
+            return _show_status((), ())
+        raise place.none_there()
     engine = place.open()
     return _do(lambda: doing(options, engine, place), engine)
 
 
 async def _list(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
-    streams.write_lines(map(_line, await engine.list(limit=options.limit, label=options.label)), "no orders")
+    return _show_list(await engine.list(limit=options.limit, label=options.label))
+
+
+def _show_list(orders: Iterable[Status]) -> int:
+    streams.write_lines(map(_line, orders), "no orders")
     return 0
 
 
@@ -331,9 +348,7 @@ async def _tell(order_id: str, engine: DurableEngine, asked: Request) -> int:
 async def _limit(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
     from backplane.scale.engine import LabelLimits
 
-    concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
-    is_money = _number(options.budget_usd, "--budget-usd", float) is not None
-    budget = scaled(options.budget_usd, 1_000_000, "--budget-usd") if is_money else None
+    concurrency, rate, budget = _limits_of(options)
     limits = await engine.limits(options.label)
     if options.concurrency is not None or options.rate is not None:
         limits = LabelLimits(
@@ -349,6 +364,13 @@ async def _limit(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
     streams.write(f"label        {options.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
     streams.write(f"rate         {shown_rate}\nbudget       {_usd(now.spent_usd_micros)} spent, {shown_budget}\n")
     return 0
+
+
+def _limits_of(options: Options) -> tuple[int | None, tuple[int, int] | None, int | None]:
+    """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `config_invalid`."""
+    concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
+    is_money = _number(options.budget_usd, "--budget-usd", float) is not None
+    return concurrency, rate, scaled(options.budget_usd, 1_000_000, "--budget-usd") if is_money else None
 
 
 def _usd(micros: int) -> str:
@@ -413,7 +435,10 @@ async def _write_event(event: Event) -> None:
 
 async def _status(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
     orders = await engine.list(limit=LISTED_MAX, label=options.label)
-    workers = [one for one in await engine.workers() if options.label in (None, one.label)]
+    return _show_status(orders, [one for one in await engine.workers() if options.label in (None, one.label)])
+
+
+def _show_status(orders: Sequence[Status], workers: Sequence[Worker]) -> int:
     ended = sorted(status.ended_ms_ago for status in orders if status.ended_ms_ago is not None)
     for state in ("waiting", "running", "done", "broken"):
         ages = [status.waiting_ms // 1000 for status in orders if status.state == state]
