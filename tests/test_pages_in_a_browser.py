@@ -196,5 +196,7 @@ def test_the_test_of_hostile_texts_bites(tmp_path: Path, browser: Any) -> None:
         tab.goto(page.as_uri(), wait_until="commit")
         tab.wait_for_load_state("load")
         ran += tab.evaluate("window.owned") is not None
+        if ran == 20:
+            break
     tab.close()
-    assert ran >= 20
+    assert ran == 20
