@@ -1174,11 +1174,12 @@ def look(frame, event, argument):
 sys.setprofile(look)
 code = front.main()
 sys.setprofile(None)
-if not at:
+if seen < at or not at:
     print(seen, file=sys.stderr)
 sys.exit(code)
 """
-"""Ctrl-C at the so-manieth call or return from the first line of `main` on, of all functions or of one."""
+"""Ctrl-C at the so-manieth call or return from the first line of `main` on, of all functions or of one; says how many
+there were where that was none of them."""
 
 
 @pytest.mark.parametrize(
@@ -1202,6 +1203,8 @@ def test_an_interrupt_at_any_instant_ends_the_program_without_words(
     for instant in range(instants):
         at = 2 + instant * (last - 2) // instants
         done = ended(at)
+        if done.returncode == 0 and 0.9 * last < int(done.stderr) < at:
+            continue  # The first was a child whose lines are noted: that takes some calls more.
         assert (at, done.returncode, done.stderr) == (at, 130, "")
 
 
