@@ -31,7 +31,7 @@ from backplane.workspace import Quota
 from backplane.workspace.pack import without_facts
 
 pytest.importorskip("dbos")
-from backplane.scale.durable import DurableEngine
+from backplane.scale.durable import SQLITE_MIN, DurableEngine
 
 LEASE_S = 4.0
 QUOTA = Quota(bytes_max=1 << 20, files_max=100)
@@ -88,8 +88,16 @@ class Queue:
         self.engine.close()
 
 
+def needs_sqlite() -> None:
+    """Skip where this Python's SQLite is refused."""
+    if sqlite3.sqlite_version_info < SQLITE_MIN:
+        pytest.skip("needs SQLite 3.42: older under this Python")
+
+
 @contextmanager
 def a_queue(folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> Iterator[Queue]:
+    if url is None:
+        needs_sqlite()
     queue = Queue(folder, url, lease_s)
     try:
         yield queue
@@ -246,6 +254,7 @@ def test_a_place_for_contents_is_a_folder_or_a_url_without_a_password(tmp_path: 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A queue's URL, for commands in this process; its folder is the present one."""
+    needs_sqlite()
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return f"sqlite:///{tmp_path / 'q.sqlite'}"

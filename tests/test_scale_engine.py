@@ -17,7 +17,7 @@ import pytest
 from backplane.config import Settings
 from backplane.contract.approval import Decision
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import BackplaneError
+from backplane.errors import BackplaneError, ConfigError
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.plane import ControlPlane
@@ -29,9 +29,10 @@ from backplane.scale.runner import Runner
 from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
+from backplane.scale import durable
 from backplane.scale.durable import DurableEngine
 from backplane.scale.ledger import Ledger, attempt_id
-from tests.test_scale import a_content_server, check_events, followed
+from tests.test_scale import a_content_server, check_events, followed, needs_sqlite
 from tests.test_scale_faults import BINARIES, postgres
 
 RESULT_S_MAX = 100
@@ -43,9 +44,20 @@ LEASE_S = 300.0
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[DurableEngine]:
+    needs_sqlite()
     opened = DurableEngine(f"sqlite:///{tmp_path / 'queue.sqlite'}", lease_s=LEASE_S, beat_s=0.2, poll_s=0.1)
     yield opened
     opened.close()
+
+
+def test_a_sqlite_that_knows_no_milliseconds_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "SQLITE_MIN", (99,))
+    with pytest.raises(ConfigError, match=r"needs SQLite 3\.42 under this Python, and it has 3\.") as told:
+        DurableEngine(f"sqlite:///{tmp_path / 'queue.sqlite'}")
+    assert told.value.code == "config_invalid"
+    assert not list(tmp_path.iterdir())
 
 
 class Runs:

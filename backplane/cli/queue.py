@@ -94,12 +94,17 @@ class QueuePlace:
         return open_contents(self.content if self.content is not None else beside, os.environ)
 
     def open(self, **settings: float) -> DurableEngine:
-        """Load the engine and open it; takes about a second."""
+        """Load the engine and open it; takes about a second.
+
+        Raises:
+            ConfigError: `config_invalid`: this Python's SQLite is too old for it.
+        """
         from backplane.scale.durable import DurableEngine
 
+        engine = DurableEngine(self.url, **settings)
         if self.is_new:
             streams.note(f"the queue {self._file} is new")
-        return DurableEngine(self.url, **settings)
+        return engine
 
 
 def find_queue(options: Options, *, may_make: bool = True) -> QueuePlace:

@@ -11,6 +11,8 @@ import functools
 import json
 import logging
 import os
+import sqlite3
+import sys
 import threading
 import time
 import uuid
@@ -48,6 +50,8 @@ from backplane.scale.engine import (
 )
 from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
 
+SQLITE_MIN: Final = (3, 42) if sys.version_info >= (3, 12) else (0,)
+"""DBOS asks it for milliseconds (`subsec`) from this Python on; an older one answers NULL."""
 NAME: Final = "backplane"
 """Of the application and the beginning of its queues in the engine's tables."""
 VERSION: Final = "1"
@@ -133,10 +137,14 @@ class DurableEngine:
         poll_s: see `POLL_S`.
 
     Raises:
+        ConfigError: `config_invalid`, this Python's SQLite is too old.
         StoreError: `receipt_store_failed`, the database cannot be reached or prepared.
     """
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S, poll_s: float = POLL_S) -> None:
+        if url.startswith("sqlite:") and sqlite3.sqlite_version_info < SQLITE_MIN:
+            fact = f"a queue in a file needs SQLite 3.42 under this Python, and it has {sqlite3.sqlite_version}"
+            raise ConfigError("config_invalid", fact, hint="Python 3.11, one with a newer SQLite, or postgresql://…")
         forbid_pickle()
         logging.getLogger("dbos").setLevel(logging.CRITICAL)
         self.url = url
