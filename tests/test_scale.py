@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -553,7 +553,7 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
         planted, other = queue.job("true"), queue.job("true")
         await queue.engine.submit(planted)
         row = base64.b64encode(pickle.dumps(Evil())).decode()
-        with sqlite3.connect(queue.folder / "queue.sqlite") as connection:
+        with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
             tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             for table in tables:
                 columns = {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}
@@ -689,7 +689,7 @@ def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
     worker.kill()
     worker.wait(10)
-    with sqlite3.connect(queue.folder / "queue.sqlite") as connection:
+    with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
         connection.execute("UPDATE backplane_worker SET beat_ms = beat_ms - 3600000")
     connection.close()
     told = queue.cli("queue", "show", order_id).stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_pruned_receipt_keeps_its_place_in_the_chain(store: Store) -> None:
 def test_a_store_of_another_version_is_left_alone(tmp_path: Path, readonly: bool, version: int) -> None:
     with Store.open(tmp_path) as store:
         stored_run(store, ["a"])
-    with sqlite3.connect(tmp_path / "receipts.sqlite") as connection:
+    with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as connection, connection:
         connection.execute(f"PRAGMA user_version={version}")
     connection.close()
     with pytest.raises(StoreError, match=rf"version {version}.*knows version 3"):

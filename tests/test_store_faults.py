@@ -288,7 +288,7 @@ def test_a_process_that_ends_does_not_take_the_log_of_one_that_has_two_stores_op
 @pytest.mark.parametrize("sequence", [2**62, 2**63 - 2, -(2**62)])
 def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: int) -> None:
     first, last = stored_run(store, ["a"]), stored_run(store, ["b"])
-    with sqlite3.connect(store.home / "receipts.sqlite") as foreign:
+    with closing(sqlite3.connect(store.home / "receipts.sqlite")) as foreign, foreign:
         foreign.execute("UPDATE receipts SET sequence = ? WHERE sequence = 2", (sequence,))
     foreign.close()
     stored_run(store, ["c"])
@@ -302,7 +302,7 @@ def test_a_table_that_is_not_of_the_version_it_says_is_named(
     tmp_path: Path, version: int, fact: str, readonly: bool
 ) -> None:
     Store.open(tmp_path).close()
-    with sqlite3.connect(tmp_path / "receipts.sqlite") as foreign:
+    with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as foreign, foreign:
         foreign.execute(f"PRAGMA user_version={version}")
     foreign.close()
     with pytest.raises(StoreError, match=f"receipt_store_failed.*{fact}") as caught:
@@ -314,7 +314,7 @@ def test_a_store_whose_writer_died_before_it_was_in_wal_mode_can_be_read(tmp_pat
     with Store.open(tmp_path / "home") as store:
         stored_run(store, ["a"])
     path, copy = tmp_path / "home/receipts.sqlite", tmp_path / "copy.sqlite"
-    with sqlite3.connect(path, isolation_level=None) as writer:
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer, writer:
         writer.execute("PRAGMA journal_mode=DELETE")
         writer.execute("PRAGMA cache_size=1")
         writer.execute("BEGIN IMMEDIATE")

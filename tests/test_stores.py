@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def kept(text: str, origin: str = "user") -> dict[str, Any]:
 
 def opencode(path: Path, *messages: tuple[str, list[dict[str, Any]]], version: str = "1.18.33") -> None:
     path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as made:
+    with closing(sqlite3.connect(path)) as made, made:
         made.execute("create table session (id, parent_id, directory, version, revert, time_updated)")
         made.execute("create table message (id, session_id, time_created, data)")
         made.execute("create table part (id, message_id, data)")

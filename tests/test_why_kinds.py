@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ def test_an_altered_receipt_is_told_first(where: str, backplane_home: Path, tmp_
     run = backplane.run(order(tmp_path, {"say": "hello"}), backend=mock_backend("memory"))
     trace = backplane_home / "runs" / run.id / "trace.jsonl"
     if where == "row":
-        with sqlite3.connect(backplane_home / "receipts.sqlite") as connection:
+        with closing(sqlite3.connect(backplane_home / "receipts.sqlite")) as connection, connection:
             names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
             for name in names:
                 connection.execute(f"DROP TRIGGER {name}")
