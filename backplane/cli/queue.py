@@ -72,11 +72,11 @@ class QueuePlace:
         if folder is not None and not folder.exists():
             _require_folder(folder.parent if may_make else folder, "--content")
         self.is_new = self._file is not None and not self._file.exists()
-        if self.is_new and may_make:
-            assert self._file is not None
-            _require_folder(self._file.parent, "--engine")
-        elif self.is_new and engine is not None:
-            raise self.none_there()
+        if self._file is not None and self.is_new:
+            if may_make:
+                _require_folder(self._file.parent, "--engine")
+            elif engine is not None:
+                raise self.none_there()
 
     def none_there(self) -> ConfigError:
         """What somebody is told who looks for a queue where there is none."""
