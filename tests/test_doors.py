@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +51,6 @@ def running(folder: Path, steps: list[Any], *words: str, policy: bool = True) ->
     child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
-@contextmanager
-def web() -> Iterator[int]:
-    """The port of a server of the pages; what is asked of it without its token it refuses."""
-    for name in ("starlette", "uvicorn"):
-        pytest.importorskip(name, reason=f"needs {name}: not installed")
-    child = subprocess.Popen([sys.executable, "-m", "backplane", "web"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        address = re.match(r"http://127\.0\.0\.1:(\d+)/", child.stdout.readline())
-        assert address is not None
-        yield int(address[1])
     finally:
         child.kill()
         child.communicate()
@@ -201,11 +185,13 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
     isolation: str, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
+    from tests.test_web import Page  # Here, as it skips where a server of pages cannot be.
+
     words = ("--on-ask", "wait")
-    with web() as port, running(tmp_path, [CALL, {"say": "bye"}], *words) as other:
+    with closing(Page(tmp_path)) as page, running(tmp_path, [CALL, {"say": "bye"}], *words) as other:
         ask = asked()
         run_id = json.loads(cli("runs", "--live", "--json").stdout)["run_id"]
-        known = (backplane_home / "doors", backplane_home, sys.executable, run_id, ask, port)
+        known = (backplane_home / "doors", backplane_home, sys.executable, run_id, ask, page.origin.rpartition(":")[2])
         task = f"{sys.executable} agent.py {' '.join(map(str, known))}"
         done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
