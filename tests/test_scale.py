@@ -561,7 +561,6 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
                     connection.execute(f"UPDATE {table} SET {column} = ?", (row,))
                 if "serialization" in columns:
                     connection.execute(f"UPDATE {table} SET serialization = 'py_pickle'")
-        connection.close()
         await queue.engine.submit(other)
         queue.worker("--slots", "2")
         result = await queue.engine.result(other.order.id, timeout_s=100)
@@ -691,7 +690,6 @@ def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     worker.wait(10)
     with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
         connection.execute("UPDATE backplane_worker SET beat_ms = beat_ms - 3600000")
-    connection.close()
     told = queue.cli("queue", "show", order_id).stdout
     assert "its worker is dead: " in told
     assert "(its lease is 20 s); no other is there: backplane worker --label default" in told

@@ -154,7 +154,6 @@ def test_a_store_of_another_version_is_left_alone(tmp_path: Path, readonly: bool
         stored_run(store, ["a"])
     with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as connection, connection:
         connection.execute(f"PRAGMA user_version={version}")
-    connection.close()
     with pytest.raises(StoreError, match=rf"version {version}.*knows version 3"):
         Store.open(tmp_path, readonly=readonly)
 

@@ -290,7 +290,6 @@ def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: i
     first, last = stored_run(store, ["a"]), stored_run(store, ["b"])
     with closing(sqlite3.connect(store.home / "receipts.sqlite")) as foreign, foreign:
         foreign.execute("UPDATE receipts SET sequence = ? WHERE sequence = 2", (sequence,))
-    foreign.close()
     stored_run(store, ["c"])
     assert {first.run_id, last.run_id} < {row.run_id for row in store.list()} == {row.run_id for row in store.scan()}
     assert {finding.code for finding in store.verify_all().findings} == {"receipt_chain_broken"}
@@ -304,7 +303,6 @@ def test_a_table_that_is_not_of_the_version_it_says_is_named(
     Store.open(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as foreign, foreign:
         foreign.execute(f"PRAGMA user_version={version}")
-    foreign.close()
     with pytest.raises(StoreError, match=f"receipt_store_failed.*{fact}") as caught:
         Store.open(tmp_path, readonly=readonly)
     assert "another folder" in str(caught.value.hint)
@@ -323,7 +321,6 @@ def test_a_store_whose_writer_died_before_it_was_in_wal_mode_can_be_read(tmp_pat
         shutil.copyfile(path, copy)
         shutil.copyfile(f"{path}-journal", f"{copy}-journal")
         writer.execute("ROLLBACK")
-    writer.close()
     copy.replace(path)
     Path(f"{copy}-journal").replace(f"{path}-journal")
     with Store.open(tmp_path / "home", readonly=True) as store:

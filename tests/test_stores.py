@@ -99,7 +99,6 @@ def opencode(path: Path, *messages: tuple[str, list[dict[str, Any]]], version: s
             made.execute("insert into message values (?, 'ses_1', 1, ?)", (f"m{number}", json.dumps({"role": role})))
             for place, part in enumerate(parts):
                 made.execute("insert into part values (?, ?, ?)", (f"p{place}", f"m{number}", json.dumps(part)))
-    made.close()
 
 
 PLAIN: dict[str, Callable[[Path], object]] = {
