@@ -31,7 +31,8 @@ from backplane.workspace import Quota
 from backplane.workspace.pack import without_facts
 
 pytest.importorskip("dbos")
-from backplane.scale.durable import SQLITE_MIN, DurableEngine
+from backplane.scale.durable import DurableEngine
+from tests.queues import needs_queue
 
 LEASE_S = 4.0
 QUOTA = Quota(bytes_max=1 << 20, files_max=100)
@@ -88,16 +89,10 @@ class Queue:
         self.engine.close()
 
 
-def needs_sqlite() -> None:
-    """Skip where this Python's SQLite is refused."""
-    if sqlite3.sqlite_version_info < SQLITE_MIN:
-        pytest.skip("needs SQLite 3.42: older under this Python")
-
-
 @contextmanager
 def a_queue(folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> Iterator[Queue]:
     if url is None:
-        needs_sqlite()
+        needs_queue()
     queue = Queue(folder, url, lease_s)
     try:
         yield queue
@@ -254,7 +249,7 @@ def test_a_place_for_contents_is_a_folder_or_a_url_without_a_password(tmp_path: 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A queue's URL, for commands in this process; its folder is the present one."""
-    needs_sqlite()
+    needs_queue()
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return f"sqlite:///{tmp_path / 'q.sqlite'}"
@@ -420,6 +415,11 @@ def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
     assert "complete\nrun " in queue.cli("queue", "show", order_id).stdout
     assert '"seq":1' in queue.cli("queue", "events", order_id, "--follow").stdout
     assert "done     2" in queue.cli("queue", "status").stdout
+    shown = json.loads(queue.cli("queue", "show", order_id, "--json").stdout)
+    assert (shown["order"]["state"], shown["holds"], shown["outcome"]) == ("done", None, "complete")
+    assert f"run {shown['run_id']}  receipt {shown['receipt_sha256']}\n" in done.stdout
+    (worker,) = json.loads(queue.cli("queue", "status", "--json").stdout)["workers"]
+    assert worker["slots"] == 2
     with Store.open(queue.home) as store:
         row = next(row for row in store.list() if row.outcome == "complete")
         receipt = store.load(row.run_id)

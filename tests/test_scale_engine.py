@@ -32,7 +32,8 @@ pytest.importorskip("dbos")
 from backplane.scale import durable
 from backplane.scale.durable import DurableEngine
 from backplane.scale.ledger import Ledger, attempt_id
-from tests.test_scale import a_content_server, check_events, followed, needs_sqlite
+from tests.queues import needs_queue
+from tests.test_scale import a_content_server, check_events, followed
 from tests.test_scale_faults import BINARIES, postgres
 
 RESULT_S_MAX = 100
@@ -44,7 +45,7 @@ LEASE_S = 300.0
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[DurableEngine]:
-    needs_sqlite()
+    needs_queue()
     opened = DurableEngine(f"sqlite:///{tmp_path / 'queue.sqlite'}", lease_s=LEASE_S, beat_s=0.2, poll_s=0.1)
     yield opened
     opened.close()

@@ -16,6 +16,7 @@ from backplane.cli import COMMANDS
 from backplane.cli.parser import Parser, parser
 from backplane.schemas import build
 from backplane.schemas.build import load_schema
+from tests.queues import needs_queue
 
 WAIT_S = 60
 """Bound of one call: a trial of an agent takes longest, ten seconds on a busy machine."""
@@ -39,6 +40,10 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "runs show": [("runs", "show", "RUN", "--json")],
     "why": [("why", "RUN", "--json")],
     "replay": [("replay", "--policy", "strict", "RUN", "--json")],
+    "queue list": [("queue", "list", "--json")],
+    "queue show": [("queue", "show", "ORDER", "--json")],
+    "queue status": [("queue", "status", "--json")],
+    "queue limit": [("queue", "limit", "--json", "--rate", "3/2")],
     "receipts list": [("receipts", "list", "--json")],
     "receipts audit": [("receipts", "audit", "RUN", "--json")],
     "receipts show": [("receipts", "show", "RUN", "--json")],
@@ -52,7 +57,10 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
         ("doctor", "--json", "--url", "http://127.0.0.1:9/v1", "--protocol", "openai_compatible"),
     ],
 }
-"""Calls of every command that has `--json`, which print each of its shapes; RUN is a run with a checkpoint."""
+"""Calls of every command that has `--json`, which print each of its shapes.
+
+RUN is a run with a checkpoint, ORDER an order that waits in a queue.
+"""
 
 AGENT = "#!/bin/sh\nexit 3\n"
 CONFIGURATION = (
@@ -120,12 +128,18 @@ def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here
 
 @pytest.mark.parametrize("command", PRINTED)
 def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Path) -> None:
-    run = stored_run(work) if command.startswith(("receipts", "checkpoints", "runs", "why", "replay")) else ""
+    named = {}
+    if command.startswith(("receipts", "checkpoints", "runs", "why", "replay")):
+        named["RUN"] = stored_run(work)
+    if command.startswith("queue"):
+        needs_queue()
+        ((order_id,), _) = printed(work, "submit", "task", "--backend", "mock")
+        named["ORDER"] = order_id.decode()
     if command.startswith("sessions"):
         printed(work, "chat", "--backend", "shell", stdin=b"echo hello\n")
     seen = set()
     for words in PRINTED[command]:
-        lines, complaints = printed(work, *(run if word == "RUN" else word for word in words))
+        lines, complaints = printed(work, *(named.get(word, word) for word in words))
         assert lines, complaints
         for line in lines:
             of = [name for name in promised()[command] if fits(name, line)]

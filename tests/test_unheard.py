@@ -22,6 +22,7 @@ from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import unknown_tools
 from backplane.schemas.validate import validate
 from tests.peers import ROOT, Child, run
+from tests.queues import needs_queue
 from tests.served import SERVE
 
 LETTERS = st.sampled_from("abcdefghijklmnopqrstuvwxyz_")
@@ -244,7 +245,7 @@ def test_what_is_not_known_is_a_warning_and_stands_in_the_receipt(work: Path) ->
 @pytest.mark.parametrize("door", [("run", "--dry-run", "-b", "shell"), ("submit", "--root", ".")], ids=" ".join)
 def test_what_has_no_effect_is_told_where_the_order_is_not_run_here_and_now(work: Path, door: Sequence[str]) -> None:
     if door[0] == "submit":
-        pytest.importorskip("dbos")
+        needs_queue()
     order = {"task": "true", "colour": "red", "policy": {"disallowed_tools": ["Bsh"]}}
     done = command(work, *door, "--order", "-", "--param", "abp.nosuch=1", stdin=order)
     assert done.returncode == 0, done.stderr

@@ -39,6 +39,7 @@ from hosts import mock
 from tests import test_why
 from tests.api_agent import job, solve
 from tests.peers import ROOT
+from tests.queues import needs_queue
 from tests.runs import HELLO, PRELUDE, memory, mock_backend, order, plane, script
 from tests.test_why import CODES, ENDS, LIVE, called, diagnosed, live
 
@@ -403,7 +404,7 @@ def cli(folder: Path, *words: str, **env: str) -> str:
 
 
 def test_an_order_that_no_worker_takes(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
-    pytest.importorskip("dbos", reason="needs dbos: not installed")
+    needs_queue()
     (tmp_path / "work").mkdir()
     id = cli(tmp_path, "submit", "make test", "-b", "shell", "--root", "work").strip()
     found = json.loads(cli(tmp_path, "why", id[:8], "--json"))

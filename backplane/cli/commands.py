@@ -284,11 +284,11 @@ QUEUE_PARTS: Final = {
     "list": CommandRow(
         "list orders, the newest first", "queue:list_orders", "backplane queue list --label gpu", options.ENGINE,
         value("--limit", "N", "the newest N (50)", type=int, default=50),
-        value("--label", "L", "only orders with this one"),
+        value("--label", "L", "only orders with this one"), json("one JSON object an order and line", "cli_queue_list"),
     ),
     "show": CommandRow(
         "say where an order is; a done one's receipt and patch are kept here, verified", "queue:show_order",
-        "backplane queue show ORDER", *_QUEUED, options.CONTENT,
+        "backplane queue show ORDER", *_QUEUED, options.CONTENT, json("all of it as one JSON object", "cli_queue_show"),
     ),
     "cancel": CommandRow(
         "end an order; it has a receipt all the same", "queue:cancel_order", "backplane queue cancel ORDER", *_QUEUED,
@@ -310,6 +310,7 @@ QUEUE_PARTS: Final = {
     "status": CommandRow(
         "count orders, and name the workers", "queue:count_orders", "backplane queue status", options.ENGINE,
         value("--label", "L", "only orders and workers with this one"),
+        json("the counts and workers as one JSON object", "cli_queue_status"),
     ),
     "limit": CommandRow(
         "show or set limits; `off` takes one away", "queue:set_limits",
@@ -318,6 +319,7 @@ QUEUE_PARTS: Final = {
         value("--concurrency", "N", "orders at once, over all workers of the label"),
         value("--rate", "N/S", "orders begun at most in so many seconds"),
         value("--budget-usd", "X", "what the whole queue may cost, all labels, from its beginning"),
+        json("what holds then as one JSON object", "cli_queue_limit"),
     ),
     "prune": CommandRow(
         "remove all but the newest ended orders", "queue:prune_orders", "backplane queue prune --keep 1000",

@@ -10,9 +10,10 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio
+import msgspec
 
 from backplane import config
 from backplane.cli import code_of, order, streams
@@ -22,15 +23,17 @@ from backplane.cli.start import load_settings, open_store, wrong
 from backplane.errors import ConfigError
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
+from backplane.scale.engine import Budget, LabelLimits, State, Status, Worker, check_label, check_priority
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Event, Job, OrderResult, Status, Worker
+    from backplane.scale.engine import Event, Job, OrderResult
 
 LISTED_MAX: Final = 10_000
 """Orders that `status` counts: more than that wait for a day."""
+STATES: Final = get_args(State)
 LEASE_S_MIN: Final = 1.0
 """Ten beats of a lease are ten transactions."""
 POLL_S_MIN: Final = 0.05
@@ -113,8 +116,6 @@ def find_queue(options: Options, *, may_make: bool = True) -> QueuePlace:
     Raises:
         ConfigError: `config_invalid`: no such label or priority, or as `QueuePlace`.
     """
-    from backplane.scale.engine import check_label, check_priority
-
     place = QueuePlace(options.engine, getattr(options, "content", None), may_make=may_make)
     if getattr(options, "label", None) is not None:
         check_label(options.label)
@@ -178,15 +179,21 @@ def submit(options: Options) -> int:
     return _do(submit, engine)
 
 
-async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "") -> int:
+async def _brought(
+    engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "", status: Status | None = None
+) -> int:
     """Keep an order's receipt here once it has ended, say so, and give the exit code of the run.
 
     Args:
         root: the folder that its patch is for, where it is known.
+        status: the order's, where it is told as JSON.
     """
     from backplane.scale.mirror import bring
 
     row, result = await bring(engine, job, content, home, root=root)
+    if status is not None:
+        streams.write_record(QueuedOrder(status, None, row.outcome, row.run_id, row.sha256))
+        return code_of(row.outcome)
     with open_store() as store:
         patch = patch_lines(store.load(row.run_id), store.patch(row), root or "DIR")
     streams.write("\n".join((_ended(row, result), *patch)) + "\n")
@@ -198,30 +205,37 @@ def _ended(row: ReceiptRow, result: OrderResult) -> str:
     return f"{row.outcome}{tries}\nrun {row.run_id}  receipt {row.sha256}"
 
 
-def _queue(doing: Callable[[Options, DurableEngine, QueuePlace], Awaitable[int]], options: Options) -> int:
+def _queue(
+    doing: Callable[[Options, DurableEngine, QueuePlace], Awaitable[int]],
+    options: Options,
+    empty: Callable[[], int] | None = None,
+) -> int:
+    """Do something with the queue that is there.
+
+    Args:
+        empty: done where this user has none yet, as nothing was submitted: who looks makes none.
+    """
     _within(options, "keep", 0, LISTED_MAX)
     _within(options, "limit", 1, LISTED_MAX)
     _within(options, "after", 0)
-    if doing is _limit:
-        _limits_of(options)
     place = find_queue(options, may_make=False)
-    if place.is_new:  # This user's own, before anything was submitted: who looks makes none.
-        if doing is _list:
-            return _show_list(())
-        if doing is _status:
-            return _show_status((), ())
+    if not place.is_new:
+        engine = place.open()
+        return _do(lambda: doing(options, engine, place), engine)
+    if empty is None:
         raise place.none_there()
-    engine = place.open()
-    return _do(lambda: doing(options, engine, place), engine)
+    return empty()
 
 
-async def _list(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
-    return _show_list(await engine.list(limit=options.limit, label=options.label))
+def list_orders(options: Options) -> int:
+    def show(orders: Iterable[Status]) -> int:
+        streams.write_rows(orders, _line, "no orders", as_json=options.json)
+        return 0
 
+    async def look(_: Options, engine: DurableEngine, __: QueuePlace) -> int:
+        return show(await engine.list(limit=options.limit, label=options.label))
 
-def _show_list(orders: Iterable[Status]) -> int:
-    streams.write_lines(map(_line, orders), "no orders")
-    return 0
+    return _queue(look, options, lambda: show(()))
 
 
 def _line(status: Status) -> str:
@@ -233,23 +247,28 @@ def _line(status: Status) -> str:
 
 async def _show(options: Options, engine: DurableEngine, place: QueuePlace) -> int:
     status = await engine.status(options.order)
+    if status.state == "done":
+        if not options.json:
+            streams.write(_line(status) + "\n")
+        job, told = await engine.job(options.order), status if options.json else None
+        return await _brought(engine, job, place.contents(), config.home(os.environ), status=told)
+    if options.json:
+        streams.write_record(QueuedOrder(status, None if status.state == "broken" else await held(engine, status)))
+        return int(status.state == "broken")
     streams.write(_line(status) + "\n")
     if status.state == "broken":
         streams.write(f"{streams.one_line(status.error or '')}\n")
         return 1
-    if status.state != "done":
-        found = await held(engine, status)
-        if found.kind != "nothing":
-            streams.write(f"{streams.one_line(found.verdict)}: ")
-        streams.write(f"{streams.one_line(found.fact)}\n")
-        if found.kind in ("question_waits", "approval_waits"):
-            streams.write(f"  {streams.one_line(found.step)}\n")
-        return 0
-    job = await engine.job(options.order)
-    return await _brought(engine, job, place.contents(), config.home(os.environ))
+    found = await held(engine, status)
+    if found.kind != "nothing":
+        streams.write(f"{streams.one_line(found.verdict)}: ")
+    streams.write(f"{streams.one_line(found.fact)}\n")
+    if found.kind in ("question_waits", "approval_waits"):
+        streams.write(f"  {streams.one_line(found.step)}\n")
+    return 0
 
 
-class HoldReason(NamedTuple):
+class HoldReason(msgspec.Struct, frozen=True):
     """What an order that has not ended waits for, or that it is at work."""
 
     kind: str
@@ -257,6 +276,17 @@ class HoldReason(NamedTuple):
     verdict: str
     fact: str
     step: str
+
+
+class QueuedOrder(msgspec.Struct, frozen=True):
+    """Where an order is; of a done one what its receipt, which is kept here then, says."""
+
+    order: Status
+    holds: HoldReason | None
+    """None once it has ended."""
+    outcome: str | None = None
+    run_id: str | None = None
+    receipt_sha256: str | None = None
 
 
 async def held(engine: DurableEngine, status: Status) -> HoldReason:
@@ -350,24 +380,41 @@ async def _tell(order_id: str, engine: DurableEngine, asked: Request) -> int:
     return 0
 
 
-async def _limit(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
-    from backplane.scale.engine import LabelLimits
+class QueueLimits(msgspec.Struct, frozen=True):
+    """What holds for a label, and for the whole queue."""
 
+    label: str
+    limits: LabelLimits
+    budget: Budget
+
+
+def set_limits(options: Options) -> int:
     concurrency, rate, budget = _limits_of(options)
-    limits = await engine.limits(options.label)
-    if options.concurrency is not None or options.rate is not None:
-        limits = LabelLimits(
-            limits.concurrency if options.concurrency is None else concurrency,
-            limits.rate if options.rate is None else rate,
-        )
-        await engine.set_limits(options.label, limits)
-    if options.budget_usd is not None:
-        await engine.set_budget(budget)
-    now = await engine.budget()
-    shown_rate = "no limit" if limits.rate is None else f"{limits.rate[0]} in {limits.rate[1] / 1000:g} s"
-    shown_budget = "no limit" if now.limit_usd_micros is None else f"of {_usd(now.limit_usd_micros)}"
-    streams.write(f"label        {options.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
-    streams.write(f"rate         {shown_rate}\nbudget       {_usd(now.spent_usd_micros)} spent, {shown_budget}\n")
+
+    async def set(_: Options, engine: DurableEngine, __: QueuePlace) -> int:
+        limits = await engine.limits(options.label)
+        if options.concurrency is not None or options.rate is not None:
+            limits = LabelLimits(
+                limits.concurrency if options.concurrency is None else concurrency,
+                limits.rate if options.rate is None else rate,
+            )
+            await engine.set_limits(options.label, limits)
+        if options.budget_usd is not None:
+            await engine.set_budget(budget)
+        return _show_limits(QueueLimits(options.label, limits, await engine.budget()), as_json=options.json)
+
+    return _queue(set, options)
+
+
+def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
+    if as_json:
+        streams.write_record(now)
+        return 0
+    limits, most = now.limits, now.budget.limit_usd_micros
+    rate = "no limit" if limits.rate is None else f"{limits.rate[0]} in {limits.rate[1] / 1000:g} s"
+    budget = "no limit" if most is None else f"of {_usd(most)}"
+    streams.write(f"label        {now.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
+    streams.write(f"rate         {rate}\nbudget       {_usd(now.budget.spent_usd_micros)} spent, {budget}\n")
     return 0
 
 
@@ -438,20 +485,56 @@ async def _write_event(event: Event) -> None:
     streams.write_json(head.encode() + b'"event":' + event.record.rstrip() + b"}\n")
 
 
-async def _status(options: Options, engine: DurableEngine, _: QueuePlace) -> int:
-    orders = await engine.list(limit=LISTED_MAX, label=options.label)
-    return _show_status(orders, [one for one in await engine.workers() if options.label in (None, one.label)])
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Orders by where they are, and the workers that beat. Ages are since an order was submitted."""
+
+    waiting: int
+    running: int
+    done: int
+    broken: int
+    oldest_waiting_ms: int | None
+    oldest_running_ms: int | None
+    ended_in_1_min: int
+    ended_in_10_min: int
+    ended_in_1_h: int
+    workers: tuple[Worker, ...]
 
 
-def _show_status(orders: Sequence[Status], workers: Sequence[Worker]) -> int:
-    ended = sorted(status.ended_ms_ago for status in orders if status.ended_ms_ago is not None)
-    for state in ("waiting", "running", "done", "broken"):
-        ages = [status.waiting_ms // 1000 for status in orders if status.state == state]
-        oldest = f"  oldest {max(ages)} s" if ages and state in ("waiting", "running") else ""
-        streams.write(f"{state:<8} {len(ages)}{oldest}\n")
-    within = ", ".join(f"{sum(ago <= 1000 * s for ago in ended)} in {s} s" for s in (60, 600, 3600))
+def count_orders(options: Options) -> int:
+    async def look(_: Options, engine: DurableEngine, __: QueuePlace) -> int:
+        orders = await engine.list(limit=LISTED_MAX, label=options.label)
+        workers = [one for one in await engine.workers() if options.label in (None, one.label)]
+        return _show_counts(_counts(orders, workers), as_json=options.json)
+
+    return _queue(look, options, lambda: _show_counts(_counts((), ()), as_json=options.json))
+
+
+def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
+    ages = {state: [one.waiting_ms for one in orders if one.state == state] for state in STATES}
+    ended_ms = [one.ended_ms_ago for one in orders if one.ended_ms_ago is not None]
+    return QueueCounts(
+        **{state: len(found) for state, found in ages.items()},
+        oldest_waiting_ms=max(ages["waiting"], default=None),
+        oldest_running_ms=max(ages["running"], default=None),
+        ended_in_1_min=sum(ago <= 60_000 for ago in ended_ms),
+        ended_in_10_min=sum(ago <= 600_000 for ago in ended_ms),
+        ended_in_1_h=sum(ago <= 3_600_000 for ago in ended_ms),
+        workers=tuple(workers),
+    )
+
+
+def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
+    if as_json:
+        streams.write_record(found)
+        return 0
+    oldest = {"waiting": found.oldest_waiting_ms, "running": found.oldest_running_ms}
+    for state in STATES:
+        age = oldest.get(state)
+        more = f"  oldest {age // 1000} s" if age is not None else ""
+        streams.write(f"{state:<8} {getattr(found, state)}{more}\n")
+    within = f"{found.ended_in_1_min} in 60 s, {found.ended_in_10_min} in 600 s, {found.ended_in_1_h} in 3600 s"
     streams.write(f"ended    {within}\n")
-    for worker in workers:
+    for worker in found.workers:
         beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
         streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}") + "\n")
     return 0
@@ -503,6 +586,6 @@ async def _end_on_signal(taking: Any) -> None:
             taking.cancel()
 
 
-list_orders, show_order, cancel_order, answer_order, print_events, count_orders, set_limits, prune_orders = (
-    partial(_queue, doing) for doing in (_list, _show, _cancel, _answer, _events, _status, _limit, _prune)
+show_order, cancel_order, answer_order, print_events, prune_orders = (
+    partial(_queue, doing) for doing in (_show, _cancel, _answer, _events, _prune)
 )

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("dbos")
-
 from tests.clients.test_clients import CASES, DRIVERS, EXPECTED, Bench, Record, built
+from tests.queues import needs_queue
+
+needs_queue()
 
 CELLS = ("complete", "fatal", "refused", "order without a task", "ask allow", "ask deny", "cancel", "10 MB event",
          "trace beyond the line limit", "one digit changed")  # fmt: skip
