@@ -168,6 +168,10 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "a fatal": ("    end(id, order)", "    say({'t': 'fatal', 'ref_id': id, 'error': 'no key'})",
                 "goes on after stdin ended and gives a receipt"),
     "a receipt without usage": ('"usage": {}, ', "", "has a receipt of the right shape"),
+    "an outcome twice": ("say({\"t\": \"final\", \"ref_id\": id, \"receipt\": receipt(id, order, **members)})",
+                         "say(json.dumps({\"t\": \"final\", \"ref_id\": id, \"receipt\": receipt(id, order)})"
+                         ".replace('\"outcome\": ', '\"outcome\": \"failed\", \"outcome\": '))",
+                         "has a receipt of the right shape"),
     "a counter with a point": ('"duration_ms": 1}', '"duration_ms": 1.0}', "has a receipt of the right shape"),
     "a foreign ref_id": ("say(event(id))", "say(event('r9'))", "repeats the run's id"),
     "a banner": ("#BEFORE", "print('npm notice')", "writes nothing but messages"),

@@ -191,6 +191,10 @@ put(event(run), final(run), event(run, "late"), final(run, outcome="failed"), fa
         ("final(run, trace={})", "contract_invalid_receipt"),
         ("final(run, outcome='splendid')", "contract_invalid_receipt"),
         (
+            "json.dumps(final(run)).replace('\"outcome\":', '\"outcome\": \"failed\", \"outcome\":').encode() + b'\\n'",
+            "contract_invalid_receipt",
+        ),
+        (
             "final(run, meta={**final(run)['receipt']['meta'], 'started_at': '0001-01-01T00:00:00+14:00'})",
             "contract_invalid_receipt",
         ),

@@ -153,6 +153,8 @@ def _receipt_shape(plain: Plain) -> Found:
     if not plain.receipt:
         yield "there is no receipt", plain.ends
         return
+    if (twice := canonical.duplicate_key(plain.ends[0].raw, plain.ends[0].value)) is not None:
+        yield f"the key {twice!r:.60} stands twice in a final (S3)", plain.ends
     try:
         read_receipt(
             plain.receipt if not isinstance(plain.receipt.get("trace"), list) else {**plain.receipt, "trace": []}

@@ -382,6 +382,9 @@ class ControlEnd:
         if t != "event":
             # Whoever asks reads answers, announced or not; left without one it would wait for ever.
             self._was_asked = self._was_asked or t == "ask"
+            if t == "final" and (twice := canonical.duplicate_key(line, value)) is not None:
+                fact = f"the key {self._clean_text(twice)[:60]!r} stands twice in a final"
+                return Broken("contract_invalid_receipt", fact, line)
             return convert(t, value, line)
         # A lost ref_id can only mean the one run that is open; with several it means none of them.
         owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
