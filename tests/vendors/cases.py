@@ -93,12 +93,22 @@ async def _tools(ground: Ground) -> None:
     assert (ground.root / "a.txt").read_text() == "one\n"
 
 
+async def _command(ground: Ground) -> Seen:
+    """A command and an answer: one run that several cases look at, as an agent takes seconds to start."""
+
+    async def play() -> Seen:
+        # A value of the environment is a secret: it is told as stars, so the command compares it.
+        command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
+        usage = ScriptUsage(**USAGE)
+        turns = [msgspec.structs.replace(ground.agent.runs(command), usage=usage), Turn(text="done", usage=usage)]
+        return await ground.play(turns, env={"CASE_WORD": "given-word"}, model=ground.agent.model(MODEL))
+
+    return await ground.once("command", play)
+
+
 @case("model and environment")
 async def _model(ground: Ground) -> None:
-    # A value of the environment is a secret: it is told as stars, so the command compares it.
-    command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
-    turns = [ground.agent.runs(command), Turn(text="done")]
-    seen = await ground.play(turns, env={"CASE_WORD": "given-word"}, model=ground.agent.model(MODEL))
+    seen = await _command(ground)
     assert "+equal" in seen.patch
     request = seen.server.requests[-1]
     assert request.body.get("model") == MODEL or f"/{MODEL}:" in request.path
@@ -438,9 +448,7 @@ async def _absent(ground: Ground) -> None:
 
 @case("usage as the model's service told it")
 async def _used(ground: Ground) -> None:
-    usage = ScriptUsage(**USAGE)
-    first = msgspec.structs.replace(ground.agent.runs("echo again"), usage=usage)
-    seen = await ground.play([first, Turn(text="done", usage=usage)], model=MODEL)
+    seen = await _command(ground)
     told = seen.receipt.usage
     assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
     assert told.cache_read_tokens == 2 * USAGE["cache_read"]
@@ -468,7 +476,7 @@ async def _missing(ground: Ground) -> None:
 
 @case("turns are told")
 async def _told(ground: Ground) -> None:
-    seen = await ground.play([ground.agent.runs("echo again"), Turn(text="done")])
+    seen = await _command(ground)
     assert len(seen.of(TurnEnded)) == 2
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vendors.ground import Agent, Ground
+from tests.vendors.ground import Agent, Ground, Seen
 
 
 @pytest.fixture
@@ -23,9 +23,14 @@ def home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
 
 
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, str], Seen]:
+    return {}
+
+
 @pytest.fixture
-def ground(agent: Agent, tmp_path: Path) -> Ground:
+def ground(agent: Agent, tmp_path: Path, kept: dict[tuple[str, str], Seen]) -> Ground:
     root = tmp_path / "work"
     root.mkdir()
     (root / "a.txt").write_text("one\n")
-    return Ground(agent, root)
+    return Ground(agent, root, kept)

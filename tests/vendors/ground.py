@@ -139,6 +139,15 @@ class Ground:
 
     agent: Agent
     root: Path
+    kept: dict[tuple[str, str], Seen] = field(default_factory=dict)
+    """Runs that several tests of a file look at, by agent and name."""
+
+    async def once(self, name: str, play: Callable[[], Awaitable[Seen]]) -> Seen:
+        """Play a run unless a test of this file has played it."""
+        key = self.agent.name, name
+        if key not in self.kept:
+            self.kept[key] = await play()
+        return self.kept[key]
 
     @contextlib.asynccontextmanager
     async def begin(
