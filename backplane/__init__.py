@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     )
     from backplane.contract.receipt import Receipt
     from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-    from backplane.errors import BackplaneError
+    from backplane.errors import (
+        BackendError,
+        BackplaneError,
+        CapabilityError,
+        ConfigError,
+        ContractError,
+        PolicyError,
+        ProtocolError,
+        StoreError,
+        WorkspaceError,
+    )
     from backplane.runtime.backends import Backend
     from backplane.runtime.hook_calls import HookCall
     from backplane.runtime.hooks import Hook
@@ -47,15 +57,21 @@ __all__ = [
     "AssistantDelta",
     "AssistantMessage",
     "Backend",
+    "BackendError",
     "BackplaneError",
+    "CapabilityError",
     "CommandExecuted",
+    "ConfigError",
+    "ContractError",
     "ControlPlane",
     "Decision",
     "Failed",
     "FileChanged",
     "Hook",
     "HookCall",
+    "PolicyError",
     "PolicyProfile",
+    "ProtocolError",
     "Reasoning",
     "Receipt",
     "Run",
@@ -63,18 +79,33 @@ __all__ = [
     "RunStarted",
     "RuntimeConfig",
     "Settings",
+    "StoreError",
     "ToolCall",
     "ToolResult",
     "UsageReported",
     "Warned",
     "WorkOrder",
+    "WorkspaceError",
     "WorkspaceSpec",
     "run",
     "start",
 ]
 
 _HOME: Final[dict[str, str]] = {
-    "BackplaneError": "errors",
+    **dict.fromkeys(
+        (
+            "BackplaneError",
+            "BackendError",
+            "CapabilityError",
+            "ConfigError",
+            "ContractError",
+            "PolicyError",
+            "ProtocolError",
+            "StoreError",
+            "WorkspaceError",
+        ),
+        "errors",
+    ),
     "Backend": "runtime.backends",
     "HookCall": "runtime.hook_calls",
     "ControlPlane": "runtime.plane",

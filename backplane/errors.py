@@ -19,6 +19,7 @@ prints, and no foreign exception is translated here but one that nobody foresaw.
 from __future__ import annotations
 
 import errno
+from types import UnionType
 from typing import Final, Literal
 
 import msgspec
@@ -272,3 +273,17 @@ def _rebuild(
     kind: type[BackplaneError], code: str, message: str, hint: str | None, evidence: str | None
 ) -> BackplaneError:
     return kind(code, message, hint=hint, evidence=evidence)
+
+
+def require_type(value: object, kinds: type | UnionType, what: str, hint: str) -> None:
+    """Refuse what a program gave in place of something else.
+
+    Args:
+        kinds: as `isinstance` takes them.
+        what: is begun with, as "the order".
+
+    Raises:
+        ConfigError: `config_invalid`, it is none of these.
+    """
+    if not isinstance(value, kinds):
+        raise ConfigError("config_invalid", f"{what} is a value of the type {type(value).__name__}", hint=hint)

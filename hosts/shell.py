@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from backplane.contract.capability import NATIVE
-from backplane.host import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
+from backplane.host import PREVIEW_BYTES_MAX, Decision, Done, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.process.programs import Outcome
@@ -26,12 +26,16 @@ async def work(run: HostRun) -> Done:
     command = run.order.task
     await run.tool_call("bash", {"command": command}, "bash-1")
     verdict = await run.may("bash", {"command": command}, command=command, cwd=run.order.workspace.root)
+    if verdict.decision == "modify":
+        given = verdict.input.get("command") if isinstance(verdict.input, dict) else None
+        if isinstance(given, str):
+            command = given
+        else:  # What was to be changed does not run as it was.
+            verdict = Decision("deny", "the changed input has no `command`")
     if verdict.decision == "deny":
         await run.tool_result("bash", f"policy_denied: {verdict.reason}", is_error=True, id="bash-1")
         await run.error(f"the command was not run: {verdict.reason}", "policy_denied")
         return Done(outcome="failed", usage_raw={"denied": verdict.reason})
-    if isinstance(verdict.input, dict) and isinstance(verdict.input.get("command"), str):
-        command = verdict.input["command"]
     done = await _execute(run, command)
     exit_, preview = done.exit, done.output.encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
     await run.command_executed(command, exit_.code, preview)

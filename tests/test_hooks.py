@@ -193,6 +193,10 @@ async def _too_deep_for_anybody(call: HookCall) -> Decision:
     return Decision(decision="modify", input=_nested(100_000))
 
 
+async def _allows_with_an_input(call: HookCall) -> Decision:
+    return Decision(decision="allow", input={"path": "c.txt", "content": "x"})
+
+
 async def _too_large_a_number(call: HookCall) -> Decision:
     return Decision(decision="modify", input=10**400)
 
@@ -233,6 +237,7 @@ async def _hangs(call: HookCall) -> None:
         (_nonsense, "'yes', which is neither"),
         (_no_json, "TypeError"),
         (_no_input, "gives no input"),
+        (_allows_with_an_input, "allow and gives another input"),
         (_too_long, "is over line_bytes_max (16777216 bytes)"),
         (_too_deep_for_a_host, "nested deeper than 128 levels"),
         (_too_deep_for_anybody, "RecursionError"),
@@ -614,6 +619,9 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
         (lambda: Hook("pre_tool", _hangs, tools=()), ConfigError, "for no tools"),
         (lambda: Hook("pre_tool", _hangs, tools=("{",)), PolicyError, "{"),
         (lambda: Hook("pre_tool", _hangs, timeout_ms=0), ConfigError, "timeout_ms"),
+        (lambda: Hook("pre_tool", _hangs, tools="bash"), ConfigError, "'bash', and no list"),  # type: ignore[arg-type]
+        (lambda: Hook("pre_tool", _hangs, on_failure="denny"), ConfigError, "on_failure"),  # type: ignore[arg-type]
+        (lambda: Hook("pre_tool", _hangs, timeout_ms="1"), ConfigError, "timeout_ms"),  # type: ignore[arg-type]
     ],
 )
 @one_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,29 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
     answer = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
     assert answer.body["reason"].startswith("the answering callback failed: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda ask: ask.answer("no"), "an ask of the kind 'tool' is not answered in words"),
+        (lambda _: Decision("allow", text="no"), "it answers a tool in words"),
+        (lambda _: Decision("modify"), "gives no input"),
+        (lambda ask: ask.modify(None), "an input that is no object"),
+        (lambda ask: ask.modify("prod"), "an input that is no object"),
+        (lambda _: Decision("allow", input={"to": "test"}), "allow and gives another input, which is modify"),
+    ],
+)
+@one_loop
+async def test_an_answer_that_does_not_fit_lets_nothing_through(
+    answer: Callable[[Approval], Decision], why: str, mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, TOOL, policy=APPROVAL), mock, on_ask=answer)
+    assert run.error is None
+    ((output, is_error),) = results(events)
+    assert is_error
+    assert why in output
 
 
 async def test_an_ask_that_nobody_answers_in_time_has_its_default(

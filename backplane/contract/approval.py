@@ -21,3 +21,26 @@ class Decision(msgspec.Struct, frozen=True):
     """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
     remember: Literal["once", "run"] = "once"
     """`run`: the same tool need not be asked for again in this run."""
+
+
+def misfit(decision: Decision, kind: str, input: Json | UnsetType = UNSET) -> str:
+    """Say why a decision is no answer to an ask, empty where it is one: what does not fit must let nothing through.
+
+    Args:
+        kind: of the ask.
+        input: what the ask would run; a changed one has to be an object where this is.
+    """
+    if decision.decision == "modify":
+        if kind == "patch":
+            return "a patch can be allowed or denied, not modified"
+        if kind == "result" and decision.text is None:
+            return "it answers modify and gives no text"
+        if kind == "tool" and decision.input is UNSET:
+            return "it answers modify and gives no input"
+        if kind == "tool" and isinstance(input, dict) and not isinstance(decision.input, dict):
+            return "it answers modify and gives an input that is no object"
+    elif decision.decision == "allow" and decision.input is not UNSET and decision.input is not None:
+        return "it answers allow and gives another input, which is modify"
+    if kind in ("tool", "patch") and decision.decision != "deny" and decision.text is not None:
+        return f"it answers a {kind} in words: allow, deny or modify it"
+    return ""

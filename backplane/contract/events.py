@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, is_timestamp, timestamp
-from backplane.errors import CODES
+from backplane.errors import CODES, ConfigError
 
 Ext = dict[str, Any] | None | UnsetType
 """Free-form members beside the event's own; absent when there are none."""
@@ -187,7 +187,14 @@ class Approval(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
         return Decision("modify", reason, input)
 
     def answer(self, text: str) -> Decision:
-        """Make the answer to a question in words."""
+        """Make the answer to a question in words.
+
+        Raises:
+            ConfigError: `config_invalid`, this is no question.
+        """
+        if self.kind != "input":
+            fact = f"an ask of the kind {self.kind!r} is not answered in words"
+            raise ConfigError("config_invalid", fact, hint="allow(), deny(reason) or modify(input)")
         return Decision("allow", text=text)
 
 

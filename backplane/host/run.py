@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backplane.contract import envelope as wire
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, misfit
 from backplane.contract.canonical import Json, timestamp_at, uuid_text
 from backplane.contract.capability import CAPABILITIES, Level, Manifest
 from backplane.contract.deltas import OTHER, Deltas, take_back
@@ -306,13 +306,17 @@ class HostRun(Given):
         answer = await self._link.ask(ask, ASK_S)
         if answer is None:
             return Decision(ask.default, "nobody answered in time")
-        return Decision(
+        decision = Decision(
             answer.decision,
             answer.reason if isinstance(answer.reason, str) else "",
             answer.input,
             answer.text if isinstance(answer.text, str) else None,
             answer.remember,
         )
+        if why := misfit(decision, ask.kind, ask.input):
+            return Decision("deny", f"the answer does not fit: {why}")
+        # Other programs write null where there is nothing.
+        return decision if decision.decision == "modify" else msgspec.structs.replace(decision, input=UNSET)
 
     def now(self) -> str:
         return timestamp_at(time.time_ns())

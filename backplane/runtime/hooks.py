@@ -11,7 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 from msgspec import UNSET
@@ -79,6 +79,13 @@ class Hook(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.event not in CAPABILITY:
             raise _invalid(f"a hook's event is 'pre_tool' or 'post_tool', not {str(self.event)[:40]!r}")
+        if isinstance(self.tools, str):
+            raise _invalid(f"the tools of a hook are {self.tools[:40]!r}, and no list", "tools=(NAME,)")
+        for name, kind in _TYPES.items():
+            try:
+                msgspec.structs.force_setattr(self, name, msgspec.convert(getattr(self, name), kind))
+            except msgspec.ValidationError as error:
+                raise _invalid(f"`{name}` of a hook: {error}") from error
         if isinstance(self.run, str):
             msgspec.structs.force_setattr(self, "run", _words(self.run))
         if self.run is not None and not callable(self.run):
@@ -99,6 +106,12 @@ class Hook(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> str:
         return "above" if self.run is None else "function" if callable(self.run) else "command"
+
+
+_TYPES: Final = {
+    name: kind for name, kind in get_type_hints(HookSettings).items() if name in ("tools", "name", "on_failure")
+} | {"timeout_ms": int}
+"""Of a hook's members; a program may give anything."""
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -299,7 +312,6 @@ class Hooks:
                     root=root,
                 )
                 decision = await hook_calls.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
-            _check_answer(ask, decision)
             decision = reread(ask, decision)
         except (hook_calls.HookFailed, ProtocolError) as error:
             self._counts[hook.name]["failed"] += 1
@@ -377,17 +389,6 @@ def _matches(globs: Globs, name: str) -> bool:
         return globs.matches(name) is not None
     except PolicyError:  # Too long to be decided: then it is one of them.
         return True
-
-
-def _check_answer(ask: wire.Ask, decision: Decision) -> None:
-    if decision.decision != "modify":
-        return
-    if ask.kind == "patch":
-        raise hook_calls.HookFailed("a patch can be allowed or denied, not modified")
-    if ask.kind == "tool" and decision.input is UNSET:
-        raise hook_calls.HookFailed("it answers modify and gives no input")
-    if ask.kind == "result" and decision.text is None:
-        raise hook_calls.HookFailed("it answers modify and gives no text")
 
 
 def _changed(ask: wire.Ask, decision: Decision) -> wire.Ask:

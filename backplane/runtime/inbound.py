@@ -20,7 +20,7 @@ import msgspec
 from backplane.config import Limits
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, misfit
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import (
     AgentEvent,
@@ -501,6 +501,8 @@ class Inbound:
         except (ValueError, TypeError, RecursionError) as error:
             fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
             raise ProtocolError("protocol_invalid_envelope", f"the decision cannot be sent: {fact}") from error
+        if why := misfit(decision, ask.kind, ask.input):
+            raise ProtocolError("contract_schema_violation", why)
         self._line_of(ask, decision)
         return decision
 

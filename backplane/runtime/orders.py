@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,17 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
-from backplane.errors import ConfigError
+from backplane.errors import ConfigError, require_type
 from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
+
+_PARTS: Final = {
+    name: type(value)
+    for name in WorkOrder.__struct_fields__
+    if isinstance(value := getattr(WorkOrder(""), name), msgspec.Struct)
+}
+"""Members of an order that are structs of their own; a program may give anything."""
 
 
 def make_order(
@@ -41,9 +49,11 @@ def make_order(
         ConfigError: `config_invalid`, a value has a wrong type or is none of its choices.
         PolicyError: `policy_invalid`, the policy cannot be read.
     """
-    if not isinstance(order, WorkOrder | str):
-        raise _invalid(f"the order is a {type(order).__name__}", "give the task as a str, or a backplane.WorkOrder")
+    require_type(order, WorkOrder | str, "the order", "give the task as a str, or a backplane.WorkOrder")
+    require_type(root, str | os.PathLike | None, "`root`", "the path of a folder")
     whole = WorkOrder(order) if isinstance(order, str) else order
+    for name, kind in _PARTS.items():
+        require_type(getattr(whole, name), kind, f"`{name}` of the order", f"a {kind.__name__}")
     replace = msgspec.structs.replace
     if root is not None:
         whole = replace(whole, workspace=replace(whole.workspace, root=os.fspath(root)))
@@ -70,8 +80,7 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
     """
     if isinstance(policy, PolicyProfile):
         return policy
-    if not isinstance(policy, str):
-        raise _invalid(f"the policy is a {type(policy).__name__}", "give a PolicyProfile, a profile's name, or a path")
+    require_type(policy, str, "the policy", "give a PolicyProfile, a profile's name, or a path")
     if policy in PROFILES:
         return PROFILES[policy]
     try:
@@ -114,10 +123,22 @@ def check_order(order: WorkOrder) -> None:
     if not order.task.strip() if isinstance(order.task, str) else False:
         raise _invalid("the task is empty", "say in words what to do")
     try:
-        msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
+        as_read = msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
     except (TypeError, ValueError) as error:
         fact = f"the order is none of the contract's: {error}"
         raise _invalid(fact, "see `backplane schema work_order`") from error
+    # JSON writes null for such a number, and a limit that is null is none.
+    if as_read != order and (place := _no_number(msgspec.to_builtins(order))) is not None:
+        raise _invalid(f"`{place[1:]}` is no finite number", "leave it out for no limit")
+
+
+def _no_number(value: Json) -> str | None:
+    """Return where a number stands that JSON has no word for, as `.config.max_budget_usd`; None for nowhere."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    places = ((name, _no_number(one)) for name, one in rows)
+    return next((f".{name}{place}" for name, place in places if place is not None), None)
 
 
 def schema_of(output: Any) -> dict[str, Any]:

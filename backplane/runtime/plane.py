@@ -9,7 +9,7 @@ import heapq
 import itertools
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from backplane.config import Limits, Settings
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
-from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
+from backplane.errors import BackendError, BackplaneError, ConfigError, require_type, unforeseen
 from backplane.process.aio import in_order
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
@@ -152,6 +152,8 @@ class ControlPlane:
         home: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
+        require_type(settings, Settings | None, "`settings`", "a backplane.Settings; None loads the configuration")
+        require_type(home, str | os.PathLike | None, "`home`", "the path of the state folder")
         self.environ = os.environ if environ is None else environ
         self.settings = settings or config.load(None, self.environ, Path.cwd())
         self.home = Path(home) if home is not None else config.home(self.environ)
@@ -223,6 +225,10 @@ class ControlPlane:
         """
         try:
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
+            require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
+            require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
+            for hook in hooks:
+                require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
             asked = settings_of(whole.config.vendor)
             chosen = self.find_backend(backend if backend is not None else asked.get("backend"))
             self._check_room()
@@ -316,10 +322,12 @@ class ControlPlane:
         """Return a backend by its name; None is the configured default.
 
         Raises:
-            ConfigError: `config_invalid`, there is no default.
+            ConfigError: `config_invalid`, there is no default, or this is neither a name nor a backend.
             BackendError: `backend_not_found`.
         """
         if named is not None and not isinstance(named, str):
+            if not callable(getattr(named, "open", None)):
+                require_type(named, str, "the backend", "give a name, or a Backend")
             return named
         name = named or self.settings.default_backend
         if name is None:

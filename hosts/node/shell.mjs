@@ -12,12 +12,16 @@ serve({ id: 'shell:node', version: process.version, capabilities: { streaming: '
   const call = { tool_name: 'bash', tool_use_id: 'bash-1' };
   let command = run.order.task;
   await run.event('tool_call', { ...call, input: { command } });
-  const verdict = await run.may('bash', { command }, { command, cwd });
+  let verdict = await run.may('bash', { command }, { command, cwd });
+  if (verdict.decision === 'modify') {
+    const changed = verdict.input.command;
+    if (typeof changed === 'string') command = changed;
+    else verdict = { decision: 'deny', reason: 'the changed input has no command' }; // It does not run as it was.
+  }
   if (verdict.decision === 'deny') {
     await run.event('tool_result', { ...call, output: `policy_denied: ${verdict.reason}`, is_error: true });
     return { outcome: 'failed' };
   }
-  if (verdict.decision === 'modify') command = verdict.input?.command ?? command;
   const { code, preview } = await execute(run, command, cwd);
   await run.event('command_executed', { command, exit_code: code, output_preview: preview });
   await run.event('tool_result', { ...call, output: preview, is_error: code !== 0 });

@@ -121,6 +121,31 @@ def test_what_needs_approval_is_asked_for(language: str, allow: bool, host: Host
     assert told(run) == (["done\n"] if allow else ["policy_denied: a test"])
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"decision": "modify"},
+        {"decision": "modify", "input": None},
+        {"decision": "modify", "input": "touch other"},
+        {"decision": "modify", "input": {"cmd": "touch other"}},
+        {"decision": "allow", "input": {"command": "touch other"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("language", [*SOURCES, "python"])
+def test_what_was_to_be_changed_never_runs_as_it_was(
+    language: str, answer: dict[str, Any], host: Host, tmp_path: Path
+) -> None:
+    command = host(language) if language in SOURCES else (sys.executable, str(HOSTS / "shell.py"))
+    with Child(command) as child:
+        child.send(message("r1", "touch made", ["ask/1"], workspace={"root": str(tmp_path)}))
+        ask = child.until("ask", wait_s=15.0)[-1]
+        child.send({"t": "answer", "ref_id": "r1", "id": ask["id"], **answer})
+        ended = child.until("final", "fatal", wait_s=15.0)
+    assert (ended[-1]["t"], ended[-1]["receipt"]["outcome"]) == ("final", "failed")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("language", SOURCES)
 def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tmp_path: Path) -> None:
     began_s = time.monotonic()

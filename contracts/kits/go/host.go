@@ -411,6 +411,14 @@ func (r *Run) May(name string, input any, more Members) Verdict {
 	if forbidden { // Asked all the same: only so the receipt knows that it did not run.
 		return denial
 	}
+	// S56: what was to be changed never runs as it was.
+	var changed map[string]any
+	if answer.Decision == "modify" && (json.Unmarshal(answer.Input, &changed) != nil || changed == nil) {
+		return Verdict{Decision: "deny", Reason: "the answer is modify and gives no input"}
+	}
+	if answer.Decision == "allow" && len(answer.Input) > 0 && string(answer.Input) != "null" {
+		return Verdict{Decision: "deny", Reason: "the answer is allow and gives another input"}
+	}
 	return answer
 }
 

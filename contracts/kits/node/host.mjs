@@ -216,7 +216,12 @@ class Run {
     const answer = this._canAsk() ? await this.ask({ kind: 'tool', name, input, default: 'deny', ...more }) : unasked;
     // Whoever begins to listen to `signal` only now would not hear it any more.
     if (this.signal.aborted) return { decision: 'deny', reason: this._cancelled };
-    return forbidden ? { decision: 'deny', reason: `the policy denies ${name}` } : answer;
+    if (forbidden) return { decision: 'deny', reason: `the policy denies ${name}` };
+    // S56: what was to be changed never runs as it was.
+    const given = answer.input ?? undefined;
+    if (answer.decision === 'modify' && typeof given !== 'object') return { decision: 'deny', reason: 'the answer is modify and gives no input' };
+    if (answer.decision === 'allow' && given !== undefined) return { decision: 'deny', reason: 'the answer is allow and gives another input' };
+    return answer;
   }
 
   /** Put any ask of S55; resolves to the answer's members. Where nobody can answer, the default decides. */
