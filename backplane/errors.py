@@ -19,8 +19,7 @@ prints, and no foreign exception is translated here but one that nobody foresaw.
 from __future__ import annotations
 
 import errno
-from types import UnionType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -275,7 +274,7 @@ def _rebuild(
     return kind(code, message, hint=hint, evidence=evidence)
 
 
-def require_type(value: object, kinds: type | UnionType, what: str, hint: str) -> None:
+def require_type(value: object, kinds: Any, what: str, hint: str) -> None:
     """Refuse what a program gave in place of something else.
 
     Args:
