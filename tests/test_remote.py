@@ -371,6 +371,10 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
     "another hash": (_bad(lambda m: m[-1]["end"].update(sha256="0" * 64)), "contract_schema_violation"),
     "another size": (_bad(lambda m: m[-1]["end"].update(bytes=1)), "contract_schema_violation"),
     "no base64": (_bad(lambda m: m[0].update(data="?")), "contract_schema_violation"),
+    "an end without its hash": (_bad(lambda m: m[-1]["end"].pop("sha256")), "contract_schema_violation"),
+    "a number as text": (_bad(lambda m: m[0].update(seq="0")), "contract_schema_violation"),
+    "a number below nothing": (_bad(lambda m: m[0].update(seq=-1)), "contract_schema_violation"),
+    "a chunk without data": (_bad(lambda m: m[2].pop("data")), "contract_schema_violation"),
     "no archive": (travel("r1", b"x" * 2048), "workspace_staging_failed"),
     "a size below nothing": (travel("r1", with_size(b"-0000001000\0")), "workspace_staging_failed"),
     "a path of folders without end": (

@@ -191,7 +191,7 @@ put(event(run), final(run), event(run, "late"), final(run, outcome="failed"), fa
         ("final(run, trace={})", "contract_invalid_receipt"),
         ("final(run, outcome='splendid')", "contract_invalid_receipt"),
         (
-            "json.dumps(final(run)).replace('\"outcome\":', '\"outcome\": \"failed\", \"outcome\":').encode() + b'\\n'",
+            'json.dumps(final(run)).replace(\'"outcome":\', \'"outcome": "failed", "outcome":\').encode() + b\'\\n\'',
             "contract_invalid_receipt",
         ),
         (

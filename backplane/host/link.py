@@ -25,7 +25,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
-from backplane.errors import BackplaneError
+from backplane.errors import BackplaneError, from_code
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import ending_signals, in_time
@@ -223,12 +223,19 @@ class HostLink:
                 waiting[1].append(received)
                 waiting[0].set()
         elif isinstance(received, wire.TreeChunk):
-            owner = self._runs.get(received.ref_id)
-            if owner is not None and owner.tree_in is not None:
-                with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # The run has ended meanwhile.
-                    await owner.tree_in.send(received)
+            await self._pass_on(received.ref_id, received)
         elif isinstance(received, Broken):
-            await self._complain(received)
+            if received.of_open_run:
+                await self._pass_on(received.ref_id or "", from_code(received.code, received.message))
+            else:
+                await self._complain(received)
+
+    async def _pass_on(self, run_id: str, chunk: wire.TreeChunk | BackplaneError) -> None:
+        """Give a run the next of its tree; one that has it whole, or ended meanwhile, takes no more."""
+        owner = self._runs.get(run_id)
+        if owner is not None and owner.tree_in is not None:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                await owner.tree_in.send(chunk)
 
     def _steer(self, received: wire.Input | wire.Interrupt) -> None:
         """Words for a run that takes none, or not yet, are dropped: a control plane knows who takes some."""

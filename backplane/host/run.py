@@ -39,7 +39,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.unheard import check_heeded, check_settings, nearest_name
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import WorkspaceError
+from backplane.errors import BackplaneError, WorkspaceError
 
 if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
     import anyio
@@ -163,9 +163,10 @@ class HostRun(Given):
         self.mode: Literal["mapped", "passthrough"] = "mapped"
         """Whether events carry the agent's own messages; stands in the receipt."""
         self.scope = scope
-        self.tree: MemoryObjectReceiveStream[wire.TreeChunk] | None = None
-        """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does."""
-        self.tree_in: MemoryObjectSendStream[wire.TreeChunk] | None = None
+        self.tree: MemoryObjectReceiveStream[wire.TreeChunk | BackplaneError] | None = None
+        """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does. An error in place of
+        a chunk that could not be read."""
+        self.tree_in: MemoryObjectSendStream[wire.TreeChunk | BackplaneError] | None = None
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
         self._link = link

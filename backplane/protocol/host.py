@@ -98,7 +98,7 @@ class HostEnd:
         if doubled is not None:
             fact = f"the key {doubled[:60]!r} stands twice in a {t}"
             broken = Broken("contract_schema_violation", fact, line[:EVIDENCE_BYTES], ref_id)
-            return self._attributed(broken, t if doubled != "id" else "")
+            return self._attributed(broken, t if doubled not in ("id", "ref_id") else "")
         if MESSAGES[t][1] == "host":
             return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES])
         message = self._attributed(convert(t, value, line), t)
@@ -113,8 +113,11 @@ class HostEnd:
         return message
 
     def _attributed(self, received: Received, t: str) -> Received:
-        """A run that cannot be taken up is answered in its own name; no other message may end a run."""
+        """A run that cannot be taken up, or whose tree cannot arrive, is answered in its own name; no other message
+        may end a run."""
         if not isinstance(received, Broken):
             return received
-        own = t == "run" and received.ref_id not in self._open
-        return received if own else msgspec.structs.replace(received, ref_id=None)
+        is_open = received.ref_id in self._open
+        if t == "tree" and is_open:
+            return msgspec.structs.replace(received, of_open_run=True)
+        return received if t == "run" and not is_open else msgspec.structs.replace(received, ref_id=None)

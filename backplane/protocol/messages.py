@@ -104,6 +104,8 @@ class Broken(msgspec.Struct, frozen=True):
     message: str
     evidence: bytes
     ref_id: str | None = None
+    of_open_run: bool = False
+    """Only at the host end: what that run waits for could not be read, so it ends."""
 
 
 HELLO_BYTES_MAX: Final = 1024 * 1024

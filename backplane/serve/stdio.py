@@ -181,7 +181,7 @@ class Server:
             return ended
 
     async def _unpacked(
-        self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.TreeChunk], folder: Path
+        self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.TreeChunk | BackplaneError], folder: Path
     ) -> Path:
         """The workspace that came with a run.
 
@@ -203,7 +203,10 @@ class Server:
             with tree:  # Whatever comes after the last chunk waits for nobody, and keeps nothing else waiting.
                 while arriving.end is None:
                     with anyio.fail_after(limits.idle_s):
-                        arriving.take(await tree.receive())
+                        chunk = await tree.receive()
+                    if isinstance(chunk, BackplaneError):
+                        raise chunk
+                    arriving.take(chunk)
             quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
             stopped = partial(getattr, above, "cancelled_because")
             root = folder / "tree"
