@@ -78,6 +78,8 @@ def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_
         assert "1 live run, 1 waiting for you" in top
         assert "asks: bash echo hi > made.txt" in top
         assert cli("answer", "last", "nobody", "allow").returncode == 2
+        in_words = cli("answer", "last", id, "allow", "--text", "no")
+        assert (in_words.returncode, "it answers a tool in words" in in_words.stderr) == (2, True)
         assert cli("answer", "last", id[:-1] or id, "allow", "--reason", "it is fine").returncode == 0
         text = child.communicate(timeout=WAIT_S)[0]
         assert child.returncode == 0

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import anyio
 import msgspec
 
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, misfit
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
 from backplane.process.aio import visited
@@ -103,7 +103,8 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
     """Return the id of the open question that an answer is for.
 
     Raises:
-        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none.
+        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none, or
+            wants none.
     """
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
@@ -112,6 +113,8 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
         raise ConfigError("config_invalid", f"{what} {given.ask!r}", hint=f"open questions: {there}")
     if asks[found[0]].kind == "input" and given.decision == "allow" and given.text is None:
         raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
+    if why := misfit(Decision(given.decision, text=given.text), asks[found[0]].kind):
+        raise ConfigError("config_invalid", why, hint="leave the text out, or say it as the reason of a denial")
     return found[0]
 
 
