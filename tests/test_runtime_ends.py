@@ -93,6 +93,16 @@ async def test_a_function_that_fails_like_a_program_is_told_like_one(backplane_h
 
 
 @one_loop
+async def test_a_host_that_names_another_run_is_told_so(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = "hello(); run = take(); run['id'] = 'my-run'; put(event(run), event(run), final(run))"
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), script(tmp_path, body + "; os._exit(0)"))
+    assert events == []
+    assert run.error is not None
+    assert "another ref_id than the run's: 3, the first an event for run 'my-run'" in run.error.message
+
+
+@one_loop
 async def test_the_tail_of_a_long_stderr_is_kept_and_the_rest_counted(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

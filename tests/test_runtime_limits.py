@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import msgspec
 import pytest
 
+from backplane.errors import BackplaneError
 from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.hello import ask_hello
 from tests.runs import QUICK, check, ended, go, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +28,9 @@ pytestmark = pytest.mark.anyio
     ("body", "words"),
     [
         ("time.sleep(60)", "no hello"),
-        ("put(b'\\n' * 10, b'loading\\n'); time.sleep(60)", "no hello"),
+        ("put(b'\\n' * 10, b'loading\\n'); time.sleep(60)", "(hello_s); it wrote a line that is no message: 'loading'"),
+        ("put({'type': 'hello'}, {}); end()", 'lines that are no messages, the first: \'{"type": "hello"}\''),
+        ("put({'type': 'hello'}); sys.exit(0)", 'exit code 0; it wrote a line that is no message: \'{"type"'),
         ("while True: put(b'noise ' * 100 + b'\\n')", "no hello"),
         ("sys.exit(0)", "exit code 0"),
         ("sys.stderr.write('no licence\\n'); sys.exit(7)", "exit code 7"),
@@ -50,6 +55,16 @@ async def test_without_a_good_hello_there_is_no_run(
         assert run.error.evidence == "no licence"
     assert run.receipt.capabilities == {}
     assert not run.receipt.verification.harness_ok
+
+
+@one_loop
+@pytest.mark.parametrize(("body", "how"), [("time.sleep(60)", "said no hello"), ("sys.exit(0)", "ended before")])
+async def test_who_asks_for_a_hello_alone_reads_what_came_instead(body: str, how: str, tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(QUICK, hello_s=1.0)
+    with pytest.raises(
+        BackplaneError, match=f"{how}.*; it wrote 2 lines that are no messages, the first: 'npm notice'"
+    ):
+        await ask_hello(script(tmp_path, f"put(b'npm notice\\n', {{'type': 'hello'}}); {body}"), os.environ, limits)
 
 
 @one_loop
@@ -80,6 +95,8 @@ async def test_a_host_that_makes_no_progress_is_given_up(
     assert ended(run) == ("idle", "backend_timeout", "partial")
     assert run.error is not None
     assert "idle_s" in run.error.message
+    assert ("no messages, the first: 'still here'" in run.error.message) == ("still here" in body)
+    assert ("the first an event for run 'x'" in run.error.message) == ("'id'" in body)
     assert texts(events)[0] == "a"
 
 

@@ -20,7 +20,7 @@ from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_hash
 from backplane.errors import CODES
 from backplane.process.child import Exit
-from backplane.protocol import MESSAGES, too_much_in_hello, version_compatible
+from backplane.protocol import MESSAGES, describe_noise, too_much_in_hello, version_compatible
 from backplane.schemas.validate import validator_of
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
@@ -113,7 +113,9 @@ Found = Iterator[tuple[str, tuple[HostLine, ...]]]
 def _hello_in_time(plain: Plain) -> Found:
     if not plain.hello or plain.hello[-1].t is None:
         ending = f"; it ended with {plain.how.describe()}" if plain.how else ""
-        yield f"no hello came{ending}; stderr: {plain.stderr or 'empty'}", plain.hello
+        noise = [line.raw for line in plain.hello if line.raw.strip()]
+        wrote = describe_noise(len(noise), noise[0] if noise else b"")
+        yield f"no hello came{ending}{wrote}; stderr: {plain.stderr or 'empty'}", plain.hello
     elif plain.hello[-1].t != "hello":
         yield f"the first message is {plain.hello[-1].t}", plain.hello
 

@@ -20,6 +20,7 @@ from backplane.protocol.lines import (
 from backplane.protocol.messages import (
     MESSAGES,
     NEEDS_EXTENSION,
+    NOISE_SHOWN,
     WRONG_SHAPE,
     Broken,
     Dropped,
@@ -28,6 +29,7 @@ from backplane.protocol.messages import (
     Raised,
     Received,
     Unknown,
+    describe_noise,
     too_much_in_hello,
     version_compatible,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "LINE_BYTES_MAX",
     "MESSAGES",
     "NEEDS_EXTENSION",
+    "NOISE_SHOWN",
     "VALUES_MAX",
     "WRONG_SHAPE",
     "Broken",
@@ -51,6 +54,7 @@ __all__ = [
     "Raised",
     "Received",
     "Unknown",
+    "describe_noise",
     "strict",
     "too_much_in_hello",
     "version_compatible",

@@ -82,6 +82,18 @@ class Noise(msgspec.Struct, frozen=True):
     line: bytes
 
 
+NOISE_SHOWN: Final = 120
+"""Bytes of the first such line in an error: a line of a terminal."""
+
+
+def describe_noise(count: int, first: bytes) -> str:
+    """Return a clause for an error that says what a host wrote in place of messages; empty for nothing."""
+    if not count:
+        return ""
+    many = f"{count} lines that are no messages, the first" if count > 1 else "a line that is no message"
+    return f"; it wrote {many}: {first[:NOISE_SHOWN].decode('utf-8', 'replace')!r}"
+
+
 class Dropped(msgspec.Struct, frozen=True):
     """A message that has no effect; counted under `why`."""
 

@@ -41,7 +41,7 @@ from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
-from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, strict
+from backplane.protocol import NOISE_SHOWN, Broken, Dropped, Events, Noise, Raised, Unknown, describe_noise, strict
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import RunState
 from backplane.redact.cuts import Splits
@@ -107,6 +107,9 @@ class Inbound:
         """The host's word is in, or none will come: nothing after it is accepted."""
         self.progressed = False
         """Something that counts as progress came since this was last put to False."""
+        self._first_noise = b""
+        self._first_foreign = ""
+        """What the first message with another run's id was, in words."""
         self.asks_open: dict[str, wire.Ask] = {}
         self._asks_bytes = 0
         self._run_id = run_id
@@ -233,10 +236,22 @@ class Inbound:
         raise raised.error
 
     def _noise(self, noise: Noise) -> None:
+        self._first_noise = self._first_noise or noise.line[:NOISE_SHOWN]
         self._facts.noise(noise.line, self._limits.noise_bytes_max)
 
     def _dropped(self, dropped: Dropped) -> None:
         self._facts.counts[dropped.why] += 1
+        if dropped.why == "foreign_ref_id":
+            self._first_foreign = self._first_foreign or dropped.message
+
+    def passed_over(self) -> str:
+        """Return a clause for an error that says what the host wrote in vain; empty where that was nothing."""
+        counts = self._facts.counts
+        clause = describe_noise(counts["noise_lines"], self._first_noise)
+        if self._first_foreign:
+            clause += f"; messages with another ref_id than the run's: {counts['foreign_ref_id']}, the first an"
+            clause += f" {self._first_foreign}"
+        return clause
 
     def _unknown(self, unknown: Unknown) -> list[Events]:
         self._facts.counts["unknown_messages"] += 1

@@ -24,14 +24,22 @@ class Deadlines:
 
     Args:
         decide: told how the run ends, `(reason, error)`, when a limit has passed.
+        passed_over: says what the host wrote in vain, as a clause for an error.
     """
 
-    def __init__(self, limits: Limits, backend_id: str, decide: Callable[[str, BackplaneError], None]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        backend_id: str,
+        decide: Callable[[str, BackplaneError], None],
+        passed_over: Callable[[], str],
+    ) -> None:
         self.reading_since: float | None = None
         """When the read began that waits now, by a monotonic clock; None while nobody pulls."""
         self._limits = limits
         self._backend_id = backend_id
         self._decide = decide
+        self._passed_over = passed_over
         self._started = time.monotonic()
         self.ends = float("inf") if limits.run_s is None else self._started + limits.run_s
         """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
@@ -102,10 +110,10 @@ class Deadlines:
         return min(limits, key=itemgetter(0))
 
     def _judge_hello(self) -> None:
-        text = f"no hello from {self._backend_id!r} within {self._limits.hello_s:g} s (hello_s)"
+        text = f"no hello from {self._backend_id!r} within {self._limits.hello_s:g} s (hello_s){self._passed_over()}"
         hint = "is this a program that speaks abp/v0.1? raise hello_s for a slow one"
         self._decide("failed", BackendError("protocol_handshake_failed", text, hint=hint))
 
     def _judge_silence(self) -> None:
-        text = f"{self._backend_id!r} sent nothing for {self._limits.idle_s:g} s (idle_s)"
+        text = f"{self._backend_id!r} sent nothing for {self._limits.idle_s:g} s (idle_s){self._passed_over()}"
         self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))

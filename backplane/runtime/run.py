@@ -154,7 +154,7 @@ class Run:
         self._backend_key = ""
         """Names the host's program as it is now: it is looked at once."""
         self._limits = limits
-        self._deadlines = Deadlines(limits, backend.id, self._decide)
+        self._deadlines = Deadlines(limits, backend.id, self._decide, lambda: self._inbound.passed_over())
         secrets = (*order.config.env.values(), *backend.secrets)
         redactor = self.facts.redactor = Redactor(secrets) if secrets else NO_SECRETS
         self.facts.added.update(self.facts.clean_json(unheard_facts(order.config.vendor)))
@@ -1040,7 +1040,8 @@ class Run:
         how = exit_.describe() if exit_ is not None else "no known exit"
         self.error = from_code(
             "backend_crashed" if said_hello else "protocol_handshake_failed",
-            f"{self.backend_id!r} ended before its {'final' if said_hello else 'hello'}: {how}",
+            f"{self.backend_id!r} ended before its {'final' if said_hello else 'hello'}: {how}"
+            f"{self._inbound.passed_over()}",
             evidence=self.facts.last_words(self._link.stderr_tail),
             hint="its stderr is in the receipt" if self._link.stderr_tail else _BY_HAND,
         )

@@ -678,8 +678,7 @@ def _crashed(picture: Picture, end: Ended) -> Cause:
     if end.signal == 9:
         return _cause("out_of_memory", picture, rows)
     if end.code == "protocol_handshake_failed" and noise:
-        rows.append(Evidence(f"it printed what is no message: {noise.get('text')}"))
-        hint = "have the command print nothing of its own on stdout (a shell's profile, a banner)"
+        hint = "have the command print messages alone on stdout, each with its `t` (no banner, no shell's profile)"
         return _cause("no_handshake", picture, rows, hint=hint)
     return _cause("crashed_at_start" if end.code == "protocol_handshake_failed" else "crashed", picture, rows, how=how)
 
