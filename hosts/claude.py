@@ -24,7 +24,7 @@ HOST: Final = Host(
     id="claude",
     capabilities={**dict.fromkeys(NATIVELY, NATIVE), "checkpointing": EMULATED},
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
-    heeds=OF_AGENT,
+    heeds=(*OF_AGENT, "system"),
 )
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ HOST: Final = Host(
         **dict.fromkeys(("checkpointing", "structured_output_json_schema"), EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
-    heeds=OF_AGENT,
+    heeds=(*OF_AGENT, "system"),
 )
 
 if __name__ == "__main__":

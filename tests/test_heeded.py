@@ -26,7 +26,7 @@ from tests.peers import PYTHON, Child
 from tests.peers import run as message
 from tests.runs import QUICK, go, one_loop, order, plane, script, texts
 from tests.vendors import table
-from tests.vendors.cases import CASES
+from tests.vendors.cases import CASES, SYSTEM
 
 pytestmark = pytest.mark.anyio
 HOSTS = resources.find("hosts")
@@ -150,11 +150,10 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
 
 
 def test_what_the_driven_agents_heed_is_tried_with_the_real_ones() -> None:
-    assert {name: table.HEEDS[name] for name in ("claude", "codex", "acp")} == dict.fromkeys(
-        ("claude", "codex", "acp"), OF_AGENT
-    )
+    for name in ("claude", "codex", "copilot", "kimi", "acp"):
+        assert table.HEEDS[name] == (*OF_AGENT, *(("system",) if name in ("claude", "copilot") else ()))
     assert {"model and environment", "max turns", "resume, usage of this run alone", "structured output right",
-            "passthrough keeps every message"} <= set(CASES)  # fmt: skip
+            "passthrough keeps every message", SYSTEM} <= set(CASES)  # fmt: skip
 
 
 def test_a_host_on_the_kit_refuses_by_itself_under_any_control_plane(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def shows_results(run: Given) -> bool:
 
 
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
-    """What the order says to this agent alone, under `config.vendor`: all of it text.
+    """What the order says to this agent alone, under `config.vendor`, all of it text; and a system prompt for any.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -195,7 +195,8 @@ def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, An
             raise ConfigError("config_invalid", f"{place} has no setting {name[:80]!r}", hint=fix)
         if value is not None and not isinstance(value, str):
             raise ConfigError("config_invalid", f"{place}.{name} is no text")
-    return dict(own)
+    system = [words for words in (own.get("system"), run.order.abp("system")) if words]
+    return {**own, "system": "\n\n".join(system)} if system else dict(own)
 
 
 def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

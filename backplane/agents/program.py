@@ -63,6 +63,9 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
         return Done(outcome="partial")
+    if run.order.config.max_budget_usd == 0:
+        await run.error("the limit of 0 USD (max_budget_usd)", "policy_denied")
+        return Done(outcome="partial")
     async with _state() as state:
         started: Started = importlib.import_module(f"{package}.start").start(options, run, state)
         argv, env = started

@@ -417,6 +417,24 @@ async def _unknown(ground: Ground) -> None:
     assert seen.server.requests == ()
 
 
+SYSTEM = "a system prompt holds for its run alone"
+IN_WORDS = {SYSTEM: "refused: a session says it in words"}
+"""Of an agent that has none, or keeps that of a conversation's beginning."""
+
+
+@case(SYSTEM)
+async def _system(ground: Ground) -> None:
+    seen = await _in(ground, [Turn(text="noted")], abp={**_session(keep=True), "system": "Mind the marmot."})
+    if SYSTEM in ground.agent.labels:
+        assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+        return
+    assert "Mind the marmot." in json.dumps(seen.server.requests[-1].body)
+    again = {**_session(resume=seen.session), "system": "Mind the badger."}
+    asked = json.dumps((await _in(ground, [Turn(text="done")], abp=again)).server.requests[-1].body)
+    assert "Mind the badger." in asked
+    assert "marmot" not in asked
+
+
 async def _in(ground: Ground, turns: Sequence[Turn], **more: Any) -> Seen:
     """A run where the agent's conversations can be."""
     return await ground.play(turns, mode=ground.agent.conversations_in, **more)

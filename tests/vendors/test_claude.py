@@ -213,3 +213,9 @@ async def test_a_budget_ends_the_run(ground: Ground) -> None:
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, model="claude-opus-5-5")
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+
+
+async def test_a_limit_of_nothing_ends_the_run_before_the_program_starts(ground: Ground) -> None:
+    for limit in ({"max_budget_usd": 0.0}, {"max_turns": 0}):
+        seen = await ground.play([Turn(text="never heard")], **limit)
+        assert (seen.receipt.outcome, seen.server.requests) == ("partial", ())

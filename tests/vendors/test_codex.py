@@ -15,7 +15,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, ScriptUsage, Turn
-from tests.vendors.cases import CASES, MODEL, SCHEMA, check_functions
+from tests.vendors.cases import CASES, IN_WORDS, MODEL, SCHEMA, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
 
@@ -36,7 +36,7 @@ class Codex(Agent):
         self.env: dict[str, str] = {}
         self.patient = {"options": {"retries": 10}}
         shape = dict.fromkeys((f"structured output {what}" for what in ("right", "wrong", "absent")), SHAPED)
-        self.labels = {"max turns": "emulated: the host counts answers and stops the turn", **shape}
+        self.labels = {"max turns": "emulated: the host counts answers and stops the turn", **shape, **IN_WORDS}
 
     def options(self, url: str) -> dict[str, Any]:
         return {"program": vendor("codex"), "base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"}

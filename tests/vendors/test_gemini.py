@@ -12,7 +12,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, ScriptUsage, Turn
-from tests.vendors.cases import CASES, check_functions
+from tests.vendors.cases import CASES, IN_WORDS, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
 from tests.vendors.test_acp_orders import LABELS, row
@@ -33,6 +33,7 @@ class Gemini(Agent):
         self.patient: dict[str, Any] = {}
         self.labels = {
             **LABELS,
+            **IN_WORDS,
             CHANGED: "refused: the protocol has no word for a changed input, so the call does not run",
             "max turns": "emulated: the host counts requests in the agent's record and stops the turn",
             "policy stops a write outside": "emulated: the agent refuses it before it asks anybody",

@@ -16,7 +16,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, FileChanged, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Fault, ScriptUsage, Turn
-from tests.vendors.cases import CASES, check_functions
+from tests.vendors.cases import CASES, IN_WORDS, check_functions
 from tests.vendors.found import program, vendor
 from tests.vendors.ground import Agent, Ground, Seen
 from tests.vendors.test_acp_orders import SHAPED
@@ -38,6 +38,7 @@ class Kimi(Agent):
         self.patient = {"options": {"retries": 10}}
         self.labels = {
             **SHAPED,
+            **IN_WORDS,
             CHANGED: "refused: the agent takes no other input than its own, so the call does not run",
             "a loop of tool calls without end": "cut: the agent sees a loop after twelve calls and stops, partial",
             "max turns": "emulated: the host counts requests and stops the turn",

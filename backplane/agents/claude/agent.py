@@ -101,7 +101,9 @@ class Agent(BaseAgent):
 
     async def _greet(self, written: anyio.Event) -> None:
         hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
-        reply = await self.pipe.call("initialize", {"hooks": hooks}, timeout_s=self.answer_s, written=written)
+        # Else a conversation keeps the system prompt of its first run, whatever a later order says.
+        wanted = {"hooks": hooks, "systemPromptSnapshot": False}
+        reply = await self.pipe.call("initialize", wanted, timeout_s=self.answer_s, written=written)
         if reply.fault is not None and reply.fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
         if reply.fault is not None:

@@ -84,6 +84,8 @@ class Agent(BaseAgent):
         require_price(self.session.run, self.reader.price, repr(self._model))
         more = {"version": thread.get("cliVersion"), "kept": self._is_kept, "agent": agent.get("userAgent")}
         await self.session.announce(self.reader.thread, model=self._model, **more)
+        if method != "thread/start" and "developerInstructions" in params:
+            await self.session.run.warn("config.vendor.codex.system is told where a conversation begins, and not again")
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

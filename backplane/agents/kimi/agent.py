@@ -36,7 +36,7 @@ TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
     "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
 }  # fmt: skip
-SETTINGS: Final = {"system": "system_prompt", "thinking": "thinking"}
+SETTINGS: Final = {"thinking": "thinking"}
 """What an order may set under `config.vendor.kimi`, and the session's name for it."""
 EVENTS_S: Final = 30.0
 """For the agent's server to say that events will come."""
