@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -472,6 +472,80 @@ async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Gro
         with anyio.fail_after(30):
             assert (await session.run("on")).stop_reason == "end_turn"
     assert [receipt.backplane["end"]["reason"] for receipt in ground.receipts()] == ["cancelled", "complete"]
+
+
+async def test_two_tasks_are_not_inside_one_session_at_once(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        refused: list[str] = []
+
+        async def refuse(call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(ConfigError, match="a turn of this session is under way"):
+                await call()
+            refused.append("")
+
+        provider = registry.get("keeps")
+        calls = (lambda: session.run("b"), lambda: session.send_input("b"), lambda: session.handover(provider))
+        events, waits = list[StreamEvent](), anyio.Event()
+
+        async def while_it_is_read() -> None:
+            await waits.wait()
+            for call in calls:
+                await refuse(call)
+            await session.interrupt()
+
+        async with anyio.create_task_group() as tasks:
+            for call in calls:  # While the turn begins.
+                tasks.start_soon(refuse, call)
+            tasks.start_soon(while_it_is_read)
+            async for event in session.send_message("wait"):
+                events.append(event)
+                waits.set()
+        assert len(refused) == 6
+        assert isinstance(events[-1], MessageDoneEvent)
+        assert events[-1].stop_reason == "user_interrupt"
+        assert session.get_history()[0] == UserMessage(content="wait")
+        assert len([one for one in session.get_history() if isinstance(one, UserMessage)]) == 1
+
+
+async def test_a_stream_tells_of_its_own_turn_alone(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        first, second = session.send_message("wait"), session.send_message("two")
+        await anext(first)
+        assert isinstance(await anext(second), TextDeltaEvent)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="the turn of this stream was ended by a later call"):
+                await anext(first)
+        assert isinstance((await told(second))[-1], MessageDoneEvent)
+        assert await told(second) == []
+
+
+@pytest.mark.parametrize("reads", ["always", "slowly"])
+async def test_a_session_is_closed_from_another_task_and_its_reader_gets_the_end(
+    ground: Ground, reads: str, anyio_backend_name: str
+) -> None:
+    if (reads, anyio_backend_name) == ("slowly", "trio"):
+        pytest.skip("a turn is ended in the task that began it there")
+    async with ground.registry() as registry:
+        session = await registry.get("words").create_session()
+        ends: list[StreamEvent] = []
+        async with anyio.create_task_group() as tasks:
+            begun, closed = anyio.Event(), anyio.Event()
+
+            async def read() -> None:
+                async for event in session.send_message("wait"):
+                    ends.append(event)
+                    begun.set()
+                    if reads == "slowly":
+                        await closed.wait()
+
+            tasks.start_soon(read)
+            with anyio.fail_after(30):
+                await begun.wait()
+                await session.close()
+                closed.set()
+        assert isinstance(ends[-1], MessageDoneEvent)
+        assert ends[-1].stop_reason == "user_interrupt"
+    assert [receipt.backplane["end"]["reason"] for receipt in ground.receipts()] == ["cancelled"]
 
 
 async def test_a_turn_that_is_cancelled_from_outside_leaves_nothing_running(ground: Ground) -> None:

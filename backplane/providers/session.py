@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
@@ -94,6 +94,10 @@ class _Open:
         """Calls that the caller runs, without their results: id → name."""
         self.answers: dict[str, tuple[anyio.Event, list[Decision]]] = {}
         """Approvals that wait for `send_input`."""
+        self.ended: tuple[ProviderError | None, StopReason] | None = None
+        """How it failed, if it did, and why it stopped; None while it is under way."""
+        self.left = False
+        """A later call has ended it."""
 
     def waiting(self, id: str) -> tuple[anyio.Event, list[Decision]]:
         """The answer to come to one of them."""
@@ -102,6 +106,10 @@ class _Open:
 
 class Session:
     """A conversation. Use it as an async context manager, or call `close`.
+
+    One task at a time begins, reads or ends a turn; a call of another meanwhile is refused (`config_invalid`). `close`,
+    `interrupt` and answers by `send_input` may come from any. On trio, a turn that its reader has left is ended by a
+    call in the task that began it, as trio's scopes belong to their task.
 
     Attributes:
         id: of the session; its file has this name.
@@ -116,6 +124,10 @@ class Session:
         self._policy = read_policy(file.policy or config.policy or provider.plane.settings.policy or PolicyProfile())
         self._file = msgspec.structs.replace(file, policy=self._policy)
         self._open: _Open | None = None
+        self._inside = False
+        """A task begins, reads or ends a turn."""
+        self._came_out: anyio.Event | None = None
+        """For who waits until that task has come out."""
         self._folder: str | None = None
         self._native: str | None = None
         self._forks = self._system_known = self._closed = False
@@ -231,7 +243,8 @@ class Session:
     ) -> Stream[StreamEvent]:
         """Say something, and iterate over what comes; results of calls that were handed to you go on with the turn.
 
-        A stream that is left early is ended in order by the next call. A failure of the turn is an `error` event.
+        A stream that is left early is ended in order by the next call; whoever reads on in it then is refused. A
+        failure of the turn is an `error` event.
 
         Args:
             model: for this turn and those after it.
@@ -239,8 +252,8 @@ class Session:
             policy: for this turn alone; it only tightens.
 
         Raises:
-            ConfigError: `config_invalid`, from the first event on: the session is closed, a result belongs to no
-                call, or the policy allows more than the session's.
+            ConfigError: `config_invalid`, from the first event on: the session is closed, another task is inside a
+                call of it, a result belongs to no call, or the policy allows more than the session's.
             BackendError: `capability_unsupported`, the provider cannot take the session's tools.
         """
         reader = reading.StreamEventReader(self.provider)
@@ -335,12 +348,16 @@ class Session:
             await self._open.run.cancel("interrupted by the user")
 
     async def close(self) -> None:
-        """End the session in order: a turn under way is cancelled, its file stays."""
+        """End the session in order: a turn under way is cancelled, and who reads it gets its end; its file stays."""
         if self._closed:
             return
         self._closed = True
         try:
-            await self._abandon()
+            if self._open is not None:
+                await self._open.run.cancel("the session was closed")
+            await self._until_out()
+            with self._alone():
+                await self._abandon()
         finally:
             with anyio.CancelScope(shield=True):
                 if self._saved is not None:
@@ -362,9 +379,14 @@ class Session:
             model: None is the provider's own choice, as names of models mean nothing elsewhere.
 
         Raises:
+            ConfigError: `config_invalid`, another task is inside a call of this session.
             BackendError, ProtocolError: as `Provider.create_session`.
         """
-        await self._abandon()
+        with self._alone():
+            return await self._hand_over(provider, model)
+
+    async def _hand_over(self, provider: Provider, model: str | None) -> tuple[str, ...]:
+        await self._leave()
         await provider.prepare()
         losses = [OWN_STATE] if self._native else []
         losses += [f"dropped: model {self.model}"] if self.model and model is None else []
@@ -404,8 +426,30 @@ class Session:
 
     def _require_rest(self) -> None:
         if self._open is not None:
-            fact = "a turn of this session is under way"
-            raise ConfigError("config_invalid", fact, hint="read it to its end, or `await session.interrupt()`")
+            raise _under_way()
+        self._require_out()
+
+    def _require_out(self) -> None:
+        if self._inside:
+            raise _under_way()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Begin, read or end a turn, which no other task does then: they would take each other's events."""
+        self._require_out()
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            if self._came_out is not None:
+                self._came_out.set()
+                self._came_out = None
+
+    async def _until_out(self) -> None:
+        while self._inside:
+            self._came_out = self._came_out or anyio.Event()
+            await self._came_out.wait()
 
     def _lose(self, loss: str) -> None:
         if loss not in self.losses:
@@ -427,6 +471,7 @@ class Session:
         return []
 
     def _give(self, result: ToolResultMessage) -> None:
+        self._require_out()
         open = self._open
         name = open.calls.pop(result.tool_call_id, None) if open is not None else None
         if open is None or name is None:
@@ -443,9 +488,15 @@ class Session:
         *,
         asks: bool = False,
     ) -> None:
+        with self._alone():
+            await self._start(said, model, root, policy, asks)
+
+    async def _start(
+        self, said: UserMessage, model: str | None, root: str | None, policy: PolicyProfile | None, asks: bool
+    ) -> None:
         if self._closed:
             raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
-        await self._abandon()
+        await self._leave()
         await self._provider.prepare()
         said = msgspec.structs.replace(
             said, content="\n\n".join(part for part in (self._initial, said.content) if part)
@@ -530,6 +581,12 @@ class Session:
             fresh=self._fresh,
         )
 
+    async def _leave(self) -> None:
+        """End the turn under way, as another one is to begin."""
+        if self._open is not None:
+            self._open.left = True
+        await self._abandon()
+
     async def _abandon(self) -> None:
         """End a turn that its reader has left."""
         open = self._open
@@ -537,19 +594,31 @@ class Session:
             return
         try:
             await open.run.cancel("its reader has left")
-            while self._open is not None:
-                await self._more()
+            while open.ended is None:
+                await self._pull(open)
         except anyio.get_cancelled_exc_class():
             # Not in a shield of ours: the run's own scopes lie outside of that one, and are left first.
             if self._open is open:
                 await self._end(open)
             raise
 
-    async def _more(self) -> tuple[_Open, list[AgentEvent], ProviderError | None, StopReason | None] | None:
-        """The next events; with why the turn stopped where it did. None where no turn is under way."""
-        open = self._open
-        if open is None:
-            return None
+    async def _more(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
+        """The next events of a turn; with why it stopped where it did.
+
+        Raises:
+            ConfigError: `config_invalid`, a later call has ended it, or another task is inside a call.
+        """
+        if self._closed:
+            await self._until_out()
+        if open.left:
+            fact = "the turn of this stream was ended by a later call"
+            raise ConfigError("config_invalid", fact, hint="read a stream to its end before the next call")
+        if open.ended is not None:
+            return [], *open.ended
+        with self._alone():
+            return await self._pull(open)
+
+    async def _pull(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
         taken: list[AgentEvent] = []
         for event in open.rest:
             taken.append(event)
@@ -559,16 +628,15 @@ class Session:
             if open.tools.handed and reading.handed(event, open.tools.handed):
                 assert isinstance(event, ToolCall)
                 open.calls[event.tool_use_id or event.tool_name] = reading.own_name(event.tool_name)
-                return open, taken, None, "tool_use"
+                return taken, None, "tool_use"
         if taken:
-            return open, taken, None, None
+            return taken, None, None
         async for batch in open.batches:
             open.rest = iter(batch.events)
             if self._asks:
                 self._note_asked(open, batch.events)
-            return open, [], None, None
-        failure = await self._end(open)
-        return open, [], failure, self._file.turns[-1].stop_reason
+            return [], None, None
+        return [], *await self._end(open)
 
     def _note_asked(self, open: _Open, batch: Sequence[AgentEvent]) -> None:
         """Expect answers to the approvals that the policy did not decide at once."""
@@ -579,18 +647,20 @@ class Session:
                 if id not in decided:
                     open.waiting(id)
 
-    async def _end(self, open: _Open) -> ProviderError | None:
+    async def _end(self, open: _Open) -> tuple[ProviderError | None, StopReason]:
         """Close a turn that has ended, and keep what was said in it."""
-        run, failure = open.run, None
+        run = open.run
         try:
             await open.block.__aexit__(None, None, None)
         finally:
             self._open = None
             failure = self._keep(open, run) if run.is_sealed else self._lost(open, run)
-            self._fresh = self._file.turns[-1].stop_reason in (None, "error", "user_interrupt")
+            stop = self._file.turns[-1].stop_reason or "error"
+            self._fresh = stop in ("error", "user_interrupt")
+            open.ended = failure, stop
             with anyio.CancelScope(shield=True):
                 await self.save()
-        return failure
+        return open.ended
 
     def _lost(self, open: _Open, run: Run) -> ProviderError:
         """Note a turn whose receipt could not be stored; the next start of a control plane seals it."""
@@ -654,7 +724,7 @@ def _decision(input: unified.ToolApproval | unified.PatchApproval) -> Decision:
 class Stream(Generic[EventT]):
     """What one turn tells, in the words of one interface."""
 
-    __slots__ = ("_begin", "_done", "_over", "_read", "_rest", "_session")
+    __slots__ = ("_begin", "_done", "_over", "_read", "_rest", "_session", "_turn")
 
     def __init__(
         self,
@@ -668,6 +738,7 @@ class Stream(Generic[EventT]):
         self._read, self._done = read, done
         self._rest: Iterator[EventT] = iter(())
         self._over = False
+        self._turn: _Open | None = None
 
     def __aiter__(self) -> Stream[EventT]:
         return self
@@ -681,20 +752,25 @@ class Stream(Generic[EventT]):
             if self._begin is not None:
                 begin, self._begin = self._begin, None
                 self._rest = iter(await begin())
+                self._turn = self._session._open
                 continue
             self._rest = iter(await self._next())
 
     async def _next(self) -> list[EventT]:
-        more = await self._session._more()
-        if more is None:
+        if self._turn is None:
             self._over = True
             return []
-        open, taken, failure, stop = more
+        taken, failure, stop = await self._session._more(self._turn)
         out = self._read(taken)
         if stop is not None:
             self._over = True
-            out += self._done(open, failure, stop)
+            out += self._done(self._turn, failure, stop)
         return out
+
+
+def _under_way() -> ConfigError:
+    fact = "a turn of this session is under way"
+    return ConfigError("config_invalid", fact, hint="read it to its end, or `await session.interrupt()`")
 
 
 OWN_STATE: Final = "dropped: the provider's own state of the conversation"
