@@ -7,9 +7,12 @@ control plane, a backend by name. For many runs over one control plane use `Cont
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import anyio
@@ -118,18 +121,37 @@ def run(
     Inside a running event loop (a notebook) the run has a thread with a loop of its own, and this call waits for it.
 
     Args:
-        on_event: called for each event as it comes.
+        on_event: called for each event as it comes, a plain or `async` function.
     """
     whole = functools.partial(_run, order, on_event, given)
     if not _inside_a_loop():
         return anyio.run(whole)
-    with anyio.from_thread.start_blocking_portal() as portal:
+    with _interruptible(), anyio.from_thread.start_blocking_portal() as portal:
         ended = portal.start_task_soon(whole)
         try:
             return ended.result()
         except BaseException:
             ended.cancel()  # Ctrl-C comes to this thread: the run ends in order before the portal does.
             raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt in the main thread while it waits inside asyncio's loop.
+
+    asyncio's handlers ask the loop to do something, and that cannot go on before this thread does. A program's own
+    handler stays.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    module = getattr(getattr(before, "func", before), "__module__", None) or ""
+    if threading.current_thread() is not threading.main_thread() or module.partition(".")[0] != "asyncio":
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _inside_a_loop() -> bool:
@@ -145,8 +167,8 @@ async def _run(order: WorkOrder | str, on_event: Callable[[AgentEvent], object] 
         while True:
             async with attempts.begin() as run:
                 async for event in run:
-                    if on_event is not None:
-                        on_event(event)
+                    if on_event is not None and inspect.isawaitable(waits := on_event(event)):
+                        await waits
             if not await attempts.goes_on(run):
                 return run
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
 import backplane
 from backplane.config import BackendSettings, Settings
 from backplane.errors import CODES
+from backplane.receipts.store import Store
 from backplane.runtime.orders import make_order, read_output, schema_of
 from backplane.testing import ModelServer
-from tests.peers import ROOT
+from tests.peers import ROOT, WAIT_S
 from tests.runs import script
 
 ASKING = """
@@ -195,6 +198,67 @@ def test_a_function_that_raises_denies_and_its_line_is_logged(
     assert "KeyError: 'the line to find'" in answer["reason"]
     assert 'raise KeyError("the line to find")' in caplog.text
     assert "broken raised KeyError" in caplog.text
+
+
+WAITING = """
+import backplane, sys, time
+def ask(asked):
+    print("asked", flush=True)
+    WAIT
+policy = backplane.PolicyProfile(require_approval_for=("bash",))
+backplane.run("echo hi", backend="shell", root=".", policy=policy, on_ask=ask)
+"""
+
+
+@pytest.mark.parametrize("waits", ["input()", "sys.stdin.readline()", "time.sleep(600)"])
+def test_a_function_that_waits_keeps_no_program_alive_after_ctrl_c(
+    backplane_home: Path, tmp_path: Path, waits: str
+) -> None:
+    words = [sys.executable, "-c", WAITING.replace("WAIT", waits)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as program:  # type: ignore[call-overload]
+        assert program.stdout.readline() == "asked\n"
+        program.send_signal(signal.SIGINT)
+        assert program.wait(WAIT_S) == -signal.SIGINT
+        said = program.stderr.read()
+    assert "Fatal Python error" not in said
+    assert said.rstrip().endswith("KeyboardInterrupt")
+
+
+INSIDE = """
+import asyncio, backplane
+async def main():
+    def tell(event):
+        print(type(event).__name__, flush=True)
+    backplane.run("echo begun; sleep 600", backend="shell", root=".", on_event=tell)
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_ends_a_run_inside_a_running_loop(backplane_home: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", INSIDE]
+    with subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        while "ToolCall" not in program.stdout.readline():
+            pass
+        program.send_signal(signal.SIGINT)
+        assert program.wait(WAIT_S) == -signal.SIGINT
+    with Store.open(backplane_home, readonly=True) as store:
+        (row,) = store.list()
+        assert store.load(row.run_id).backplane["end"]["reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_events_go_to_a_function_of_any_kind(backplane_home: Path, tmp_path: Path, kind: str) -> None:
+    seen: list[backplane.AgentEvent] = []
+
+    async def waiting(event: backplane.AgentEvent) -> None:
+        await anyio.lowlevel.checkpoint()
+        seen.append(event)
+
+    on_event = waiting if kind == "async" else seen.append
+    run = backplane.run("echo hi", backend="shell", root=tmp_path, home=backplane_home, on_event=on_event)
+    assert len(seen) == len(run.receipt.trace)
 
 
 def test_an_answer_that_is_no_decision_is_named(backplane_home: Path, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ LATE = {
     "agents.options.rows_of": "tomllib: a control plane sends a host the whole row",
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
+    "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
     "scale.content._client": "httpx, for contents on a server",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
     "telemetry.sender._load": "the SDK, in a thread while the run is at work",

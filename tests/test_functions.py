@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +19,10 @@ import msgspec
 import pytest
 
 import backplane
+from backplane.providers import HandlerResult, ToolDefinition
+from backplane.providers.tools import Toolset
 from backplane.runtime.functions import FunctionTool, served
+from backplane.runtime.hook_calls import call_function
 from tests.peers import WAIT_S
 
 
@@ -71,7 +78,7 @@ class Client:
 
 
 @contextmanager
-def client(*functions: Callable[..., Any]) -> Iterator[Client]:
+def client(*functions: Any) -> Iterator[Client]:
     with anyio.from_thread.start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(served(functions)) as row:
             made = Client(row)
@@ -110,6 +117,76 @@ def test_an_agent_lists_and_calls_functions() -> None:
         assert (is_error, "`day`" in text) == (True, True)
         assert "no such tool; there are weather, doubled" in agent.ask("tools/call", name="wether")["message"]
         assert agent.ask("prompts/list")["code"] == -32601
+
+
+def cut_off() -> None:
+    raise asyncio.CancelledError
+
+
+async def cut_off_later() -> None:
+    task = asyncio.create_task(asyncio.sleep(5))
+    task.cancel()
+    await task
+
+
+def test_a_task_that_a_function_lost_is_its_own_error_and_the_other_tools_go_on() -> None:
+    with client(doubled, cut_off, cut_off_later) as agent:
+        for name in ("cut_off", "cut_off_later"):
+            text, is_error = agent.call(name)
+            assert (is_error, "CancelledError: a task that it waited for was cancelled" in text) == (True, True)
+        assert agent.call("doubled", numbers=[1]) == ("[2]", False)
+
+
+@pytest.mark.anyio
+async def test_only_a_cancellation_of_the_call_ends_its_task() -> None:
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        await call_function(cut_off)
+    for waits in (anyio.sleep_forever, threading.Event().wait):
+        with anyio.move_on_after(0.05) as scope:
+            await call_function(waits)
+        assert scope.cancelled_caught
+
+
+VARIABLE: ContextVar[int] = ContextVar("VARIABLE")
+
+
+@pytest.mark.anyio
+async def test_a_function_in_a_thread_has_the_callers_context_and_no_loop() -> None:
+    async def seven() -> int:
+        return VARIABLE.get()
+
+    VARIABLE.set(7)
+    assert await call_function(lambda: anyio.run(seven)) == 7
+    with pytest.raises(SystemExit):
+        await call_function(sys.exit, 3)
+
+
+def refused() -> HandlerResult:
+    return HandlerResult("not today", is_error=True)
+
+
+@pytest.mark.parametrize("kind", ["function", "definition"])
+def test_a_function_says_itself_that_it_failed(kind: str) -> None:
+    definition = ToolDefinition(
+        name="refused", description="", parameters={"type": "object"}, handler=lambda _: refused()
+    )
+    (tool,) = Toolset([refused if kind == "function" else definition]).offered
+    with client(tool) as agent:
+        assert agent.call("refused") == ("not today", True)
+
+
+def test_what_a_definitions_schema_does_not_take_reaches_no_handler() -> None:
+    taken: list[Any] = []
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    whole = ToolDefinition(name="whole", description="", parameters=schema, handler=taken.append)
+    wrong = ToolDefinition(name="wrong", description="", parameters={"type": "objekt"}, handler=taken.append)
+    with client(*Toolset([whole, wrong]).offered) as agent:
+        text, is_error = agent.call("whole", a="notint")
+        assert (text, is_error) == ("the arguments do not fit: /a: 'notint' is not of type 'integer'", True)
+        assert agent.call("whole") == ("the arguments do not fit: /: 'a' is a required property", True)
+        assert agent.call("whole", a=1) == ("null", False)
+        assert "its parameters are no schema" in agent.call("wrong")[0]
+    assert taken == [{"a": 1}]
 
 
 def test_two_clients_have_their_own_conversations() -> None:

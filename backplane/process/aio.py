@@ -203,35 +203,48 @@ async def _next_visitor(listener: socket.socket) -> socket.socket:
             await anyio.sleep(ACCEPT_AGAIN_S)
 
 
-async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter) -> T:
+async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None = None) -> T:
     """Call a blocking function in a thread that neither a cancelled caller nor the end of Python waits for.
 
+    It has the caller's context variables.
+
     Args:
-        places: how many such threads there may be at once; one that nobody waits for any more keeps its place.
+        places: how many such threads there may be at once; one that nobody waits for any more keeps its place. None
+            where the caller bounds them.
 
     Raises:
         OSError: no thread can be had.
     """
     over, token, results = anyio.Event(), anyio.lowlevel.current_token(), list[T]()
-    faults = list[Exception]()
+    faults = list[BaseException]()
+    context, sniffio = contextvars.copy_context(), sys.modules.get("sniffio")
+    if sniffio is not None:  # No loop is on that thread: the function may run one of its own.
+        context.run(sniffio.current_async_library_cvar.set, None)
 
     def end() -> None:
-        places.release_on_behalf_of(over)
+        if places is not None:
+            places.release_on_behalf_of(over)
         over.set()
 
     def run() -> None:
+        # This frame lasts for ever where the function does. Without a reference Python takes stdin away at its end,
+        # and aborts ("could not acquire lock for <_io.BufferedReader name='<stdin>'>") where `input` reads a pipe.
+        held = sys.stdin
         try:
-            results.append(work())
-        except Exception as error:  # Raised again where it is awaited.
+            results.append(context.run(work))
+        except BaseException as error:  # Raised again where it is awaited.
             faults.append(error)
         with suppress(RuntimeError):  # The loop has ended meanwhile.
             anyio.from_thread.run_sync(end, token=token)
+        del held
 
-    await places.acquire_on_behalf_of(over)
+    if places is not None:
+        await places.acquire_on_behalf_of(over)
     try:
         threading.Thread(target=run, daemon=True).start()
     except RuntimeError as error:
-        places.release_on_behalf_of(over)
+        if places is not None:
+            places.release_on_behalf_of(over)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
     await over.wait()
     if faults:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -13,15 +14,13 @@ from backplane.contract.conversation import ToolResultMessage
 from backplane.errors import ConfigError
 from backplane.protocol.mcp import text_result
 from backplane.redact.secrets import Redactor
-from backplane.runtime.functions import Offered, offered
-from backplane.runtime.hook_calls import call_function, log_raised
+from backplane.runtime.functions import HandlerResult, Offered, offered, result_of
+from backplane.runtime.hook_calls import call_function
 
+if TYPE_CHECKING:
+    from backplane.agents.structured import AnswerSchema
 
-class HandlerResult(msgspec.Struct, frozen=True):
-    """What a handler may give in place of a plain value."""
-
-    output: str
-    is_error: bool = False
+__all__ = ["HandlerResult", "Tool", "ToolDefinition", "Toolset"]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +29,8 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON Schema of the input, an object; it is shown to the model, and the input is not checked against it."""
+    """JSON Schema of the input, an object. What does not satisfy it is answered with the fault, and reaches no handler;
+    a call that is handed to the caller is handed as it is."""
     handler: Callable[[Any], Any] | None = None
     """Plain or `async`, from the input to a text, a `HandlerResult` or JSON; None hands each call to the caller."""
 
@@ -89,10 +89,17 @@ class _Defined:
         if handler is None:
             given = await self._tools.result(self.name)
             return text_result(given.content, is_error=given.is_error)
+        input = {} if arguments is None else arguments
         try:
-            value = await call_function(handler, {} if arguments is None else arguments)
-            if isinstance(value, HandlerResult):
-                return text_result(value.output, is_error=value.is_error)
-            return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
-        except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
-            return text_result(log_raised("tool", handler, error, redactor), is_error=True)
+            fault = self._schema.read(msgspec.json.encode(input).decode())[1]
+        except ConfigError as error:
+            fault = f"its parameters are no schema: {error.message}"
+        if fault is not None:
+            return text_result(f"the arguments do not fit: {fault}", is_error=True)
+        return await result_of(functools.partial(call_function, handler, input), handler, redactor)
+
+    @functools.cached_property
+    def _schema(self) -> AnswerSchema:
+        from backplane.agents.structured import AnswerSchema  # It takes 60 ms to load: only who is called pays.
+
+        return AnswerSchema(self._definition.parameters)

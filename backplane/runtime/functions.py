@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import typing
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -39,6 +39,13 @@ CLIENTS_MAX: Final = 16
 """Bridges at once; an agent starts one, and one more for each agent below it."""
 
 Function = Callable[..., Any]
+
+
+class HandlerResult(msgspec.Struct, frozen=True):
+    """What a tool's function may give in place of a plain value."""
+
+    output: str
+    is_error: bool = False
 
 
 class Offered(typing.Protocol):
@@ -92,11 +99,18 @@ class FunctionTool:
         except msgspec.ValidationError as error:
             return text_result(f"the arguments do not fit: {error}", is_error=True)
         members = {name: getattr(given, name) for name in self._input.__struct_fields__}
-        try:
-            value = await call_function(self.function, **members)
-            return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
-        except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
-            return text_result(log_raised("tool", self.function, error, redactor), is_error=True)
+        return await result_of(functools.partial(call_function, self.function, **members), self.function, redactor)
+
+
+async def result_of(call: Callable[[], Awaitable[Any]], function: Function, redactor: Redactor) -> Json:
+    """Return what a call of a tool's function gives, a text, a `HandlerResult` or JSON, or what it raises."""
+    try:
+        value = await call()
+        if isinstance(value, HandlerResult):
+            return text_result(value.output, is_error=value.is_error)
+        return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+    except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
+        return text_result(log_raised("tool", function, error, redactor), is_error=True)
 
 
 @asynccontextmanager

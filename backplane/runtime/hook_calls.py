@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -20,6 +21,7 @@ from backplane.config import child_environment
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
+from backplane.process.aio import asyncio_loop, in_daemon
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
 from backplane.process.programs import feed, piece
@@ -102,12 +104,32 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
 
 
 async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
-    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*given, **members)
-    # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
-    answer = await anyio.to_thread.run_sync(functools.partial(function, *given, **members), abandon_on_cancel=True)
-    return await answer if inspect.isawaitable(answer) else answer
+    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person.
+
+    Raises:
+        RuntimeError: a task that it waited for was cancelled, and not this call.
+    """
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(*given, **members)
+        # What hangs cannot be stopped; it is left to itself, its answer counts no more, and Python's end does not wait.
+        async with anyio.to_thread.current_default_thread_limiter():
+            answer = await in_daemon(functools.partial(function, *given, **members))
+        return await answer if inspect.isawaitable(answer) else answer
+    except BaseException as error:
+        if isinstance(error, Exception) or not _is_its_own(error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: a task that it waited for was cancelled") from error
+
+
+def _is_its_own(error: BaseException) -> bool:
+    """Whether a cancellation arose in the caller's function: passed on, it would end whatever else is at work here."""
+    import asyncio  # Only for what ends a task.
+
+    if not isinstance(error, asyncio.CancelledError | anyio.get_cancelled_exc_class()):
+        return False
+    task = asyncio.current_task() if asyncio_loop() is not None else None
+    return anyio.current_effective_deadline() != -math.inf and not (task is not None and task.cancelling())
 
 
 def log_raised(role: str, function: Callable[..., Any], error: Exception, redactor: Redactor) -> str:
