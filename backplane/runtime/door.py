@@ -103,8 +103,8 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
     """Return the id of the open question that an answer is for.
 
     Raises:
-        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none, or
-            wants none.
+        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none,
+            or wants none.
     """
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
