@@ -360,6 +360,24 @@ def test_what_begins_like_a_message_and_is_not_strict_json_ends_the_run(data: by
     assert broken.code == "protocol_invalid_envelope"
     assert "line 3" in broken.message
     assert broken.evidence == data[:-1][:EVIDENCE_BYTES]
+    assert ("a lone surrogate (byte" in broken.message) == (b"\\u" in data)
+
+
+@pytest.mark.parametrize(
+    ("data", "fact"),
+    [
+        (b"{\n", "it ends in the middle; one message is one line"),
+        (b'{"a":"\\\\ud800"\n', "it ends in the middle"),
+        (b'{"a":"\\\\ud800","b":"\\ud83d\\ude00","c":"\\ud83d"}\n', "a lone surrogate (byte 39): \\ud83d is half of"),
+        (b'{"a":"\\ud83d\\ud83d\\ude00"}\n', "a lone surrogate (byte 6): \\ud83d is half of"),
+        (b'{"a":"\\ude00\\ude00"}\n', "a lone surrogate (byte 6): \\ude00 is half of"),
+    ],
+)
+def test_both_ends_say_what_keeps_a_line_from_being_json(data: bytes, fact: str) -> None:
+    for end in (control(), host()):
+        broken = only(end.receive(data))
+        assert isinstance(broken, Broken)
+        assert fact in broken.message
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "utf-32-be"])

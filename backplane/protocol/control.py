@@ -343,7 +343,7 @@ class ControlEnd:
         try:
             value = strict(line)
         except (ValueError, RecursionError) as error:
-            fact = f"line {self.lines_read} is not strict JSON: {error}"
+            fact = f"line {self.lines_read} is not strict JSON: {error}; one message is one line"
             return Broken("protocol_invalid_envelope", fact, self._evidence(line))
         t = value.get("t")
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):

@@ -86,7 +86,8 @@ class HostEnd:
             value = strict(line)
             doubled = canonical.duplicate_key(line, value)
         except (ValueError, RecursionError) as error:
-            return Broken("protocol_invalid_envelope", f"a line is not strict JSON: {error}", line[:EVIDENCE_BYTES])
+            fact = f"a line is not strict JSON: {error}; one message is one line"
+            return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
         t = value.get("t") if isinstance(value, dict) else None
         ref_id = text_or_none(value.get("id" if t == "run" else "ref_id")) if isinstance(value, dict) else None
         if not isinstance(t, str):

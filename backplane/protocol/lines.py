@@ -5,6 +5,7 @@ What a line means is not known here; `messages` knows the shapes.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -112,6 +113,10 @@ class _Tag(msgspec.Struct):
     t: str = ""
 
 
+_LONE_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
 _decode_tag: Final = msgspec.json.Decoder(_Tag).decode
 
 
@@ -127,10 +132,21 @@ def strict(line: bytes) -> Json:
         line.decode()
     if len(line) > _DEPTH_BYTES and canonical.deeper(line, DEPTH_MAX):
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
-    value = canonical.decode(line)
+    try:
+        value = canonical.decode(line)
+    except msgspec.DecodeError as error:
+        raise ValueError(_reason(line, str(error))) from error
     if canonical.may_be_endless(line):
         canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
     return value
+
+
+def _reason(line: bytes, theirs: str) -> str:
+    """Why a line is no JSON; its reader takes half of a surrogate pair for the end of the line."""
+    lone = _LONE_SURROGATE.search(line.replace(b"\\\\", b"\1\1"))
+    if lone is not None and ("surrogate" in theirs or "truncated" in theirs):
+        return f"a lone surrogate (byte {lone.start()}): {lone[0].decode()} is half of a character"
+    return "it ends in the middle" if "truncated" in theirs else theirs
 
 
 def _refuse_too_many(line: bytes) -> None:
