@@ -681,6 +681,8 @@ def cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+OF_GLIBC = 1 << 31 | 1 << 32
+"""Signals 32 and 33, which are glibc's own: its `posix_spawn` may leave them ignored, and they are nobody else's."""
 HARDENED = """
 import os, signal, sys, anyio
 from backplane.process.child import open_child
@@ -705,7 +707,8 @@ sys.stdout.write(run_tool(argv, env=env).stdout.decode())
 def test_signals_that_the_control_plane_ignores_are_heard_by_its_children(place: Place) -> None:
     done = subprocess.run([sys.executable, "-c", HARDENED], env=place.env, capture_output=True, timeout=30, check=False)
     lines = done.stdout.decode().splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("Sig")] == ["0" * 16] * 6
+    masks = [int(line.split()[1], 16) & ~OF_GLIBC for line in lines if line.startswith("Sig")]
+    assert masks == [0] * 6
     assert sum("ENOENT" in line and "/nowhere" in line for line in lines) == 2
     assert done.stderr == b""
 

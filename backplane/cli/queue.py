@@ -23,7 +23,7 @@ from backplane.cli.start import load_settings, open_store, wrong
 from backplane.errors import ConfigError
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
-from backplane.scale.engine import Budget, LabelLimits, State, Status, Worker, check_label, check_priority
+from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
@@ -380,12 +380,16 @@ async def _tell(order_id: str, engine: DurableEngine, asked: Request) -> int:
     return 0
 
 
-class QueueLimits(msgspec.Struct, frozen=True):
-    """What holds for a label, and for the whole queue."""
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for a label, and the budget of the whole queue; None is no limit."""
 
     label: str
-    limits: LabelLimits
-    budget: Budget
+    concurrency: int | None
+    rate_orders: int | None
+    """Orders begun at most in `rate_ms`."""
+    rate_ms: int | None
+    budget_usd_micros: int | None
+    spent_usd_micros: int
 
 
 def set_limits(options: Options) -> int:
@@ -401,7 +405,17 @@ def set_limits(options: Options) -> int:
             await engine.set_limits(options.label, limits)
         if options.budget_usd is not None:
             await engine.set_budget(budget)
-        return _show_limits(QueueLimits(options.label, limits, await engine.budget()), as_json=options.json)
+        orders, span_ms = limits.rate or (None, None)
+        held = await engine.budget()
+        now = QueueLimits(
+            label=options.label,
+            concurrency=limits.concurrency,
+            rate_orders=orders,
+            rate_ms=span_ms,
+            budget_usd_micros=held.limit_usd_micros,
+            spent_usd_micros=held.spent_usd_micros,
+        )
+        return _show_limits(now, as_json=options.json)
 
     return _queue(set, options)
 
@@ -410,11 +424,10 @@ def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
     if as_json:
         streams.write_record(now)
         return 0
-    limits, most = now.limits, now.budget.limit_usd_micros
-    rate = "no limit" if limits.rate is None else f"{limits.rate[0]} in {limits.rate[1] / 1000:g} s"
-    budget = "no limit" if most is None else f"of {_usd(most)}"
-    streams.write(f"label        {now.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
-    streams.write(f"rate         {rate}\nbudget       {_usd(now.budget.spent_usd_micros)} spent, {budget}\n")
+    rate = "no limit" if now.rate_ms is None else f"{now.rate_orders} in {now.rate_ms / 1000:g} s"
+    budget = "no limit" if now.budget_usd_micros is None else f"of {_usd(now.budget_usd_micros)}"
+    streams.write(f"label        {now.label}\nconcurrency  {now.concurrency or 'no limit'}\n")
+    streams.write(f"rate         {rate}\nbudget       {_usd(now.spent_usd_micros)} spent, {budget}\n")
     return 0
 
 
