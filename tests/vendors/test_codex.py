@@ -301,3 +301,11 @@ async def test_a_budget_for_a_model_without_a_price_is_refused(ground: Ground) -
 async def test_a_stream_without_an_answer_is_a_failure_though_the_agent_calls_it_done(ground: Ground) -> None:
     seen = await ground.play([Turn(text="")])
     assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_unavailable"])
+
+
+async def test_its_commands_are_started_without_the_key(ground: Ground) -> None:
+    name, value = next(iter(ground.agent.variables().items()))
+    command = f'test -n "$HOME" && test -z "${name}" && echo without > seen.txt'
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")], env={"CASE_WORD": "given-word"})
+    assert value
+    assert "+without" in seen.patch

@@ -92,6 +92,8 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, 
         "features": {**FEATURES, "view_image": not (profile.deny_read or after)},
         # A user's profile is no part of the order, and may take its time.
         "allow_login_shell": False,
+        # Its commands need no key of its model's service.
+        "shell_environment_policy": {"exclude": [options.key_env]} if options.key_env else None,
         "web_search": "disabled" if networked or asked_first or after else "live",
         "mcp_servers": mcp_servers(run, options),
         "model_reasoning_effort": own.get("effort"),
