@@ -260,12 +260,15 @@ def test_a_router_in_python_runs_by_type_and_by_a_function(
     routing = RoutingSettings(strategy="first_available")
     settings = Settings(backends=backends(tmp_path), routing=routing, isolation="off", limits=QUICK)
     task = json.dumps({"log": str(tmp_path / "log"), "kill_after_s": {}})
+    (tmp_path / "work").mkdir()
 
     async def whole() -> None:
         async with ControlPlane(settings, backplane_home, os.environ) as plane:
             router = TaskRouter(plane)
             assert router.select_provider(TaskDescriptor()).chosen().name == "one"
-            asked = await router.simple_query(task)
+            asked = await router.simple_query(task, root=tmp_path / "work", policy="strict")
+            assert asked.order.workspace.root == str(tmp_path / "work")
+            assert "**/.env*" in asked.order.policy.deny_read
             assert asked.receipt.backplane["route"]["task"]["type"] == "simple_query"
             with pytest.raises(CapabilityError, match="no backend can take this order"):
                 await router.review_code(task)  # Nobody said which is the best.

@@ -42,6 +42,7 @@ from backplane.tools import SPECS, CallResult, Toolbox
 from backplane.tools.keys import take, without
 from backplane.tools.mcp import Servers, open_servers
 from backplane.tools.places import ToolRefused
+from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import MICROS, Spent, most, price_of
@@ -376,7 +377,12 @@ class Agent(BaseAgent):
             refused = local.reason if local.allowed == "deny" else None
         if refused is not None:
             return CallResult(f"policy_denied: {refused}", is_error=True)
-        result = await (self.servers.call(name, input) if name in self.servers else self.toolbox.run(name, input))
+        if name in self.servers:
+            result = await self.servers.call(name, input)
+        elif name in BY_NAME:
+            result = await self.toolbox.run(name, input)
+        else:
+            result = CallResult(no_tool(name, [*BY_NAME, *(spec.name for spec in self.servers.specs)]), is_error=True)
         if result.ran is not None:
             await self._run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
         for change in result.changes:

@@ -6,8 +6,9 @@ Only `TaskRouter` starts anything; the rest reads.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from backplane.config import BackendSettings, Settings
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import Failed
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
 from backplane.providers.orders import SessionConfig
@@ -38,7 +39,8 @@ from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDeci
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
 from backplane.runtime import backends
 from backplane.runtime.hello import ask_hello
-from backplane.runtime.hooks import CAPABILITY
+from backplane.runtime.hooks import CAPABILITY, Hook
+from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -443,23 +445,34 @@ class TaskRouter:
         decision.chosen()
         return decision
 
-    async def run(self, order: WorkOrder | str, **wishes: Any) -> Run:
+    async def run(
+        self,
+        order: WorkOrder | str,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        policy: PolicyProfile | str | None = None,
+        on_ask: OnAsk | None = None,
+        hooks: Sequence[Hook] = (),
+        **wishes: Any,
+    ) -> Run:
         """Run an order to its end; the last attempt's run comes back.
 
         Args:
+            root, policy, on_ask, hooks: as `backplane.start` takes them.
             wishes: members of `config.vendor.abp.route`, over the order's own.
 
         Raises:
             CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
         """
-        whole = make_order(order)
+        whole = make_order(order, root=root, policy=policy)
         if wishes:
             own = whole.abp("route")
             whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
         plane = self._plane
         attempts = await attempts_for(plane, whole, self._strategy)
         while True:
-            async with plane.start(attempts.order, attempts.backend, route=attempts.route) as run:
+            start = plane.start(attempts.order, attempts.backend, on_ask=on_ask, hooks=hooks, route=attempts.route)
+            async with start as run:
                 await run.wait()
             if not await attempts.after(plane, run):
                 return run
@@ -479,14 +492,14 @@ class TaskRouter:
             config = dataclasses.replace(config, model=option.model.name)
         return await provider.create_session(config), provider
 
-    async def simple_query(self, task: str) -> Run:
-        """Have a question answered by the cheapest backend."""
-        return await self.run(task, type="simple_query", preference="cost")
+    async def simple_query(self, task: str, **given: Any) -> Run:
+        """Have a question answered by the cheapest backend; other arguments as `run`."""
+        return await self.run(task, **{"type": "simple_query", "preference": "cost", **given})
 
-    async def generate_code(self, task: str) -> Run:
-        """Have code written by the backend that the strategy prefers."""
-        return await self.run(task, type="code_generation")
+    async def generate_code(self, task: str, **given: Any) -> Run:
+        """Have code written by the backend that the strategy prefers; other arguments as `run`."""
+        return await self.run(task, **{"type": "code_generation", **given})
 
-    async def review_code(self, task: str) -> Run:
-        """Have code reviewed by the best backend, as the configuration says; before others that wait."""
-        return await self.run(task, type="code_review", preference="quality", priority="high")
+    async def review_code(self, task: str, **given: Any) -> Run:
+        """Have code reviewed by the best backend, as the configuration says, before others that wait; see `run`."""
+        return await self.run(task, **{"type": "code_review", "preference": "quality", "priority": "high", **given})

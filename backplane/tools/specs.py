@@ -6,6 +6,7 @@ rules on paths and addresses hold for them as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -121,11 +122,16 @@ SPECS: Final[tuple[ToolSpec, ...]] = (
 BY_NAME: Final[dict[str, ToolSpec]] = {spec.name: spec for spec in SPECS}
 
 
+def no_tool(name: str, names: Iterable[str]) -> str:
+    """Say to a model that it called a tool that is not there, and which are."""
+    return f"there is no tool {name[:80]!r}; there are {', '.join(names)}"
+
+
 def fault_in(name: str, input: Json) -> str | None:
     """What is wrong with a call, for the model to correct; None when nothing is."""
     spec = BY_NAME.get(name)
     if spec is None:
-        return f"there is no tool {name[:80]!r}; there are {', '.join(BY_NAME)}"
+        return no_tool(name, BY_NAME)
     if not isinstance(input, dict):
         return "the arguments are not one JSON object"
     # Loading it takes longer than most hosts' whole start.
