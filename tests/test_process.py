@@ -386,7 +386,7 @@ BROKEN = {
     "folder": "EACCES",
     "cwd": "ENOENT",
     "3 MB": "E2BIG",
-    "zero byte": "EINVAL",
+    "zero byte": "EINVAL (a word of its command has a NUL character)",
     "no argv": "EINVAL",
 }
 

@@ -19,7 +19,7 @@ from backplane import resources
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.events import EVENT_TYPES, ToolCall, Unread, Warned
-from backplane.contract.receipt import BackendIdentity
+from backplane.contract.receipt import BackendIdentity, read_receipt
 from backplane.contract.work import WorkOrder
 from backplane.errors import CODES, BackplaneError, ProtocolError
 from backplane.protocol import (
@@ -709,6 +709,36 @@ def test_a_known_message_of_the_wrong_shape_has_its_code(message: dict[str, Any]
     received = only(control().receive(line(message)))
     assert isinstance(received, Broken)
     assert received.code == code
+
+
+@pytest.mark.parametrize(
+    ("members", "fact"),
+    [
+        ({"lane": "patch-first"}, "'patch-first' is none of 'patch_first', 'workspace_first' (did"),
+        ({"lane": "patch"}, "'patch_first'?) - at `$.work_order.lane`"),
+        ({"workspace": {"mode": "copy"}}, "'copy' is none of 'pass_through', 'staged' - at `$.work_order.workspace"),
+        ({"requirements": {"required": [{"capability": "vision", "min_support": "any"},
+          {"capability": "vision", "min_support": "nativ"}]}}, "$.work_order.requirements.required[1].min_support`"),
+        ({"id": "nope"}, "`id`: not a UUID: 'nope' - at `$.work_order`"),
+        ({"workspace": {"root": "a\0b"}}, "`root` has a NUL character, and no path has one"),
+        ({"lane": 5}, "Expected `str`, got `int` - at `$.work_order.lane`"),
+    ],
+)  # fmt: skip
+def test_an_order_of_the_wrong_shape_is_told_what_may_stand_where(members: dict[str, Any], fact: str) -> None:
+    received = only(host().receive(line({"t": "run", "id": "r2", "work_order": {"task": "x", **members}})))
+    assert isinstance(received, Broken)
+    assert fact in received.message
+
+
+def test_a_wrong_word_in_any_message_is_told_the_words_that_it_takes() -> None:
+    answer = only(host().receive(line({"t": "answer", "ref_id": "r1", "id": "a", "decision": "allowed"})))
+    assert "'allowed' is none of 'allow', 'deny', 'modify' (did you mean 'allow'?) - at `$.decision`" in answer.message
+    ask = only(control().receive(line({"t": "ask", "ref_id": "r1", "id": "a", "kind": "wish"})))
+    assert "'wish' is none of 'input', 'patch', 'result', 'spend', 'tool' - at `$.kind`" in ask.message
+    with pytest.raises(ValueError, match=r"'completed' is none of 'complete', .*\(did you mean 'complete'\?\)"):
+        read_receipt({**RECEIPT, "outcome": "completed"})
+    with pytest.raises(ValueError, match=r"`run_id`: not a UUID: 'r1' - at `\$.meta`"):
+        read_receipt({**RECEIPT, "meta": {**RECEIPT["meta"], "run_id": "r1"}})
 
 
 @pytest.mark.parametrize(

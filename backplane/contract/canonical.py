@@ -284,6 +284,18 @@ def uuid_text(text: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def print_anew(value: msgspec.Struct, name: str, form: Callable[[str], str]) -> None:
+    """Put a member of a struct that is being made into its print form.
+
+    Raises:
+        ValueError: with the member's name: where a struct is made, only its own place is known.
+    """
+    try:
+        msgspec.structs.force_setattr(value, name, form(getattr(value, name)))
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from error
+
+
 # JSON without reading it: what stands outside of its texts, in a few passes through C ---------------------------------
 #
 # Escapes are taken away first, so that every quotation mark begins or ends a text. No pattern repeats an alternative,

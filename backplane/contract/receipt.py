@@ -13,6 +13,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_level
+from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent, normal
 
 CONTRACT_VERSION = "abp/v0.1"
@@ -41,7 +42,7 @@ class RunMetadata(msgspec.Struct, frozen=True, kw_only=True):
             ("started_at", canonical.timestamp),
             ("finished_at", canonical.timestamp),
         ):
-            msgspec.structs.force_setattr(self, name, form(getattr(self, name)))
+            canonical.print_anew(self, name, form)
         _check_counters(self, "duration_ms")
 
 
@@ -115,7 +116,10 @@ def read_receipt(value: Json) -> Receipt:
     Raises:
         ValueError: with what is wrong; mostly a `msgspec.ValidationError` with its path.
     """
-    receipt = msgspec.convert(value, Receipt)
+    try:
+        receipt = msgspec.convert(value, Receipt)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(explain(error, Receipt)) from error
     levels = {name: read_level(level) for name, level in receipt.capabilities.items()}
     return msgspec.structs.replace(
         receipt,

@@ -15,6 +15,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.choices import explain
 from backplane.contract.work import (
     OF_HOST,
     OTHERS_SETTINGS,
@@ -84,7 +85,10 @@ def read_work_order(value: Json, *, lenient: bool = False) -> WorkOrder:
         PolicyError: `policy_invalid`, an unknown member of `policy`, `requirements` or `workspace`, or a misspelt one.
         ValueError: it has the wrong shape.
     """
-    return msgspec.convert(heard(value, lenient=lenient), WorkOrder)
+    try:
+        return msgspec.convert(heard(value, lenient=lenient), WorkOrder)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(explain(error, WorkOrder)) from error
 
 
 def heard(value: Json, *, lenient: bool = False) -> Json:

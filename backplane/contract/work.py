@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from backplane.contract.canonical import Json, uuid_text
+from backplane.contract.canonical import Json, print_anew, uuid_text
 from backplane.contract.capability import Requirements
 
 Lane = Literal["patch_first", "workspace_first"]
@@ -27,6 +27,10 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     """Globs on paths relative to the root; empty takes everything."""
     exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.root, str) and "\0" in self.root:  # Other types are told by whoever checks them.
+            raise ValueError("`root` has a NUL character, and no path has one")
 
 
 class Snippet(msgspec.Struct, frozen=True):
@@ -176,7 +180,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
     config: RuntimeConfig = RuntimeConfig()
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "id", uuid_text(self.id))
+        print_anew(self, "id", uuid_text)
 
     def of_host(self) -> tuple[str, ...]:
         """The settings of `OF_HOST` that this order has; an empty one asks for nothing."""

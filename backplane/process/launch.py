@@ -91,6 +91,9 @@ def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
         name, hint = f"'{name}' in '{command.cwd}'", "make the folder or name another"
     else:
         name, hint = f"'{name}'", _HINTS.get(number, "")
+    if number == errno.EINVAL and any("\0" in word for word in command.argv):
+        fact = f"{name} could not be started: {code} (a word of its command has a NUL character)"
+        return BackendError("sidecar_spawn_failed", fact, hint="take it out of the task: no program can be given one")
     fact = f"{name} {_PLACES.get(where, 'could not be started')}: {code} ({os.strerror(number)})"
     return BackendError("sidecar_spawn_failed", fact, hint=hint or None)
 

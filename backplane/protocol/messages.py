@@ -9,6 +9,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
+from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION
 from backplane.contract.unheard import heard
@@ -209,7 +210,8 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
         return Broken(error.code, f"{error.message} ({error.hint})", line[:EVIDENCE_BYTES], ref_id)
     except ValueError as error:
         code = WRONG_SHAPE.get(t, "contract_schema_violation")
-        return Broken(code, f"{t} has the wrong shape: {error}", line[:EVIDENCE_BYTES], ref_id)
+        why = explain(error, shape) if isinstance(error, msgspec.ValidationError) else str(error)
+        return Broken(code, f"{t} has the wrong shape: {why}", line[:EVIDENCE_BYTES], ref_id)
 
 
 def _root_named(order: Json) -> Json:

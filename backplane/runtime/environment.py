@@ -28,6 +28,7 @@ from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import STAGED_FOR, StateFolder
 from backplane.sandbox.credentials import read_names
 from backplane.workspace import Quota, open_workspace
+from backplane.workspace.workspace import NAME_A_FOLDER
 
 if TYPE_CHECKING:
     from backplane.process.launch import StartCommand
@@ -240,7 +241,8 @@ class RunEnvironment:
                 self._root = str(self._tree)
         elif not await anyio.to_thread.run_sync(os.path.isdir, spec.root):
             # Said here, as a cage around a place that is not there would only fail to start.
-            raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
+            fact = f"the workspace {spec.root!r} is not a folder"
+            raise WorkspaceError("workspace_init_failed", fact, hint=NAME_A_FOLDER)
         return True
 
     async def _contain(self, program: ProcessBackend) -> tuple[Opener, tuple[object, ...]]:

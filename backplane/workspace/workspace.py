@@ -372,6 +372,10 @@ def collect(stage_dir: Path) -> None:
     remove_tree(stage_dir)
 
 
+NAME_A_FOLDER: Final = "name an existing folder (--root, or workspace.root of the order)"
+"""What to do about a workspace that is not there."""
+
+
 def find_original(root: Path) -> Path:
     """Find the folder that an order works on.
 
@@ -385,7 +389,7 @@ def find_original(root: Path) -> Path:
         fact = f"the workspace '{printable(str(root))}' is not a folder"
     except (OSError, RuntimeError) as error:
         fact = f"the workspace '{printable(str(root))}' cannot be opened: {getattr(error, 'strerror', None) or error}"
-    raise WorkspaceError("workspace_init_failed", fact, hint="give an existing folder with --root")
+    raise WorkspaceError("workspace_init_failed", fact, hint=NAME_A_FOLDER)
 
 
 def _about(error: OSError, otherwise: Path) -> str:
