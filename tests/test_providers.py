@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import tempfile
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +35,7 @@ from backplane.providers import (
     ToolResultMessage,
     ToolUseEndEvent,
     UserMessage,
+    store,
     unified,
 )
 from backplane.providers.failures import ErrorType
@@ -607,6 +611,49 @@ async def test_a_closed_session_says_so(ground: Ground) -> None:
         await session.close()
         with pytest.raises(ConfigError, match="the session is closed"):
             await session.run("x")
+
+
+@pytest.fixture
+def own_folders(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many sessions have a folder of their own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(ground.folder))
+    return lambda: len(list(ground.folder.glob("backplane-session-*")))
+
+
+async def test_a_registry_closes_the_sessions_that_are_open_at_its_end(
+    ground: Ground, own_folders: Callable[[], int]
+) -> None:
+    async with ground.registry() as registry:
+        provider = registry.get("words")
+        session = await provider.create_session()
+        stream = session.send_message("wait")
+        assert isinstance(await anext(stream), TextDeltaEvent)
+        assert own_folders() == 1
+    assert own_folders() == 0
+    assert isinstance((await told(stream))[-1], MessageDoneEvent)
+    (receipt,) = ground.receipts()
+    assert receipt.backplane["end"]["reason"] == "cancelled"
+    assert not store.is_open(ground.home, session.id)
+    for call in (session.run("x"), provider.create_session(), provider.resume(session.id)):
+        with pytest.raises(ConfigError, match="is closed"):
+            await call
+
+
+async def test_a_session_that_is_dropped_is_closed_by_the_collector(
+    ground: Ground, own_folders: Callable[[], int]
+) -> None:
+    async with ground.registry() as registry:
+        session = await registry.get("words").create_session()
+        (await session.run("one")).check()
+        id = session.id
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            del session
+            gc.collect()
+        assert {one.category for one in warned} == {ResourceWarning}
+        assert own_folders() == 0
+        async with await registry.get("words").resume(id) as again:
+            (await again.run("two")).check()
 
 
 # The page -------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,24 @@ def folders(home: Path) -> list[str]:
 
 
 @one_loop
+async def test_a_control_plane_that_nobody_will_close_keeps_no_host(backplane_home: Path, tmp_path: Path) -> None:
+    plane, host = started(backplane_home), script(tmp_path, BODY)
+    receipts = [await one(plane, on(tmp_path), host, more=True) for _ in range(4)]
+    assert [how(receipt) for receipt in receipts] == ["cold"] * 4
+    assert folders(backplane_home) == []
+    plane.state_folder.close()
+
+
+async def test_a_closed_control_plane_starts_nothing(backplane_home: Path, tmp_path: Path) -> None:
+    async with started(backplane_home) as plane:
+        pass
+    with pytest.raises(BackplaneError, match="the control plane is closed") as refused:
+        await one(plane, on(tmp_path), script(tmp_path, BODY))
+    assert refused.value.code == "config_invalid"
+    assert not (backplane_home / "runs").exists()
+
+
+@one_loop
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
 @pytest.mark.parametrize("mode", ["pass_through", "staged"])
 async def test_the_third_order_of_a_kind_finds_its_host_and_the_receipt_says_so(

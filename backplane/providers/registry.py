@@ -74,9 +74,11 @@ class Provider:
         """Ask the host once what it can; no order is sent, and no model is asked.
 
         Raises:
+            ConfigError: `config_invalid`, the registry is closed.
             BackendError: `backend_not_found`, `backend_unavailable`, `backend_crashed`.
             ProtocolError: `protocol_handshake_failed`.
         """
+        self.plane.require_open()
         if self._can is None:
             limits = self.backend.limits or self.plane.settings.limits
             self._can = abilities(await ask_hello(self.backend, self.plane.environ, limits))
@@ -259,7 +261,7 @@ def cut(file: SessionFile, at: int) -> SessionFile:
 class ProviderRegistry:
     """The providers of one control plane: every backend that is configured or shipped, and those registered here.
 
-    Use it as an async context manager; sessions are closed before it.
+    Use it as an async context manager; sessions that are open at its end are closed before it.
 
     Args:
         settings, home, environ: as `ControlPlane`.

@@ -6,7 +6,6 @@ host owns retries, because only it knows what a request had already done.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 import uuid
@@ -128,7 +127,7 @@ class Session:
         """A task begins, reads or ends a turn."""
         self._came_out: anyio.Event | None = None
         """For who waits until that task has come out."""
-        self._folder: str | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._native: str | None = None
         self._forks = self._system_known = self._closed = False
         self._initial = config.initial_prompt
@@ -139,6 +138,7 @@ class Session:
         """Where the last turn was cut off, its work is to be put into the folder."""
         self.receipt: Receipt | None = None
         """Of the last turn."""
+        provider.plane.above.add(self)
 
     @property
     def id(self) -> str:
@@ -363,7 +363,7 @@ class Session:
                 if self._saved is not None:
                     await anyio.to_thread.run_sync(self._saved.close)
                 if self._folder is not None:
-                    await anyio.to_thread.run_sync(shutil.rmtree, self._folder, True)
+                    await anyio.to_thread.run_sync(self._folder.cleanup)
 
     async def save(self) -> None:
         """Write the session's file; every turn does it by itself. Raises StoreError: `receipt_store_failed`."""
@@ -388,6 +388,7 @@ class Session:
     async def _hand_over(self, provider: Provider, model: str | None) -> tuple[str, ...]:
         await self._leave()
         await provider.prepare()
+        provider.plane.above.add(self)
         losses = [OWN_STATE] if self._native else []
         losses += [f"dropped: model {self.model}"] if self.model and model is None else []
         self._provider, self._native = provider, None
@@ -506,9 +507,7 @@ class Session:
             self.set_model(model)
         await self._carry_folder()
         whole = self._policy if policy is None else tightened(self._policy, policy)
-        where = root or self._config.root or self._folder
-        if where is None:
-            where = self._folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "backplane-session-")
+        where = root or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
         tools = self._tools
         block = OwnTask(self._started(said, whole, where, run_id))
@@ -524,6 +523,12 @@ class Session:
                 await self.save()
             raise
         self._open = _Open(block, run, said, tools)
+
+    async def _own_folder(self) -> str:
+        if self._folder is None:
+            make = partial(tempfile.TemporaryDirectory[str], prefix="backplane-session-", ignore_cleanup_errors=True)
+            self._folder = await anyio.to_thread.run_sync(make)
+        return self._folder.name
 
     async def _carry_folder(self) -> None:
         """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""

@@ -6,6 +6,7 @@ A file is data: it is bounded and checked against its shape when it is read, and
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -40,7 +41,8 @@ FOLDER: Final = "sessions"
 class Saved:
     """The file of a session that this process may write, until `close`."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: io.FileIO) -> None:
+        # A file object: of a session that is dropped unclosed, the collector closes it and warns.
         self.path, self._lock = path, lock
 
     def write(self, file: SessionFile, secrets: Iterable[str] = ()) -> None:
@@ -58,9 +60,7 @@ class Saved:
 
     def close(self) -> None:
         """Let others write it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
 
 def clean(file: SessionFile, redactor: Redactor) -> Any:
@@ -116,11 +116,12 @@ def create(home: Path, id: str) -> Saved:
     path = path_of(home, id)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = io.FileIO(os.open(path.with_suffix(".lock"), flags, 0o600))
     except OSError as error:
         raise StoreError("receipt_store_failed", f"{path.parent}: {error.strerror}") from error
-    if not try_lock(lock):
-        os.close(lock)
+    if not try_lock(lock.fileno()):
+        lock.close()
         fact = f"the session {id} is open in another process, or a second time in this one"
         raise ConfigError("config_invalid", fact, hint=f"backplane sessions fork {id}")
     return Saved(path, lock)

@@ -9,12 +9,13 @@ import heapq
 import itertools
 import os
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -132,10 +133,16 @@ def _sender(environ: Mapping[str, str]) -> Sender | None:
     return Sender(environ)
 
 
+class Closing(Protocol):
+    """What works over a control plane, and ends before it."""
+
+    async def close(self) -> None: ...
+
+
 class ControlPlane:
     """Runs orders on backends, a bounded number at once, and keeps their receipts.
 
-    Use it as an async context manager; it may be shared by any number of tasks.
+    Use it as an async context manager; it may be shared by any number of tasks. One that is closed starts nothing.
 
     Args:
         settings: None loads the configuration as the command line does.
@@ -160,18 +167,28 @@ class ControlPlane:
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
         self.state_folder = StateFolder(home, _signer(settings.signing_key))
-        limits = settings.limits
-        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max else None
-        """Hosts that wait for an order; None where none shall."""
+        self.warm: WarmHosts | None = None
+        """Hosts that wait for an order; None where none shall, or where nobody would end them."""
+        self.above: weakref.WeakSet[Closing] = weakref.WeakSet()
+        """What is closed before this: the sessions over it."""
+        self._closed = False
         self.sender = _sender(self.environ)
         """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
         self.layers: Probe | None = None
         """What contains hosts on this machine; None finds out when it is needed."""
 
     async def __aenter__(self) -> ControlPlane:
+        self._closed = False
+        self.keep_warm()
         return self
 
+    def keep_warm(self) -> None:
+        """Have hosts wait for later orders, as the limits say; the end of the block ends them, or that of the loop."""
+        limits = self.settings.limits
+        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max else None
+
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         try:
             await in_order(self._close)
         except Exception as error:
@@ -179,11 +196,20 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
-            if self.warm is not None:
-                await self.warm.close()
-            await anyio.to_thread.run_sync(self.state_folder.close)
-            if self.sender is not None:
-                await anyio.to_thread.run_sync(self.sender.leave)
+            async with AsyncExitStack() as closing:  # Each of them, whatever another raises.
+                if self.sender is not None:
+                    closing.push_async_callback(anyio.to_thread.run_sync, self.sender.leave)
+                closing.push_async_callback(anyio.to_thread.run_sync, self.state_folder.close)
+                if self.warm is not None:
+                    closing.push_async_callback(self.warm.close)
+                for one in self.above:
+                    closing.push_async_callback(one.close)
+
+    def require_open(self) -> None:
+        """Raises ConfigError: `config_invalid`, the control plane was closed: nobody would end what it starts."""
+        if self._closed:
+            fact = "the control plane is closed"
+            raise ConfigError("config_invalid", fact, hint="start orders and sessions inside its `async with` block")
 
     @asynccontextmanager
     async def start(
@@ -221,9 +247,10 @@ class ControlPlane:
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
             ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
-                declared pure and works in place.
+                declared pure and works in place; or the control plane is closed.
         """
         try:
+            self.require_open()
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
             require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
             require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")

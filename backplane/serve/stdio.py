@@ -99,6 +99,7 @@ def main(
     archive.sweep(home)
     _widen(1)
     plane = ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ)
+    plane.keep_warm()
     server = (make or Server)(plane, line_bytes_max)
     try:
         number = sidecar.speak(server.host(), server.work, line_bytes_max=line_bytes_max)
