@@ -19,7 +19,7 @@ import pytest
 
 from backplane.config import BackendSettings, Settings
 from backplane.contract.conversation import StopReason
-from backplane.contract.work import PolicyProfile
+from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
 from backplane.providers import (
     AgentMessage,
@@ -35,6 +35,7 @@ from backplane.providers import (
     ToolResultMessage,
     ToolUseEndEvent,
     UserMessage,
+    orders,
     store,
     unified,
 )
@@ -241,6 +242,37 @@ async def test_a_provider_that_keeps_conversations_goes_on_with_its_own(ground: 
     assert first["task"] == "Instructions for this whole conversation:\nBe brief.\n\none"
     assert second["task"] == "two"
     assert session.losses == ("emulated: system_prompt, it is said in the user's words",)
+
+
+async def test_a_changed_system_prompt_is_said_to_replace_the_earlier(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        async with await registry.get("keeps").create_session(SessionConfig(system_prompt="Be brief.")) as session:
+            tasks = []
+            for prompt in ("Be brief.", "Be long.", "Be long.", None, None):
+                session.set_system_prompt(prompt)
+                tasks.append(msgspec.json.decode((await session.run("go")).check().text)["task"].removesuffix("go"))
+                assert (orders.REPLACED in session.losses) is (prompt != "Be brief.")
+            id = session.id
+        async with await registry.get("keeps").resume(id, SessionConfig(system_prompt="Rhyme.")) as session:
+            tasks.append(msgspec.json.decode((await session.run("go")).check().text)["task"].removesuffix("go"))
+    assert tasks == [
+        "Instructions for this whole conversation:\nBe brief.\n\n",
+        "Instructions for this whole conversation, in place of the earlier ones:\nBe long.\n\n",
+        "",
+        "The instructions for this whole conversation that were given earlier no longer hold:\nBe long.\n\n",
+        "",
+        "Instructions for this whole conversation:\nRhyme.\n\n",
+    ]
+
+
+@pytest.mark.parametrize("lane", ["patch_first", "workspace_first"])
+async def test_what_a_turn_does_not_see_of_the_turns_before_is_told(ground: Ground, lane: Any, tmp_path: Path) -> None:
+    config = SessionConfig(root=str(tmp_path), lane=lane)
+    async with ground.registry() as registry, await registry.get("shell").create_session(config) as session:
+        (await session.run("touch made")).check()
+        assert orders.UNSEEN not in session.losses
+        sees = (await session.run("test -e made")).stop_reason == "end_turn"
+        assert (sees, orders.UNSEEN in session.losses) == (lane == "workspace_first", lane == "patch_first")
 
 
 async def test_a_provider_without_memory_is_told_the_history_in_words_and_labelled(ground: Ground) -> None:
@@ -725,7 +757,8 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(g
     words = HOST.replace('"session_fork": NATIVE', '"session_resume": restricted("in its folder")')
     (ground.folder / "host.py").write_text(words.replace("import NATIVE", "import NATIVE, restricted"))
     async with ground.registry() as providers:
-        for mode, keeps in (("staged", False), ("pass_through", True)):
+        modes: tuple[tuple[Mode, bool], ...] = (("staged", False), ("pass_through", True))
+        for mode, keeps in modes:
             config = SessionConfig(root=str(ground.folder), mode=mode)
             async with await providers.get("keeps").create_session(config) as session:
                 assert session.metadata().keeps_conversations is keeps

@@ -25,7 +25,7 @@ from backplane.contract.conversation import (
     UserMessage,
     unresolved,
 )
-from backplane.contract.work import PolicyProfile
+from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import ProviderRegistry, SessionConfig, store
 from backplane.redact.secrets import Redactor
@@ -346,7 +346,7 @@ def _turns(ground: Ground) -> tuple[SessionTurn, ...]:
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 @pytest.mark.parametrize("die", range(1, 9))
 async def test_a_successor_repeats_nothing_and_finishes_what_is_known(
-    ground: Ground, root: Path, die: int, mode: str
+    ground: Ground, root: Path, die: int, mode: Mode
 ) -> None:
     async with ground.registry() as registry:
         first = registry.register(worker(ground, "first", die))

@@ -39,33 +39,46 @@ INPUT: Final = "input/1"
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
-    """What a session is to be: the members of both interfaces, and where and how its agent works."""
+    """What a session is to be: the members of both interfaces, and where and how its agent works.
+
+    A saved session that is gone on with has its own model, prompt, limits, folder, mode and lane where None is given.
+
+    Attributes:
+        model: None is the backend's own choice.
+        max_tokens: of one answer of the model.
+        temperature: of the model; None is its own.
+        system_prompt: instructions for the whole conversation.
+        tools: functions, whose annotations are the schema and whose docstrings the description, or `ToolDefinition`s.
+        session_id: a saved session to go on with.
+        initial_prompt: sent as the first turn, before anything else.
+        max_turns: turns of the model in one turn of the session.
+        root: the folder to work on; None is one of the session's own, empty at its start and gone at its end.
+        mode: `staged` (None) works in a copy of the folder, `pass_through` in the folder itself.
+        lane: `workspace_first` (None) **writes the result of each complete turn into the folder**, where the next turn
+            finds it. `patch_first` leaves the folder as it is: each turn's result is its patch, for
+            `ControlPlane.apply`, and the next turn begins without it.
+        policy: a profile, the name of a shipped one, or the path of a file; None is the configured one.
+        on_ask: answers approvals, a plain or `async` function from `Approval` to `Decision`; None leaves them to
+            `send_input` where `receive_events` is used, else to the ask's default.
+        hooks: asked before tools run and after.
+        save: keep the session in the state folder, so that another process can go on with it.
+    """
 
     model: str | None = None
-    """None is the backend's own choice."""
     max_tokens: int | None = None
-    """Of one answer of the model."""
     temperature: float | None = None
     system_prompt: str | None = None
     tools: Sequence[Tool] = ()
     session_id: str | None = None
-    """A saved session to go on with."""
     initial_prompt: str | None = None
-    """Sent as the first turn, before anything else."""
     max_turns: int | None = None
-    """Turns of the model in one turn of the session."""
     root: str | None = None
-    """Folder to work on; None is a folder of the session's own, empty at its start and gone at its end."""
-    mode: str | None = None
-    """None is `staged`; of a saved session its own, as with each member that is not given."""
-    lane: str | None = None
-    """None is `workspace_first`: the result of each complete turn goes into the folder, where the next one finds it."""
+    mode: Mode | None = None
+    lane: Lane | None = None
     policy: PolicyProfile | str | None = None
     on_ask: OnAsk | None = None
-    """Answers approvals; None leaves them to `send_input` where `receive_events` is used, else to the ask's default."""
     hooks: Sequence[Hook] = ()
     save: bool = True
-    """Keep the session in the state folder, so that another process can go on with it."""
 
     def __post_init__(self) -> None:
         """Take a path as a root. Raises ConfigError: `config_invalid`, a member is none that it can be."""
@@ -164,8 +177,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     native: str | None = None
     """Id of the host's own conversation to go on with."""
     forks: bool = False
-    system_known: bool = False
-    """The host's own conversation has the system prompt already."""
+    system_told: str | None = None
+    """The system prompt that the host's own conversation has, in the user's words."""
     parent: Json = None
     tools: Json = None
     """The row of the server of the session's functions."""
@@ -211,6 +224,8 @@ def compose(wanted: Wanted) -> Composed:
         if value is not None and name not in heeds:
             losses.append(f"dropped: {name}, the provider has no such setting")
             given[name] = None
+    if (config.mode, config.lane) == ("staged", "patch_first") and any(turn.run_id for turn in wanted.turns):
+        losses.append(UNSEEN)
     if wanted.tools is not None:
         own["mcp_servers"] = [wanted.tools]
     order = WorkOrder(
@@ -224,18 +239,28 @@ def compose(wanted: Wanted) -> Composed:
 
 
 def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
-    system = wanted.config.system_prompt
-    if not system:
-        return []
+    system, told = wanted.config.system_prompt or None, wanted.system_told
     if "system" in wanted.can.heeds:
-        own["system"] = system
+        own.update({"system": system} if system else {})
         return []
     if not wanted.can.reads:
-        losses.append("dropped: system_prompt, the provider does what the task says and reads nothing else")
+        dropped = "dropped: system_prompt, the provider does what the task says and reads nothing else"
+        losses += [dropped] if system else []
         return []
-    losses.append("emulated: system_prompt, it is said in the user's words")
-    return [] if wanted.system_known else [f"Instructions for this whole conversation:\n{system}"]
+    losses += ["emulated: system_prompt, it is said in the user's words"] if system else []
+    if system == told:
+        return []
+    # The provider's own conversation has the earlier words for good.
+    losses += [REPLACED] if told else []
+    if system is None:
+        return [f"The instructions for this whole conversation that were given earlier no longer hold:\n{told}"]
+    return [f"Instructions for this whole conversation{', in place of the earlier ones' if told else ''}:\n{system}"]
 
+
+REPLACED: Final = "emulated: a change of system_prompt, the earlier one stays in the conversation and is revoked there"
+
+UNSEEN: Final = "dropped: files that earlier turns changed, which stay in the turns' patches (lane patch_first)"
+"""Unless the caller has applied them."""
 
 NO_IMAGES: Final = "dropped: images, the provider takes none"
 

@@ -79,8 +79,10 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class _Open:
     """A turn under way."""
 
-    def __init__(self, block: OwnTask[Run], run: Run, said: UserMessage, tools: Toolset) -> None:
+    def __init__(self, block: OwnTask[Run], run: Run, said: UserMessage, tools: Toolset, system: str | None) -> None:
         self.block, self.run = block, run
+        self.system = system
+        """The system prompt that it was begun with."""
         self.said = said
         """What the user said."""
         self.tools = tools
@@ -129,7 +131,9 @@ class Session:
         """For who waits until that task has come out."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._native: str | None = None
-        self._forks = self._system_known = self._closed = False
+        self._forks = self._closed = False
+        self._system_told: str | None = None
+        """The system prompt that the provider's own conversation has, in words."""
         self._initial = config.initial_prompt
         self._told_start = self._asks = False
         self._fresh = True
@@ -185,10 +189,12 @@ class Session:
         self._tools = Toolset(tools)
 
     def set_system_prompt(self, prompt: str | None) -> None:
-        """Give the agent another system prompt from the next turn on."""
+        """Give the agent another system prompt from the next turn on; None takes it away.
+
+        A provider that is told it in words has the earlier one in its conversation, and is told that it is replaced.
+        """
         self._config = replace(self._config, system_prompt=prompt)
         self._file = msgspec.structs.replace(self._file, system_prompt=prompt)
-        self._system_known = False
 
     def get_history(self) -> tuple[Message, ...]:
         """Return what was said, oldest first; also what a turn under way has said so far."""
@@ -205,7 +211,7 @@ class Session:
         """
         self._require_rest()
         self._file = msgspec.structs.replace(self._file, cleared=len(self._file.turns))
-        self._native, self._system_known = None, False
+        self._native = self._system_told = None
 
     def get_usage(self) -> TokenUsage:
         """Return the counters of all ended turns together; what one of them does not know is unknown."""
@@ -392,7 +398,7 @@ class Session:
         losses = [OWN_STATE] if self._native else []
         losses += [f"dropped: model {self.model}"] if self.model and model is None else []
         self._provider, self._native = provider, None
-        self._system_known, self._fresh = False, True
+        self._system_told, self._fresh = None, True
         self._config = replace(self._config, model=model)
         self._file = msgspec.structs.replace(self._file, provider=provider.name, model=model)
         before = self.losses
@@ -418,7 +424,7 @@ class Session:
             native = None
         self._native = None if copied and not can.forks else native
         self._forks = copied and self._native is not None
-        self._system_known = self._native is not None and saved.system_prompt == self._file.system_prompt
+        self._system_told = saved.system_prompt or None if self._native is not None else None
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -509,7 +515,7 @@ class Session:
         whole = self._policy if policy is None else tightened(self._policy, policy)
         where = root or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
-        tools = self._tools
+        tools, system = self._tools, self._config.system_prompt or None
         block = OwnTask(self._started(said, whole, where, run_id))
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
@@ -522,7 +528,7 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self.save()
             raise
-        self._open = _Open(block, run, said, tools)
+        self._open = _Open(block, run, said, tools, system)
 
     async def _own_folder(self) -> str:
         if self._folder is None:
@@ -577,7 +583,7 @@ class Session:
             turns=turns,
             native=self._native,
             forks=self._forks,
-            system_known=self._system_known,
+            system_told=self._system_told,
             parent=parent,
             tools=row,
             names=self._tools.names,
@@ -679,7 +685,7 @@ class Session:
         cause = reading.failure_of(receipt, run.error) if stop == "error" else None
         if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False
-            self._system_known = True
+            self._system_told = open.system
         usage = reading.usage_of(receipt)
         sha256 = receipt.receipt_sha256
         self._note(open, stop_reason=stop, receipt_sha256=sha256, usage=usage, conversation=self._native)

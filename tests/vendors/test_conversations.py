@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,8 @@ async def registry(
 
 
 def config(ground: Ground) -> SessionConfig:
-    return SessionConfig(root=str(ground.root), mode=ground.agent.conversations_in)
+    mode: Any = ground.agent.conversations_in
+    return SessionConfig(root=str(ground.root), mode=mode)
 
 
 async def test_a_session_remembers_and_its_work_is_in_the_folder(ground: Ground, backplane_home: Path) -> None:
