@@ -10,7 +10,8 @@
     ├── WorkspaceError    files could not be staged, compared or changed
     ├── StoreError        a receipt could not be kept, or does not verify
     ├── TranslationError  one dialect could not be said in another
-    └── ConfigError       configuration or usage is wrong
+    ├── ConfigError       configuration or usage is wrong
+    └── ProviderError     a turn of a session failed (`providers.failures`); its code is the provider interface's
 
 The codes are stable strings shared with every peer; messages may change. Nothing here
 prints, and no foreign exception is translated here but one that nobody foresaw.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import sys
 import tempfile
 import warnings
@@ -316,8 +317,12 @@ async def test_a_host_that_dies_ends_the_turn_and_not_the_session(ground: Ground
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
         turn = await session.run("die")
         assert turn.error is not None
-        with pytest.raises(ProviderError):
+        with pytest.raises(BackplaneError) as raised:
             turn.check()
+        assert raised.value is turn.error
+        assert (turn.error.code, turn.error.facts.exit_code, str(turn.error)) == (
+            "unknown", CODES["backend_crashed"].exit_code, f"unknown: {turn.error.cause.message}"
+        )  # fmt: skip
         said = msgspec.json.decode((await session.run("go on")).text)
         again = msgspec.json.decode((await session.run("and on")).text)
     assert said["task"].startswith("First, a question about what went before: no result was recorded")
@@ -332,6 +337,11 @@ def test_every_code_has_one_of_the_seven_and_a_type() -> None:
         assert error.code == facts.provider_code
         assert isinstance(error.cause, BackplaneError)
         assert error.recoverable == facts.retryable
+    told = ProviderError("p", from_code("backend_rate_limited", "x", hint="wait"), "quota")
+    again = pickle.loads(pickle.dumps(told))
+    assert (again.code, again.hint, again.provider, again.error_type) == (
+        "rate_limited", "wait", "p", "usage_limit_reached"
+    )  # fmt: skip
     assert ProviderError("p", from_code("backend_rate_limited", "x"), "overloaded").error_type == "model_overloaded"
     assert ProviderError("p", from_code("backend_rate_limited", "x"), "quota").error_type == "usage_limit_reached"
 

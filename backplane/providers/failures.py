@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from backplane.errors import CODES, BackplaneError
+from backplane.errors import BackplaneError, CodeFacts
 
 ErrorType = Literal[
     "rate_limit",
@@ -38,28 +38,30 @@ _WORDS: Final = (
 """The same by the service's words, as most hosts have no other sign of it."""
 
 
-class ProviderError(Exception):
-    """A turn failed.
+class ProviderError(BackplaneError):
+    """A turn failed. Message, hint, facts and evidence are those of its cause.
 
     Attributes:
         provider: the backend's name.
-        code: one of the seven codes of the provider interface.
-        cause: the failure under its code of ours, with the next step.
+        code: one of the seven codes of the provider interface, where every other error of the tree has one of `CODES`.
+        cause: the failure under its code of ours.
         error_type: one of the seven types of the unified interface.
         recoverable: whether the same turn may succeed when it is tried again; nothing here tries by itself.
     """
 
     def __init__(self, provider: str, cause: BackplaneError, kind: str | None = None) -> None:
-        super().__init__(cause.message)
+        super().__init__(cause.code, cause.message, hint=cause.hint, evidence=cause.evidence)
         self.__cause__ = cause
-        self.provider = provider
-        self.cause = cause
-        self.code = CODES[cause.code].provider_code
+        self.provider, self.cause, self._kind = provider, cause, kind
+        self.code = cause.facts.provider_code
         if kind not in KINDS and cause.code in ("backend_rate_limited", "backend_unavailable"):
             kind = next((kind for kind, words in _WORDS if words.search(cause.message)), None)
         self.error_type: ErrorType = KINDS.get(kind or "", TYPES[self.code])
         self.recoverable = cause.retryable and self.error_type != "usage_limit_reached"
 
     @property
-    def message(self) -> str:
-        return self.cause.message
+    def facts(self) -> CodeFacts:
+        return self.cause.facts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ProviderError, (self.provider, self.cause, self._kind))

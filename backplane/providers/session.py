@@ -70,7 +70,7 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: ProviderError | None = None
 
     def check(self) -> TurnOutcome:
-        """Return this turn if it did not fail. Raises ProviderError."""
+        """Return this turn if it did not fail. Raises ProviderError, a BackplaneError with a hint."""
         if self.error is not None:
             raise self.error
         return self
