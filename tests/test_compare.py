@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.config import Settings
+from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
-from backplane.routing.compare import read_side, summed_up, tree_stamp
+from backplane.routing.compare import Side, compare, read_side, summed_up, tree_stamp
 from backplane.routing.intervals import Interval, Measure, Trial, judge, mean, share
+from backplane.runtime.plane import ControlPlane
 from tests.test_routing_cli import cli, configure, folder
 
 __all__ = ["folder"]
@@ -259,3 +263,17 @@ def test_sides_that_differ_much_are_told_apart() -> None:
         other = mean([int(draw.gauss(90_000, 9_000)) for _ in range(10)])
         right += judge("cost", {"a": one, "b": other}).better == "a"
     assert right > 190
+
+
+@pytest.mark.anyio
+async def test_a_program_may_name_task_and_sides_in_words(source: Path, backplane_home: Path) -> None:
+    settings = Settings(isolation="off")
+    async with ControlPlane(settings, backplane_home, os.environ) as plane:
+        order = WorkOrder("true", workspace=WorkspaceSpec(root=str(source)))
+        found = await compare(plane, order, ["shell", Side("mock")])
+        assert [one.side for one in found.sides] == ["shell", "mock"]
+        for wrong, words in (((order, [1, "mock"]), "a side is a value of the type int"), ((7, []), "the order is a")):
+            with pytest.raises(ConfigError, match=words):
+                await compare(plane, *wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="`repeat` is a value of the type str"):
+            await compare(plane, order, ["shell", "mock"], repeat="3")  # type: ignore[arg-type]

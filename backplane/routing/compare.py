@@ -16,12 +16,13 @@ import anyio.to_thread
 import msgspec
 
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.errors import ConfigError, WorkspaceError
+from backplane.errors import ConfigError, WorkspaceError, require_type
 from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
+from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.compared import FOLDER as COMPARISONS
@@ -63,8 +64,8 @@ def read_side(text: str) -> Side:
 
 async def compare(
     plane: ControlPlane,
-    order: WorkOrder,
-    sides: Sequence[Side],
+    order: WorkOrder | str,
+    sides: Sequence[Side | str],
     *,
     check: str | None = None,
     repeat: int = 1,
@@ -75,7 +76,8 @@ async def compare(
     The sides take turns, each round beginning with another one, so that what changes with time changes for all.
 
     Args:
-        order: is staged, whatever it says, and nothing of it is applied.
+        order: a work order, or just the task; is staged, whatever it says, and nothing of it is applied.
+        sides: each as a value, or as `read_side` takes it.
         check: a command that is run in a copy with the patch; exit code 0 passes.
         heard: called after each run.
 
@@ -86,19 +88,20 @@ async def compare(
         WorkspaceError: `workspace_staging_failed`, the original changed meanwhile.
         StoreError: `receipt_store_failed`.
     """
-    _require_sides(plane, sides, repeat)
+    order, chosen = make_order(order), [read_side(side) if isinstance(side, str) else side for side in sides]
+    _require_sides(plane, chosen, repeat)
     replace = msgspec.structs.replace
     order = replace(order, lane="patch_first", workspace=replace(order.workspace, mode="staged"))
     root = Path(order.workspace.root)
     if not await anyio.to_thread.run_sync(root.is_dir):
-        raise ConfigError("config_invalid", f"{root} is no folder", hint="name one with --root, or leave it out")
+        raise ConfigError("config_invalid", f"{root} is no folder", hint="name one (`root`, --root), or leave it out")
     stamp = await anyio.to_thread.run_sync(tree_stamp, root)
     trials: list[Trial] = []
     id = str(uuid.uuid4())
     try:
         for number in range(repeat):
-            turn = number % len(sides)
-            for side in (*sides[turn:], *sides[:turn]):
+            turn = number % len(chosen)
+            for side in (*chosen[turn:], *chosen[:turn]):
                 trial = await _trial(plane, order, side, check, number + 1, id)
                 if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
                     fact = f"{root} changed during the comparison: its runs did not start from the same tree"
@@ -108,7 +111,7 @@ async def compare(
                 heard(trial)
     finally:
         # What was paid for is kept, also where the rest is not waited for.
-        found = so_far(order, check, sides, trials)
+        found = so_far(order, check, chosen, trials)
         if found is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(_keep, plane.home, id, found)
@@ -136,12 +139,15 @@ def _keep(home: Path, id: str, found: Comparison) -> None:
 
 
 def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> None:
+    require_type(repeat, int, "`repeat`", "a number of rounds")
+    for side in sides:
+        require_type(side, Side, "a side", "BACKEND, BACKEND/MODEL, or a Side")
     if len(sides) < 2 or len(set(sides)) < len(sides):
         fact = "a comparison needs two backends or more, each once"
         raise ConfigError("config_invalid", fact, hint="-b A -b B; BACKEND/MODEL for a model of one")
     if not 1 <= repeat <= RUNS_MAX // len(sides):
         fact = f"{repeat} rounds of {len(sides)} runs are not between 1 and {RUNS_MAX} runs"
-        raise ConfigError("config_invalid", fact, hint="lower --repeat")
+        raise ConfigError("config_invalid", fact, hint="lower `repeat` (--repeat)")
     for side in sides:
         plane.find_backend(side.backend)
 

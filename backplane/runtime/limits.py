@@ -95,7 +95,7 @@ class Deadlines:
         """End a run whose time is up."""
         if time.monotonic() >= self.ends:
             text = f"the run took longer than {self._limits.run_s:g} s (run_s)"
-            self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
+            self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout (limits.run_s)"))
 
     def _nearest(self, now: float, *, expected: bool) -> tuple[float, Callable[[], None]]:
         """Seconds to the next limit, and what ends the run for it."""
@@ -116,4 +116,4 @@ class Deadlines:
 
     def _judge_silence(self) -> None:
         text = f"{self._backend_id!r} sent nothing for {self._limits.idle_s:g} s (idle_s){self._passed_over()}"
-        self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
+        self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout (limits.idle_s)"))
