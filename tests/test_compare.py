@@ -274,6 +274,6 @@ async def test_a_program_may_name_task_and_sides_in_words(source: Path, backplan
         assert [one.side for one in found.sides] == ["shell", "mock"]
         for wrong, words in (((order, [1, "mock"]), "a side is a value of the type int"), ((7, []), "the order is a")):
             with pytest.raises(ConfigError, match=words):
-                await compare(plane, *wrong)  # type: ignore[arg-type]
+                await compare(plane, *wrong)
         with pytest.raises(ConfigError, match="`repeat` is a value of the type str"):
             await compare(plane, order, ["shell", "mock"], repeat="3")  # type: ignore[arg-type]

@@ -202,3 +202,10 @@ async def test_its_key_lies_in_no_file_while_it_works(ground: Ground) -> None:
     turns = [ground.agent.runs('grep -r scripted-key-1 "$KIMI_CODE_HOME" /proc/self/environ; true'), Turn(text="done")]
     seen = await ground.play(turns)
     assert "config.toml" not in seen.of(CommandExecuted)[0].output_preview
+
+
+async def test_its_commands_are_started_without_the_key(ground: Ground) -> None:
+    (name,) = ground.agent.variables()
+    command = f'test -z "${name}" && echo without > seen.txt'
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    assert "+without" in seen.patch

@@ -63,6 +63,8 @@ def start(options: Options, run: Given, state: str) -> Started:
     env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
     program = found(options.program, options.install, env)
     write(secrets_of(place), settings_of(run, options, env))
+    if options.key_env is not None and options.key_env not in run.order.config.env:
+        env.pop(options.key_env, None)  # It stands in the settings until the agent has read them.
     rows = server_rows(run, options.mcp_servers)
     write(Path(str(place.config), "mcp.json"), msgspec.json.encode({"mcpServers": rows}).decode())
     return (program, *ARGUMENTS), env
