@@ -429,6 +429,37 @@ def test_a_tree_that_is_wrong_or_hostile_is_one_fatal_with_a_receipt_and_the_res
     assert not Path("/tmp/x").exists()
 
 
+@pytest.mark.parametrize(
+    ("entries", "fact"),
+    [
+        ([("l", tarfile.SYMTYPE, "/tmp"), ("l/x", tarfile.REGTYPE, b"")], "'l/x' of the archive has a file or a link"),
+        (
+            [FILE, ("./a.txt/x", tarfile.REGTYPE, b"")],
+            "'a.txt/x' of the archive has a file or a link of the archive in",
+        ),
+        (
+            [FILE, ("./a.txt", tarfile.DIRTYPE, None)],
+            "'a.txt' of the archive has a file or a link of the archive in its",
+        ),
+        ([FILE, FILE], "'a.txt' of the archive comes twice"),
+        ([("l", tarfile.SYMTYPE, "x"), ("l", tarfile.SYMTYPE, "y")], "'l' of the archive comes twice"),
+        ([FILE, ("h", tarfile.LNKTYPE, "a.txt")], "'h' is a hard link: only files, folders and symbolic links travel"),
+        ([("p", tarfile.FIFOTYPE, None)], "'p' is a named pipe: only files"),
+        ([("x", tarfile.XHDTYPE, None)], "'x' is a header of the pax form: only files"),
+        ([("x", b"?", None)], "'x' is of an unknown kind: only files"),
+    ],
+)
+def test_a_refused_archive_is_told_what_is_wrong_with_it(
+    entries: list[tuple[str, bytes, Any]], fact: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tree.tar").write_bytes(archive(*entries))
+    with pytest.raises(WorkspaceError) as caught:
+        parcel.unpack(tmp_path / "tree.tar", tmp_path / "tree", Quota(bytes_max=65_536, files_max=10))
+    assert fact in caught.value.message
+    assert caught.value.hint is not None
+    assert "try again" not in caught.value.hint
+
+
 def test_chunks_after_the_last_one_keep_nothing_else_waiting(backplane_home: Path) -> None:
     with serve() as child:
         child.read(10)

@@ -69,6 +69,15 @@ NO_TIME_S: Final = 315_619_200
 _STAGING: Final = "workspace_staging_failed"
 _LONG: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _KINDS: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, *_LONG)
+_OTHER_KINDS: Final = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+    tarfile.XHDTYPE: "a header of the pax form",
+    tarfile.XGLTYPE: "a header of the pax form",
+}
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -308,15 +317,23 @@ class _Header(tarfile.TarInfo):
                 raise _refused(f"the archive is damaged: {error}") from error
             raise
         if found.type not in _KINDS:
-            kind = found.type
-            fact = f"'{printable(found.name)}' is of kind {kind!r}: only files, folders and symbolic links travel"
-            raise _refused(fact, "pack hard links as files, and leave devices out")
+            kind = _OTHER_KINDS.get(found.type, "of an unknown kind")
+            fact = f"'{printable(found.name)}' is {kind}: only files, folders and symbolic links travel"
+            raise _refused(fact, "pack as `tar --format=gnu --hard-dereference`, and leave devices out")
         size = buf[124:136]
         if size[:1] != b"\x80" and size.strip(b"\0 01234567"):  # `int` takes signs and underscores, too.
             raise _refused("the archive is damaged: a number in a header is none")
         if found.type in _LONG and found.size > NAME_BYTES_MAX + 1:
             raise _refused(f"a name over {NAME_BYTES_MAX} bytes")
         return found
+
+
+_IN_THE_WAY: Final = {
+    errno.EEXIST: "comes twice",
+    errno.ENOTDIR: "has a file or a link of the archive in its way",
+    errno.ELOOP: "has a link of the archive in its way",
+}
+"""What an archive did where its path cannot be made: the folder is new, and nobody else writes there."""
 
 
 class _Unpacker:
@@ -331,14 +348,20 @@ class _Unpacker:
         self._count()
         path = _checked(entry)
         above = parent(path)
-        with opened(self._folder(above)) as handle:
-            name = path[len(above) :]
-            if entry.isdir():
-                _make_folder(handle, name, entry.mode)
-            elif entry.issym():
-                os.symlink(entry.linkname, name, dir_fd=handle)
-            else:
-                self._write(handle, name, entry)
+        try:
+            with opened(self._folder(above)) as handle:
+                name = path[len(above) :]
+                if entry.isdir():
+                    _make_folder(handle, name, entry.mode)
+                elif entry.issym():
+                    os.symlink(entry.linkname, name, dir_fd=handle)
+                else:
+                    self._write(handle, name, entry)
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            fact = f"'{printable(path)[:200]}' of the archive {_IN_THE_WAY[error.errno]}"
+            raise _refused(fact, "pack each path once, and no path through a link") from error
 
     def _count(self) -> None:
         self._left_files -= 1
