@@ -908,6 +908,16 @@ def test_a_host_goes_on_after_every_line_it_cannot_read() -> None:
     assert end.extensions("nobody") == ()
 
 
+@pytest.mark.parametrize("seq", [-1, 2**64, "1", 1.5, None])
+def test_a_ping_whose_number_no_pong_can_repeat_is_one_error(seq: Any) -> None:
+    end = host()
+    broken = only(end.receive(line({"t": "ping", "seq": seq})))
+    assert isinstance(broken, Broken)
+    assert (broken.code, broken.ref_id) == ("contract_schema_violation", None)
+    for fits in (0, 2**64 - 1):
+        assert only(end.receive(line({"t": "ping", "seq": fits}))) == wire.Ping(seq=fits)
+
+
 def test_a_cancel_or_answer_of_a_run_that_is_over_is_dropped_at_the_host() -> None:
     for message in ({"t": "cancel", "ref_id": "r9"}, {"t": "answer", "ref_id": "r9", "id": "a", "decision": "deny"}):
         assert isinstance(only(host().receive(line(message))), Dropped)

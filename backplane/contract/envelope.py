@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backplane.contract.canonical import Json
+from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import WorkOrder
@@ -80,7 +80,11 @@ class Interrupt(_Envelope, frozen=True, kw_only=True, gc=False, tag="interrupt")
 
 
 class Ping(_Envelope, frozen=True, kw_only=True, gc=False, tag="ping"):
-    seq: int
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.seq > INT_MAX:  # A pong with it would be a float to whoever asked.
+            raise ValueError("`seq` does not fit 64 bits")
 
 
 class Pong(_Envelope, frozen=True, kw_only=True, gc=False, tag="pong"):
