@@ -11,7 +11,7 @@ import pytest
 
 from backplane import api
 from backplane.config import Limits, Settings
-from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult
+from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult, Warned
 from backplane.contract.work import RuntimeConfig
 from backplane.errors import BackendError, ProtocolError
 from backplane.host import Done, HostRun
@@ -305,6 +305,29 @@ async def test_a_line_longer_than_the_limit_ends_the_run_by_its_name(
     assert beyond.error is not None
     assert beyond.error.code == "protocol_invalid_envelope"
     assert "line_bytes_max" in beyond.error.message
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ("mode=None", "`mode` is null"),
+        ("extensions='cancel/1'", '`extensions` is "cancel/1"'),
+        ("extensions=['ping/1', 7], heeds={'model': True}", '`extensions` is ["ping/1",7], `heeds` is {"model":true}'),
+        ("mode='m' * 500", '`mode` is "' + "m" * 99 + " (S9)"),
+        ("extensions=['a/1'], heeds=['model'], mode='mapped'", None),
+    ],
+)
+async def test_what_a_hello_says_in_vain_is_a_warning(
+    members: str, words: str | None, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        backend = script(tmp_path, f"hello({members}); run = take(); put(final(run)); end()")
+        run, events = await go(control, order(root), backend)
+    assert run.error is None
+    found = [event.message for event in events if isinstance(event, Warned)]
+    assert len(found) == (words is not None)
+    assert words is None or f"without effect in the host's hello: {words}" in found[0]
 
 
 @one_loop

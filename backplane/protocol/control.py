@@ -114,6 +114,8 @@ class ControlEnd:
         redactor: Redactor | None = None,
     ) -> None:
         self.hello: wire.Hello | None = None
+        self.hello_unheard: dict[str, str] = {}
+        """Members of the hello that have no effect, as they were written."""
         self.lines_read = 0
         self._lines = Lines(line_bytes_max)
         self._now = now
@@ -365,9 +367,10 @@ class ControlEnd:
             return Dropped("second_hello", "a second hello; the first one stands")
         if (fault := too_much_in_hello(value, len(line))) is not None:
             return Broken("protocol_handshake_failed", f"a hello with {fault}", line)
-        message = convert("hello", lenient_hello(value), line)
+        known, unheard = lenient_hello(value)
+        message = convert("hello", known, line)
         if isinstance(message, wire.Hello):
-            self.hello = message
+            self.hello, self.hello_unheard = message, unheard
         return message
 
     def _known(self, t: str, value: dict[str, Any], line: bytes) -> ReadEvent | Received:

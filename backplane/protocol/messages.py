@@ -157,17 +157,26 @@ def too_much_in_hello(value: dict[str, Json], size: int) -> str | None:
     return None
 
 
-def lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
-    """A mode or an extension entry this version does not know is not worth a failed start."""
-    known = {**value}
-    if value.get("mode") not in ("passthrough", "mapped"):
-        known.pop("mode", None)
-    extensions = value.get("extensions")
-    known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
-    heeds = value.get("heeds")
-    if not isinstance(heeds, list) or not all(isinstance(name, str) for name in heeds):
-        known.pop("heeds", None)
-    return known
+UNHEARD_CHARS_MAX: Final = 100
+"""Of a part of a hello in its warning."""
+
+
+def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Leave out of a hello what is not worth a failed start; return the rest, and each such member as it was written.
+
+    That is a mode that this version does not know, and extensions or heeds that are no texts.
+    """
+    known, unheard = {**value}, dict[str, Json]()
+    if value.get("mode", "mapped") not in ("passthrough", "mapped"):
+        unheard["mode"] = known.pop("mode")
+    for name in ("extensions", "heeds"):
+        entries = value.get(name, [])
+        texts = [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else None
+        if texts is None or texts != entries:
+            unheard[name] = known.pop(name)
+            if name == "extensions":
+                known[name] = texts or []
+    return known, {name: canonical.encode(one).decode()[:UNHEARD_CHARS_MAX] for name, one in unheard.items()}
 
 
 class Raised(msgspec.Struct, frozen=True):
