@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backplane.contract.work import PolicyProfile
+from backplane.errors import ConfigError
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
@@ -156,6 +158,21 @@ async def test_pass_through_works_in_place_and_shows_only_the_runs_own_changes(
     assert "mine.txt" not in diff_of(run)
     assert "+new" in diff_of(run)
     assert ((root / ".git" / "HEAD").read_bytes(), (root / ".git" / "index").read_bytes()) == head
+
+
+@pytest.mark.parametrize("selection", [{"exclude": ("hidden.txt",)}, {"include": ("*.py",)}])
+async def test_an_order_in_place_that_would_hide_changes_is_refused(
+    mock: Backend, backplane_home: Path, root: Path, selection: dict[str, tuple[str, ...]]
+) -> None:
+    asked = order(root, {"write": {"path": "hidden.txt", "content": "x"}}, mode="pass_through")
+    asked = msgspec.structs.replace(asked, workspace=msgspec.structs.replace(asked.workspace, **selection))
+    async with plane(backplane_home) as control:
+        with pytest.raises(ConfigError) as refused:
+            await go(control, asked, mock)
+    assert (refused.value.code, refused.value.hint) == (
+        "config_invalid", "leave them out, or work in a copy (mode staged)"
+    )  # fmt: skip
+    assert not (root / "hidden.txt").exists()
 
 
 async def test_what_the_events_did_not_say_or_said_wrongly_is_told(

@@ -87,8 +87,8 @@ CONTENT = value("--content", "PLACE", "folder or URL that submitters and workers
 PRIORITY = value("--priority", "N", "1 goes first; without one before all that have one", type=int)
 ROOT = value("--root", "DIR", "folder to work on (.)")
 FILES = (
-    many("--include", "GLOB", "only these files"),
-    many("--exclude", "GLOB", "not these files"),
+    many("--include", "GLOB", "only these files, in the copy"),
+    many("--exclude", "GLOB", "not these files, in the copy"),
     many("--context", "FILE", "a file it should look at"),
 )
 POLICY = value("--policy", "FILE", "policy as JSON, or `default`, `strict` or `ci`, which are shipped")

@@ -109,6 +109,8 @@ def without_effect(order: WorkOrder, unheard: Sequence[str]) -> Iterator[tuple[s
 def check_order(order: WorkOrder) -> None:
     """Refuse an order that no host would take: wrong types, words that are none of the choices, numbers below 0.
 
+    One in place that selects files is refused, too.
+
     Raises:
         ConfigError: `config_invalid`, with the member, its value and the choices.
     """
@@ -130,6 +132,10 @@ def check_order(order: WorkOrder) -> None:
     # JSON writes null for such a number, and a limit that is null is none.
     if as_read != order and (place := _no_number(msgspec.to_builtins(order))) is not None:
         raise _invalid(f"`{place[1:]}` is no finite number", "leave it out for no limit")
+    if order.workspace.mode == "pass_through" and (order.workspace.include or order.workspace.exclude):
+        # The agent sees the whole folder: a selection would only keep what it does there out of patch and receipt.
+        fact = "`workspace.include` and `exclude` select what a copy holds; in place they would hide changes"
+        raise _invalid(fact, "leave them out, or work in a copy (mode staged)")
 
 
 def _no_number(value: Json) -> str | None:

@@ -291,8 +291,8 @@ def as_uuid(text: str) -> str | None:
 
 
 def _in_place(order: WorkOrder) -> WorkOrder:
-    """Whoever did not ask us to stage has staged already: the root is the place to work in."""
-    workspace = msgspec.structs.replace(order.workspace, mode="pass_through")
+    """Whoever did not ask us to stage has staged already: the root is the place to work in, all of it selected."""
+    workspace = msgspec.structs.replace(order.workspace, mode="pass_through", include=(), exclude=())
     return msgspec.structs.replace(order, workspace=workspace)
 
 

@@ -327,7 +327,7 @@ def open_workspace(
 
     Args:
         root: the original; never written here.
-        include: globs on the relative path; empty means all. In `pass_through` the selection bounds the patch.
+        include: globs on the relative path; empty means all. For a copy alone: in `pass_through` it would hide changes.
         exclude: globs, stronger than `include`; a folder is left out with all in it.
         run_dir: the run's own folder, for the patch.
         stage_dir: a folder for this run alone, new or empty, which `close` (or `collect`) removes.
