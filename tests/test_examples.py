@@ -213,11 +213,21 @@ def test_a_step_of_a_build_leaves_all_that_its_system_wants(
     out = folder.parent / "out"
     said(["sh", EXAMPLES / "ci.sh", task, out], folder, programs, code)
     assert {path.name for path in out.iterdir()} == {
-        "receipt.json", "change.patch", "summary.md", "junit.xml", "run.html"
+        "run-id", "receipt.json", "change.patch", "summary.md", "junit.xml", "run.html"
     }  # fmt: skip
     assert f'failures="{failures}"' in (out / "junit.xml").read_text()
     assert "| outcome | backend |" in (out / "summary.md").read_text()
     assert ("+two" in (out / "change.patch").read_text()) == (code == 0)
+
+
+def test_a_step_that_is_refused_shows_no_other_runs_result(programs: dict[str, str], folder: Path) -> None:
+    outs = [folder.parent / name for name in ("out", "new")]
+    said(["sh", EXAMPLES / "ci.sh", "true", outs[0]], folder, programs)
+    (folder / "backplane.toml").write_text("nonsense = 1\n")
+    (outs[0] / "summary.md").unlink()
+    for out in outs:
+        assert said(["sh", EXAMPLES / "ci.sh", "true", out], folder, programs, 2) == ""
+        assert not any(out.iterdir())
 
 
 def test_the_host_works_in_its_copy(programs: dict[str, str], folder: Path) -> None:

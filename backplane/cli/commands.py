@@ -112,6 +112,7 @@ _RUN_ROWS = (
         options.PLAIN,
         json("the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal"),
         flag("--dry-run", "show the order and who would get it; start nothing"),
+        value("--run-id-file", "FILE", "write the run's id there as it begins"),
         value("--receipt", "FILE", "write the receipt there, too; - for stdout"),
         value("--patch", "FILE", "write the patch there, too; - for stdout"),
         value("--sign-key", "FILE", "sign the receipt with this Ed25519 key"),

@@ -1,4 +1,4 @@
-"""Files that a run's receipt and patch are copied to: tried before the work, written after it.
+"""Files that a run's id, receipt and patch are copied to: tried before the work, written at its beginning or end.
 
 The folder is held open from before the run, and a file that is not there yet is made at the end: the agent neither
 sees it nor can turn it elsewhere by a link in its place.
@@ -82,6 +82,7 @@ class Copy:
             if self._fd is not None and (self._folder is None or self._is_there(self._fd)):
                 if self._folder is not None:
                     os.ftruncate(self._fd, 0)
+                    os.lseek(self._fd, 0, os.SEEK_SET)
                 _write(self._fd, chunks)
             elif self._folder is not None and not self._make(self._folder, chunks):
                 raise self._failed("is not there: its folder was moved or replaced during the run")

@@ -72,6 +72,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Copy | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
     patch: Copy | None
+    run_id: Copy | None = None
+    """Takes the run's id as it begins; of an order that is handed over, its last run's."""
 
 
 def run(plan: Plan) -> int:
@@ -227,6 +229,8 @@ class _Live:
             self.plan.log.end(self.run)
 
     def _say_begin(self, run: Run) -> None:
+        if self.plan.run_id is not None:
+            self.plan.run_id.write(iter((f"{run.id}\n".encode(),)))
         if self.plan.log is not None:
             self.plan.log.begin(run)
         if self.plan.verbose:

@@ -77,9 +77,9 @@ def run(options: Options) -> int:
     if options.dry_run:
         return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
     with ExitStack() as opened, order.told_without(work.config.env):
-        receipt, patch = (
+        receipt, patch, run_id = (
             opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
-            for file in (options.receipt, options.patch)
+            for file in (options.receipt, options.patch, options.run_id_file)
         )
         plan = live.Plan(
             order=work,
@@ -97,6 +97,7 @@ def run(options: Options) -> int:
             log=opened.enter_context(RunLog(options.log_file)) if options.log_file is not None else None,
             receipt=receipt,
             patch=patch,
+            run_id=run_id,
         )
         return live.run(plan)
 

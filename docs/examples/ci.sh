@@ -4,10 +4,14 @@
 set -u
 task=$1 out=$2
 mkdir -p "$out"
-backplane run "$task" --policy ci --receipt "$out/receipt.json" --patch "$out/change.patch"
+# What an earlier step has left here is not to be taken for the result of this one.
+rm -f "$out/run-id" "$out/receipt.json" "$out/change.patch" "$out/junit.xml" "$out/run.html"
+backplane run "$task" --policy ci --run-id-file "$out/run-id" --receipt "$out/receipt.json" --patch "$out/change.patch"
 code=$?
-backplane report last --summary >>"${GITHUB_STEP_SUMMARY:-$out/summary.md}"
-backplane report last --junit >"$out/junit.xml"
-backplane report last >"$out/run.html"
+[ -s "$out/run-id" ] || exit $code # It never began, so there is nothing to report.
+run=$(cat "$out/run-id")
+backplane report "$run" --summary >>"${GITHUB_STEP_SUMMARY:-$out/summary.md}"
+backplane report "$run" --junit >"$out/junit.xml"
+backplane report "$run" >"$out/run.html"
 backplane receipts verify "$out/receipt.json" || code=1
 exit $code
