@@ -233,15 +233,20 @@ def test_older_and_larger_runs_are_pruned(backplane_home: Path) -> None:
     def whole() -> set[str]:
         return {run_id for run_id in (old, big, new) if cli("runs", "show", run_id).returncode == 0}
 
+    assert cli("runs", "prune", "--older", "30d", "--dry-run").stdout.startswith("1 receipt would be pruned")
+    assert whole() == {old, big, new}
     assert "1 receipt pruned" in cli("runs", "prune", "--older", "30d").stdout
+    assert cli("runs", "prune", "--older", "30d", "--dry-run").stdout.startswith("0 receipts would be pruned")
     assert whole() == {big, new}
     assert "1 receipt pruned" in cli("receipts", "prune", "--size", "100k").stdout
     assert whole() == {new}
     assert cli("receipts", "prune", "--size", "100k").stdout.startswith("0 receipts pruned")
     assert cli("receipts", "verify").returncode == 0
-    for words in ([], ["--older", "soon"], ["--size", "much"]):
+    for words in ([], ["--older", "soon"], ["--older", "0"], ["--size", "much"]):
         done = cli("runs", "prune", *words)
         assert (done.returncode, done.stderr.partition(":")[0]) == (2, "config_invalid"), done
+    assert "as 5d for days" in cli("receipts", "prune", "--older", "5").stderr
+    assert whole() == {new}
 
 
 def test_a_log_has_a_line_for_each_event_and_no_texts(backplane_home: Path, tmp_path: Path) -> None:

@@ -160,8 +160,9 @@ _RUNS_DEFAULTS: Final = {
 }
 _PRUNE_ROWS = (
     value("--keep", "N", "leave the newest so many whole", type=int),
-    value("--older", "SPAN", "remove what ended longer ago, as 90d"),
+    value("--older", "SPAN", "remove what ended longer ago, with its unit, as 12h or 90d"),
     value("--size", "BYTES", "leave files of so many bytes together, as 500m or 2g"),
+    flag("--dry-run", "say how many would go; remove nothing"),
 )
 RUNS_PARTS: Final = {
     "list": CommandRow(

@@ -167,6 +167,8 @@ def _bounds(options: Options) -> dict[str, int]:
     if options.keep is not None:
         found["keep"] = _number("--keep", options.keep, "0 keeps none of them whole")
     if options.older is not None:
+        if options.older.strip().isdigit():  # Seconds elsewhere; days were meant here, and all would go.
+            raise wrong(f"--older {options.older!r} has no unit", f"as {options.older.strip()}d for days")
         found["ended_before_ms"] = before_ms("--older", options.older)
     if options.size is not None:
         size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", options.size.strip().lower())
@@ -181,6 +183,11 @@ def _bounds(options: Options) -> dict[str, int]:
 def prune(options: Options) -> int:
     """Remove the content of older receipts."""
     bounds = _bounds(options)
+    if options.dry_run:
+        with open_store() as store:
+            count = store.count_prunable(**bounds)
+        streams.write(f"{streams.count(count, 'receipt')} would be pruned; nothing was removed\n")
+        return 0
     try:
         with open_store(readonly=False) as store:
             count = store.prune(**bounds)

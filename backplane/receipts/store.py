@@ -340,7 +340,7 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
-        gone = self._prunable(keep, ended_before_ms, bytes_max)
+        gone = tuple(row.run_id for row in self._prunable(keep, ended_before_ms, bytes_max))
         with self._locked() as connection, database.transaction(connection):
             made = connection.executemany(
                 "UPDATE receipts SET body = x'' WHERE run_id = ? AND length(body) > 0", [(run_id,) for run_id in gone]
@@ -348,7 +348,13 @@ class Store:
         self._remove_files(gone)
         return max(made.rowcount, 0)
 
-    def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> tuple[str, ...]:
+    def count_prunable(
+        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
+    ) -> int:
+        """Count the receipts whose content `prune` would remove; the store may be open for reading only."""
+        return sum(1 for row in self._prunable(keep, ended_before_ms, bytes_max) if self.body(row))
+
+    def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> Rows:
         rows = self.list(database.INTEGER_MAX)
         gone = {row.run_id for row in rows[max(0, keep) :]} if keep is not None else set()
         if ended_before_ms is not None:
@@ -359,7 +365,7 @@ class Store:
                 left = (left or 0) - _size_of(self.folder(row.run_id))
                 if left < 0:
                     gone.add(row.run_id)
-        return tuple(row.run_id for row in rows if row.run_id in gone)
+        return [row for row in rows if row.run_id in gone]
 
     def make_room(
         self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
@@ -371,7 +377,7 @@ class Store:
         Raises:
             StoreError: as `prune`.
         """
-        self._remove_files(self._prunable(keep, ended_before_ms, bytes_max))
+        self._remove_files(row.run_id for row in self._prunable(keep, ended_before_ms, bytes_max))
 
     def _remove_files(self, run_ids: Iterable[str]) -> None:
         tried = [recovery.remove(self.folder(run_id)) for run_id in filter(recovery.is_run_id, run_ids)]
