@@ -815,6 +815,21 @@ def test_a_code_of_a_child_is_one_short_escaped_word(cli: Cli, work: Path, code:
     assert not set(b"\x1b\x07\r") & set(done.stderr)
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("code", ["config_invalid", "capability_unsupported", "policy_denied", "backend_auth_failed"])
+@pytest.mark.parametrize("way", ["fatal", "final"])
+def test_a_failed_run_says_its_error_on_stderr_and_ends_with_its_exit_code(
+    cli: Cli, code: str, quiet: bool, way: str
+) -> None:
+    error = {"message": "not so", "code": code}
+    steps = [{"fail": error}] if way == "fatal" else [{"error": error}, {"outcome": "failed"}]
+    words = ("--backend", "mock", "--param", f"mock.scenario={json.dumps(steps)}")
+    done = cli("run", "task", *words, *(["-q"] if quiet else []))
+    assert (fault(done), done.returncode) == (code, CODES[code].exit_code), done
+    assert b"not so" in done.stderr
+    assert not quiet or done.stdout == b""
+
+
 @pytest.mark.parametrize("cut_at", [200, 8192])
 def test_a_secret_that_goes_through_the_end_of_a_preview_is_told_nowhere(
     cli: Cli, cut_at: int, backplane_home: Path

@@ -11,12 +11,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane import __version__
 from backplane.cli import streams
 from backplane.cli.commands import COMMANDS as COMMANDS
 from backplane.cli.commands import GROUPS
+
+if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
+    from backplane.errors import BackplaneError
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -30,8 +34,8 @@ EXITS: Final[dict[int, str]] = {
     DONE: "done",
     FAILED: "the work failed, or a check found something",
     USAGE: "usage, unreadable input, unknown backend, bad configuration",
-    PARTIAL: "outcome partial",
-    REFUSED: "refused before the order was sent, or nothing there to judge",
+    PARTIAL: "outcome partial, whatever ended the run",
+    REFUSED: "refused by policy or for want of an ability, or nothing there to judge",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
     131: "interrupted by SIGQUIT, after an orderly stop",
@@ -41,9 +45,20 @@ EXITS: Final[dict[int, str]] = {
 """Every exit code, of every command."""
 
 
-def code_of(outcome: str, reason: object = "") -> int:
-    """The exit code of a run that ended so, by its receipt."""
-    return REFUSED if reason == "refused" else {"complete": DONE, "partial": PARTIAL}.get(outcome, FAILED)
+def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
+    """Return the exit code of an ended run: of a partial one 3, else that of its error's code, else its outcome's.
+
+    Args:
+        error: one that its receipt does not have, as that could not be kept.
+    """
+    from backplane.receipts.build import failure_of
+
+    if receipt.outcome == "partial":
+        return PARTIAL
+    failure = error or failure_of(receipt)
+    if failure is not None:
+        return failure.facts.exit_code
+    return DONE if receipt.outcome == "complete" else FAILED
 
 
 HELP: Final = """\

@@ -17,7 +17,7 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.cli import FAILED, READER_GONE, REFUSED, asking, code_of, show, streams
+from backplane.cli import FAILED, READER_GONE, asking, code_of, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.log import RunLog
 from backplane.cli.outlet import Outlet
@@ -30,7 +30,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
 from backplane.process.aio import ending_signals
 from backplane.protocol import Events
-from backplane.receipts.build import ends_in_final
+from backplane.receipts.build import failure_of
 from backplane.runtime.backends import Backend
 from backplane.runtime.door import Desk, of_run, open_door
 from backplane.runtime.hooks import Hook
@@ -117,14 +117,17 @@ def _end(plan: Plan, live: _Live) -> int:
         streams.write(live.clear())
         _say_the_end(plan, ended, live, saved)
     left = live.outlet.gone and live.signal is None
-    if ended.error is not None and (failure is not None or not left):
-        streams.error(ended.error)
+    why = ended.error if ended.error is not None or live.signal is not None else failure_of(ended.receipt)
+    if why is not None and (failure is not None or not left):
+        streams.error(why)
+    elif plan.quiet and ended.receipt.outcome != "complete" and ended.end is not None:
+        streams.note(f"{ended.receipt.outcome} ({ended.end.reason}): backplane why {ended.id}")
     if failure is not None:
         streams.error(failure)
         return failure.facts.exit_code
     if left:
         return READER_GONE
-    return 128 + live.signal if live.signal is not None else exit_code(ended)
+    return 128 + live.signal if live.signal is not None else code_of(ended.receipt, ended.error)
 
 
 def _end_after(plan: Plan, live: _Live, error: Exception) -> int:
@@ -138,16 +141,6 @@ def _end_after(plan: Plan, live: _Live, error: Exception) -> int:
     known = unforeseen(error)
     streams.error(known)
     return known.facts.exit_code
-
-
-def exit_code(ended: Run) -> int:
-    """The exit code of a run that nobody interrupted."""
-    assert ended.end is not None
-    if ended.end.reason == "refused":
-        return ended.error.facts.exit_code if ended.error is not None else REFUSED
-    if not ends_in_final(ended.end, ended.error) or (ended.error is not None and ended.receipt.outcome == "complete"):
-        return FAILED
-    return code_of(ended.receipt.outcome)
 
 
 class _Live:

@@ -21,6 +21,7 @@ from backplane.cli.parser import Options, scaled
 from backplane.cli.show import patch_lines
 from backplane.cli.start import load_settings, open_store, wrong
 from backplane.errors import ConfigError
+from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
 from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority
@@ -191,13 +192,16 @@ async def _brought(
     from backplane.scale.mirror import bring
 
     row, result = await bring(engine, job, content, home, root=root)
-    if status is not None:
-        streams.write_record(QueuedOrder(status, None, row.outcome, row.run_id, row.sha256))
-        return code_of(row.outcome)
     with open_store() as store:
-        patch = patch_lines(store.load(row.run_id), store.patch(row), root or "DIR")
-    streams.write("\n".join((_ended(row, result), *patch)) + "\n")
-    return code_of(row.outcome)
+        receipt = store.load(row.run_id)
+        if status is not None:
+            streams.write_record(QueuedOrder(status, None, row.outcome, row.run_id, row.sha256))
+        else:
+            patch = patch_lines(receipt, store.patch(row), root or "DIR")
+            streams.write("\n".join((_ended(row, result), *patch)) + "\n")
+        if (failure := failure_of(receipt)) is not None:
+            streams.error(failure)
+        return code_of(receipt)
 
 
 def _ended(row: ReceiptRow, result: OrderResult) -> str:

@@ -25,7 +25,6 @@ from backplane.view.columns import Line, Span, fitted_line, padded
 from backplane.view.figures import count, lasting, milliseconds, money
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.text import in_workspace
-from backplane.view.values import as_object
 
 if TYPE_CHECKING:
     from backplane.receipts.store import Store
@@ -183,7 +182,7 @@ class _Watch:
         receipt = self._store.load(self._run.run_id)
         patch = self._store.folder(self._run.run_id) / PATCH
         streams.write(show.summary(receipt, self._look, patch if patch.is_file() else None))
-        return code_of(receipt.outcome, as_object(receipt.backplane.get("end")).get("reason"))
+        return code_of(receipt)
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from backplane.contract.envelope import Ask, Fatal, Hello
 from backplane.contract.events import (
     AgentEvent,
     CommandExecuted,
+    Failed,
     FileChanged,
     LossReported,
     ToolCall,
@@ -44,7 +45,7 @@ from backplane.contract.receipt import (
     Verification,
 )
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
-from backplane.errors import CODES, BackplaneError
+from backplane.errors import CODES, BackplaneError, from_code
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
 from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -108,6 +109,33 @@ def cause(error: BackplaneError) -> dict[str, Json]:
     return {"code": error.foreign_code or error.code} | {
         name: text[:CAUSE_CHARS_MAX] for name, text in texts.items() if text
     }
+
+
+def failure_of(receipt: Receipt) -> BackplaneError | None:
+    """Return why a run did not complete: its error, else the last one that its agent reported.
+
+    None where it did, and where nobody said why not: a person or a limit ended it, or its host gave no reason.
+    """
+    told = receipt.backplane.get("error")
+    if isinstance(told, dict):
+        code, message, hint, evidence = (told.get(name) for name in ("code", "message", "hint", "evidence"))
+        return from_code(str(code), str(message or ""), hint=_text(hint), evidence=_text(evidence))
+    end = receipt.backplane.get("end")
+    if receipt.outcome == "complete" or (isinstance(end, dict) and end.get("reason") in STOPPED):
+        return None
+    said = None
+    for event in receipt.trace:
+        if isinstance(event, Failed):
+            said = event
+    if said is None:
+        return None
+    code = said.error_code if isinstance(said.error_code, str) else "execution_tool_failed"
+    fact = f"the run ended as {receipt.outcome}: {said.message}"
+    return from_code(code, fact, hint=f"backplane why {receipt.meta.run_id}")
+
+
+def _text(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})

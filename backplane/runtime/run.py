@@ -42,7 +42,7 @@ from backplane.process.aio import OwnTask, Readable, in_order, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
-from backplane.receipts.build import OWN_LINES_MAX, End, RunState, cause
+from backplane.receipts.build import OWN_LINES_MAX, STOPPED, End, RunState, cause, failure_of
 from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
 from backplane.receipts.pieces import canonical_chunks, unheard_facts
 from backplane.redact.cuts import HOLD_S_MAX
@@ -256,11 +256,13 @@ class Run:
         """
         if self.error is not None:
             raise self.error
+        if (failure := failure_of(self.receipt)) is not None:
+            raise failure
         if self.receipt.outcome != "complete":
-            said = self._last(Failed)
-            fact = f"the run ended as {self.receipt.outcome}: {said.message if said else 'its host did not say why'}"
-            code = said.error_code if said is not None and isinstance(said.error_code, str) else "execution_tool_failed"
-            raise from_code(code, fact, hint=f"backplane receipts show {self.id}")
+            stopped = self.end is not None and self.end.reason in STOPPED
+            why = self.end.reason if self.end is not None and stopped else "its host did not say why"
+            fact = f"the run ended as {self.receipt.outcome}: {why}"
+            raise from_code("execution_tool_failed", fact, hint=f"backplane why {self.id}")
         return self
 
     async def wait(self) -> Receipt:
