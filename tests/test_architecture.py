@@ -68,7 +68,7 @@ ROOMS = {
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
-        "resources routing sandbox sandbox.credentials telemetry upstream.presets workspace"
+        "resources routing sandbox sandbox.credentials telemetry upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",

@@ -497,6 +497,55 @@ def test_validate_holds_a_shipped_hosts_options_against_what_it_takes(
         assert done.returncode == 1
 
 
+MINE = '[backends.mine]\ncommand = ["sh"]\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ('policy = "strct"', "policy"),
+        ('[policy]\ndeny_write = ["[z"]', "policy"),
+        ('signing_key = "nokey"', "signing_key"),
+        ('[[hooks]]\nevent = "pre_tool"\ncommand = ["./nope.sh"]', "hooks/0"),
+        ('[[hooks]]\nevent = "pre_tool"\ncommand = ["true"]\ntools = ["[z"]', "hooks/0"),
+        (f"{MINE}options.prices = {{ inptu = 1 }}", "backends/mine/options/prices"),
+        ('[routing.models."m-1.5"]\nprices = { inptu = 1 }', "routing/models/m-1.5/prices"),
+        ('[web]\nroots = ["/nonexist"]', "web/roots/0"),
+        ('default_backend = "shel"', "default_backend"),
+        (f'default_backend = "mine"\npolicy = "own.json"\n{MINE}', None),
+    ],
+)
+def test_validate_and_doctor_refuse_settings_that_every_run_would(
+    cli: Cli, work: Path, settings: str, place: str | None
+) -> None:
+    below = work / "below"
+    below.mkdir()
+    (below / "own.json").write_text("{}")  # Paths count from the file's folder.
+    (below / "mine.toml").write_text(settings + "\n")
+    validated, looked = cli("validate", "below/mine.toml"), cli("doctor", "--json", "--config", "below/mine.toml")
+    missing = {row["name"] for row in map(json.loads, lines(looked.stdout)) if row["state"] == "missing"}
+    if place is None:
+        assert (validated.returncode, missing) == (0, set()), validated
+    else:
+        assert validated.stdout.startswith(f"below/mine.toml: configuration: /{place}: ".encode()), validated
+        assert (validated.returncode, looked.returncode) == (1, 1)
+        assert place in missing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"deny_write": ["[z"]}',
+        '{"task": "x", "policy": {"deny_write": ["[z"]}}',
+        '{"task": " "}',
+        '{"task": "x", "workspace": {"mode": "pass_through", "exclude": ["a"]}}',
+    ],
+)
+def test_validate_refuses_what_every_run_would(cli: Cli, text: str) -> None:
+    done = cli("validate", "-", stdin=text.encode())
+    assert (done.returncode, b", valid" in done.stdout) == (1, False), done
+
+
 def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
     done = cli("conform", "--", "false")
     assert done.returncode == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.errors import ConfigError
+from backplane.errors import BackplaneError, ConfigError
 
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
@@ -22,13 +24,13 @@ def validate_files(options: Options) -> int:
         shown = streams.source(name)
         data = streams.read_input(name, BYTES_MAX)
         found = validate(data, name)
-        refused = _refused_options(data, shown) if found.valid and found.kind == "configuration" else []
+        refused = _refused(found.kind, data, name) if found.valid else []
         if found.valid and not refused:
             streams.write(f"{shown}: {found.kind}, valid\n")
         else:
             wrong += 1
         for line in refused:
-            streams.write(f"{shown}: configuration: {streams.one_line(line)}\n")
+            streams.write(f"{shown}: {found.kind}: {streams.one_line(line)}\n")
         for finding in found.findings:
             line = f"line {finding.line}: " if finding.line is not None else ""
             place = f"{streams.one_line(finding.pointer)}: " if finding.pointer else ""
@@ -39,16 +41,47 @@ def validate_files(options: Options) -> int:
     return 1 if wrong else 0
 
 
-def _refused_options(data: bytes, source: str) -> list[str]:
+def _refused(kind: str, data: bytes, name: str) -> list[str]:
+    """What a run would say of a file that fits its schema."""
+    if kind == "configuration":
+        return _refused_settings(data, name)
+    if kind == "policy":
+        from backplane.policy.rules import parse_policy
+
+        return _words_of(partial(parse_policy, data, streams.source(name)))
+    if kind == "work_order":
+        from backplane.protocol import strict
+        from backplane.runtime.faults import check_read
+
+        return _words_of(lambda: check_read(strict(data)))
+    return []
+
+
+def _words_of(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except BackplaneError as error:
+        return [_in_words(error)]
+    return []
+
+
+def _in_words(error: BackplaneError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _refused_settings(data: bytes, name: str) -> list[str]:
     """What the shipped hosts would say of their options, which no schema knows; and what only the whole file shows."""
     from backplane import config
     from backplane.runtime import backends
+    from backplane.runtime.faults import setting_faults
 
+    folder = streams.folder() if name == "-" else Path(name).absolute().parent
     try:
-        settings = config.parse(data, source=source, folder=Path.cwd())
+        settings = config.parse(data, source=streams.source(name), folder=folder)
     except ConfigError as error:
         return [error.message]
-    return [f"/backends/{name}: {why}" for name, why in backends.option_faults(settings)]
+    faults = [f"/backends/{backend}: {why}" for backend, why in backends.option_faults(settings)]
+    return faults + [f"{place}: {_in_words(fault)}" for place, fault in setting_faults(settings, os.environ)]
 
 
 def print_schema(options: Options) -> int:

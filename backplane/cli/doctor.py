@@ -27,6 +27,7 @@ from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
 from backplane.receipts.store import Store
 from backplane.runtime import backends
+from backplane.runtime.faults import setting_faults
 from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
@@ -211,9 +212,8 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
     for variable in config.unknown_variables(environ):
         yield DoctorCheck("environment", "note", f"{variable} is no setting of this version", f"unset {variable}")
     statuses = backends.known(settings, environ)
-    if settings.default_backend is not None and settings.default_backend not in {status.id for status in statuses}:
-        fix = f"declare [backends.{settings.default_backend}] or choose another default_backend"
-        yield DoctorCheck("default_backend", "missing", f"no backend {settings.default_backend!r}", fix)
+    for place, fault in setting_faults(settings, environ):
+        yield DoctorCheck(place.removeprefix("/"), "missing", fault.message, fault.hint or "")
     for status in statuses:
         # One that nobody configured is an offer; one that somebody did is a promise.
         needed = status.id in settings.backends or status.id == settings.default_backend

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,14 +19,11 @@ from backplane.cli.parser import Options
 from backplane.cli.start import wrong
 from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
-from backplane.contract.unheard import check_settings
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackplaneError
-from backplane.policy.rules import compile_policy
 from backplane.protocol import strict
 from backplane.receipts.store import Store
 from backplane.runtime import backends, hooks, replay
-from backplane.runtime.orders import check_order
 from backplane.view.values import as_object
 
 if TYPE_CHECKING:
@@ -143,9 +139,9 @@ def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -
         ConfigError: `config_invalid`, the order is none that a host would take.
         WorkspaceError: `workspace_init_failed`, its folder is not there.
     """
-    check_order(work)
-    check_settings(work)
-    compile_policy(work.policy)
+    from backplane.runtime.faults import check_whole  # Most runs look at no more than themselves.
+
+    check_whole(work)
     order.say_without_effect(work)
     if work.abp("remote_root") is None:
         from backplane.workspace.workspace import find_original
@@ -281,9 +277,9 @@ def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tu
 
 
 def _require_program(program: str, environ: Mapping[str, str], hint: str) -> None:
-    """Refuse a program that is not there: the run would deny every tool, and say so again and again."""
-    if shutil.which(program, path=environ.get("PATH")) is None:
-        raise wrong(f"the program {program!r} is not found or not executable", hint)
+    from backplane.runtime.faults import require_program
+
+    require_program(program, environ, hint)
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:

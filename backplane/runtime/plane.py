@@ -110,7 +110,12 @@ class Places:
             self._free += 1
 
 
-def _signer(key: str | None) -> Signer | None:
+def signer_of(key: str | None) -> Signer | None:
+    """Return what signs receipts with a key; None for none.
+
+    Raises:
+        ConfigError: `config_invalid`, the key cannot be read, or the extra is missing.
+    """
     if key is None:
         return None
     from backplane.receipts.signatures import Signer  # Needs a library that most do without.
@@ -166,7 +171,7 @@ class ControlPlane:
         self.home = Path(home) if home is not None else config.home(self.environ)
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
-        self.state_folder = StateFolder(home, _signer(settings.signing_key))
+        self.state_folder = StateFolder(home, signer_of(settings.signing_key))
         self.warm: WarmHosts | None = None
         """Hosts that wait for an order; None where none shall, or where nobody would end them."""
         self.above: weakref.WeakSet[Closing] = weakref.WeakSet()
