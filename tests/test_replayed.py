@@ -189,6 +189,19 @@ def test_the_command_replays_a_stored_run(root: Path, monkeypatch: Any) -> None:
     assert [json.loads(line)["decisions"] for line in rejudged][1:] == [0, 0]
 
 
+def test_a_pruned_run_is_counted_and_says_nothing_of_a_policy(root: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(root)
+    cli("run", "echo old", "--backend", "shell")
+    cli("receipts", "prune", "--keep", "0")
+    gone = cli("replay", "--policy", "default", "--all")
+    assert (gone.returncode, "1 run not wholly judged" in gone.stdout) == (4, True), gone
+    cli("run", "echo new", "--backend", "shell")
+    (root / "new.json").write_text('{"disallowed_tools": ["bash"]}')
+    for policy, code in (("default", 0), ("new.json", 1)):
+        done = cli("replay", "--policy", policy, "--all")
+        assert (done.returncode, "1 run not wholly judged" in done.stdout) == (code, True), done
+
+
 def test_wrong_words_of_a_replay_are_refused(root: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(root)
     for words, fact in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from backplane.cli import streams
+from backplane.cli import DONE, FAILED, REFUSED, streams
 from backplane.cli.parser import Options
 from backplane.cli.show import Look
 from backplane.cli.start import open_store, wrong
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replay(options: Options) -> int:
-    """0 where nothing would differ, 1 where something would or a run could not be judged."""
+    """Judge stored runs; 0 where no decision would be another, 1 where one would, 4 where no run could be judged."""
     if options.policy is None:
         raise wrong("no policy to try is named", "--policy NEW: a file, or default, strict or ci")
     if bool(options.runs) == options.all:
@@ -44,7 +44,9 @@ def replay(options: Options) -> int:
         rest = f", {streams.count(unjudged, 'run')} not wholly judged" if unjudged else ""
         counted = f"{streams.count(runs, 'run')}, {streams.count(decisions, 'decision')}"
         streams.write(f"{counted}, {differing} would differ{rest}\n")
-    return 1 if differing or unjudged else 0
+    if differing:
+        return FAILED
+    return REFUSED if unjudged == runs and unjudged and not decisions else DONE
 
 
 def _rows(store: Store, options: Options) -> Iterator[ReceiptRow]:
