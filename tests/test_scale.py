@@ -654,6 +654,31 @@ def test_a_mirrored_run_whose_follower_was_killed_says_how_to_go_on(queue: Queue
     assert "which colour?" in queue.cli("queue", "show", order_id).stdout
 
 
+def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:
+    first, second = (queue.cli("submit", "true", "--root", ".", "-b", "shell").stdout.strip() for _ in range(2))
+    assert first in queue.cli("queue", "show", first[:8]).stdout
+    assert queue.cli("queue", "cancel", second[:8]).returncode == 0
+    for name, fact in (("zzzz", "the queue has no order"), (first[:3], "the queue has no order")):
+        refused = queue.cli("queue", "show", name)
+        assert (refused.returncode, fact in refused.stderr) == (2, True), refused
+
+
+def test_submit_refuses_what_no_run_would_begin_with(queue: Queue) -> None:
+    (queue.folder / "order.json").write_text('{"task": "true", "policy": {"deny_write": ["[z"]}}')
+    refused = queue.cli("submit", "--order", "order.json", "-b", "shell")
+    assert (refused.returncode, refused.stderr.partition(":")[0]) == (4, "policy_invalid"), refused
+
+
+def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> None:
+    order_id = queue.cli("submit", "sleep 60", "--root", ".", "-b", "shell").stdout.strip()
+    worker = queue.worker()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    worker.terminate()
+    until(lambda: b"no more orders" in (queue.folder / "worker0.log").read_bytes())
+    worker.terminate()
+    assert worker.wait(30) == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue: Queue, named: bool) -> None:
     backend = ["--backend", "shell"] if named else ["--require", "nosuch"]

@@ -75,7 +75,7 @@ _ANY: Final = "id of a run, or of an order for its newest run, or its beginning;
 FOUND = value("run", "RUN", f"{_ANY} (last)", nargs="?", default="last")
 RECEIPT = value("id", "ID", "run id or its beginning; `last`")
 SESSION = value("id", "ID", "session id or its beginning, or `last`")
-ORDER = value("order", "ORDER", "the order's id, as `submit` printed it")
+ORDER = value("order", "ORDER", "the order's id, as `submit` printed it, or its beginning")
 DECISION = value("decision", "allow|deny", "what you decide", choices=("allow", "deny"))
 TEXT = value("--text", "WORDS", "the answer to a question in words")
 KEPT_REASON = value("--reason", "WHY", "kept in the receipt", default="")

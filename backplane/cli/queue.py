@@ -24,7 +24,7 @@ from backplane.errors import ConfigError
 from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
-from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority
+from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority, unknown_order
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
 ID_CHARS_MIN: Final = 4
 """Of an order's id, where its beginning names it."""
+ID_CHARS: Final = 36
+"""Of a whole one."""
 _M_ARENA_MAX: Final = -8
 """An option of glibc's `mallopt`, from its malloc.h."""
 
@@ -148,6 +150,7 @@ def _do(work: Callable[[], Awaitable[int]], engine: DurableEngine) -> int:
 
 
 def submit(options: Options) -> int:
+    from backplane.runtime.faults import check_whole
     from backplane.scale.orders import make_job
 
     place = find_queue(options)
@@ -158,6 +161,7 @@ def submit(options: Options) -> int:
     if options.on_lost_worker is not None:
         abp["on_lost_worker"] = options.on_lost_worker
     work = order.with_settings(order.build(options, dict(os.environ), streams.folder(), settings.policy), abp)
+    check_whole(work)
     limits = settings.limits
     quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
     job = make_job(
@@ -225,10 +229,37 @@ def _queue(
     place = find_queue(options, may_make=False)
     if not place.is_new:
         engine = place.open()
-        return _do(lambda: doing(options, engine, place), engine)
+
+        async def do() -> int:
+            if getattr(options, "order", None) is not None:
+                options.order = await _order_id(engine, options.order)
+            return await doing(options, engine, place)
+
+        return _do(do, engine)
     if empty is None:
         raise place.none_there()
     return empty()
+
+
+async def _order_id(engine: DurableEngine, name: str) -> str:
+    """Return the id that begins so.
+
+    Raises:
+        ConfigError: `config_invalid`, no order's does, or several do.
+    """
+    found = [name] if len(name) == ID_CHARS else await _ids(engine, name)
+    if len(found) > 1:
+        raise wrong(f"the ids of {len(found)} orders begin with {name!r}", "give more of it")
+    if not found:
+        raise unknown_order(name)
+    return found[0]
+
+
+async def _ids(engine: DurableEngine, name: str) -> list[str]:
+    """The ids that begin so, of the newest `LISTED_MAX` orders; none where the name is too short to mean one."""
+    if len(name) < ID_CHARS_MIN:
+        return []
+    return [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
 
 
 def list_orders(options: Options) -> int:
@@ -357,10 +388,11 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None
     engine = (place or QueuePlace(None)).open()
 
     async def look() -> tuple[Status, Job, HoldReason] | None:
-        named = [one for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
+        named = await _ids(engine, name)
         if len(named) != 1:
             return None
-        return named[0], await engine.job(named[0].order_id), await held(engine, named[0])
+        status = await engine.status(named[0])
+        return status, await engine.job(status.order_id), await held(engine, status)
 
     try:
         return anyio.run(look)
@@ -596,9 +628,9 @@ def _share_a_heap() -> None:
 async def _end_on_signal(taking: Any) -> None:
     """The first signal drains; the second leaves the orders to the others, as our death ends their hosts."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for _ in received:
+        async for number in received:
             if taking.cancel_called:
-                os._exit(130)
+                os._exit(128 + number)
             streams.complain("no more orders are taken; waiting for those that run\n")
             taking.cancel()
 
