@@ -278,7 +278,15 @@ def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, ba
     rest, complaints = child.communicate(timeout=60)
     assert child.returncode == 0
     assert b"tool done: two" in rest
-    assert complaints.startswith(b"session ")
+    assert complaints.splitlines()[-1].startswith(b"session ")
+
+
+def test_without_a_terminal_losses_are_told_and_an_error_once(folder: Path, backplane_home: Path) -> None:
+    command = [*PYTHON, "-m", "backplane", "chat", "--backend", "shell", "--system", "be brief", "--model", "m"]
+    done = subprocess.run(command, cwd=folder, input=b"exit 3\n", capture_output=True, timeout=60, check=False)
+    lost = [line for line in done.stderr.decode().splitlines() if line.startswith("not carried: ")]
+    assert [word in " ".join(lost) for word in ("system_prompt", "model")] == [True, True], done.stderr
+    assert (done.returncode, done.stdout.count(b"error: execution_tool_failed")) == (1, 1), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import asking, order, streams
 from backplane.cli.parser import Options
-from backplane.cli.sessions import _lines, _with_registry
+from backplane.cli.sessions import _lines, _say_losses, _with_registry
 from backplane.cli.start import wrong
 from backplane.cli.talk import Teller
 from backplane.contract.approval import Decision
@@ -74,10 +74,11 @@ async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[
     code = 0
     async with await _open(registry, options, answer) as session:
         async for line in _typed_lines():
-            teller = Teller(streams.write)
+            teller, before = Teller(streams.write), session.losses
             said, images = UserMessage(content=line, images=images), ()
             async for event in session.send_message(said):
                 teller.tell(event)
+            _say_losses(tuple(loss for loss in session.losses if loss not in before))
             code = 1 if teller.stop_reason == "error" else code
         streams.complain(f"session {session.id}\n" if _is_kept(registry, session) else NOTHING_KEPT)
     return code

@@ -32,6 +32,8 @@ class Teller:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._at_start = True
+        self._error: tuple[str, str] | None = None
+        """The last error that was written: the turn's end tells the agent's own once more."""
         self.stop_reason: StopReason | None = None
         self.usage_line = ""
 
@@ -47,7 +49,10 @@ class Teller:
             word = "tool failed" if event.is_error else "tool done"
             self.line(f"{word}: {streams.one_line(event.output, INPUT_CHARS_MAX)}")
         elif isinstance(event, ErrorEvent):
-            hint = event.error.cause.hint
+            hint, told = event.error.cause.hint, (event.error.cause.code, event.error.message)
+            if told == self._error:
+                return
+            self._error = told
             self.line(f"error: {event.error.cause.code}: {streams.one_line(event.error.message, 1000)}")
             if hint:
                 self.line(f"  {streams.one_line(hint, 1000)}")
