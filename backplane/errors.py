@@ -38,6 +38,8 @@ class CodeFacts(msgspec.Struct, frozen=True):
     provider_code: str = "unknown"
     """The nearest of the seven codes of the provider interface."""
     retryable: bool = False
+    ours: bool = True
+    """False: it is the contract's, and only peers say it."""
 
 
 CODES: Final[dict[str, CodeFacts]] = {
@@ -50,13 +52,13 @@ CODES: Final[dict[str, CodeFacts]] = {
         "The target dialect has no word for something in the request.", "caller", 1, "invalid_request"
     ),
     "mapping_dialect_mismatch": CodeFacts(
-        "The JSON is of another dialect than was said.", "caller", 1, "invalid_request"
+        "The JSON is of another dialect than was said.", "caller", 1, "invalid_request", ours=False
     ),
     "mapping_lossy_conversion": CodeFacts(
         "A translation would lose something and the caller forbade it.", "caller", 1, "invalid_request"
     ),
     "mapping_unmappable_tool": CodeFacts(
-        "A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request"
+        "A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request", ours=False
     ),
     "backend_not_found": CodeFacts("No backend of this name is configured or shipped.", "caller", 2, "invalid_request"),
     "backend_unavailable": CodeFacts(
@@ -71,14 +73,16 @@ CODES: Final[dict[str, CodeFacts]] = {
     "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", 1, "unknown", True),
     "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host", 1),
     "execution_workspace_error": CodeFacts("The result could not be read from or applied to the files.", "machine", 1),
-    "execution_permission_denied": CodeFacts("The operating system denied an action of the run.", "machine", 1),
+    "execution_permission_denied": CodeFacts(
+        "The operating system denied an action of the run.", "machine", 1, ours=False
+    ),
     "contract_version_mismatch": CodeFacts("The host speaks another major version of the contract.", "host", 4),
     "contract_schema_violation": CodeFacts("A message or value has the wrong shape.", "host", 1, "invalid_request"),
     "contract_invalid_receipt": CodeFacts("The host's final message holds no valid receipt.", "host", 1),
     "capability_unsupported": CodeFacts(
         "The order requires what the backend does not have.", "caller", 4, "invalid_request"
     ),
-    "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1),
+    "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1, ours=False),
     "policy_denied": CodeFacts("The policy forbids it, or a limit of the order was reached.", "caller", 4),
     "policy_invalid": CodeFacts(
         "The policy cannot be read or is too costly to decide, or a name in the order is misspelt.",
@@ -88,7 +92,9 @@ CODES: Final[dict[str, CodeFacts]] = {
     ),
     "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller", 1),
     "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine", 1),
-    "ir_lowering_failed": CodeFacts("The neutral conversation could not be written in a dialect.", "control", 1),
+    "ir_lowering_failed": CodeFacts(
+        "The neutral conversation could not be written in a dialect.", "control", 1, ours=False
+    ),
     "ir_invalid": CodeFacts("The neutral conversation is not well formed.", "caller", 1, "invalid_request"),
     "receipt_hash_mismatch": CodeFacts("The receipt is not what was sealed.", "caller", 1),
     "receipt_chain_broken": CodeFacts("The store's chain of receipts does not hold together.", "machine", 1),

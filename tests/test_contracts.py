@@ -109,6 +109,15 @@ def test_transcripts_are_well_formed_and_refer_to_rules_that_exist() -> None:
         assert ends in ([], [len(rows)]), path.name
 
 
+def test_a_code_that_nothing_here_sends_is_marked_in_the_table() -> None:
+    package = resources.find("schemas").parent / "backplane"
+    sources = "".join(path.read_text() for path in package.rglob("*.py") if path.name != "errors.py")
+    hosts = "".join(path.read_text() for path in resources.find("hosts").rglob("*.py"))
+    assert {code for code in CODES if f'"{code}"' not in sources + hosts} == {
+        code for code, facts in CODES.items() if not facts.ours
+    }
+
+
 def test_rule_numbers_of_the_protocol_page_are_unique_and_ascending() -> None:
     numbers = [int(number) for number in re.findall(r"\*\*S(\d+)\*\*", (CONTRACTS / "sidecar.md").read_text())]
     assert numbers == sorted(set(numbers))

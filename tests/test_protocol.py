@@ -590,7 +590,9 @@ def test_a_missing_event_is_a_warning_and_a_missing_ref_id_means_the_one_open_ru
     assert record_of(line({"t": "event", "ref_id": "r1"}))["ext"] == {"raw_event": None}
     body = {"ts": TS, "type": "assistant_delta", "text": "a"}
     for members in ({}, {"ref_id": 7}, {"ref_id": None}):
-        received = only(control().receive(line({"t": "event", **members, "event": body})))
+        end = control()
+        received = only(end.receive(line({"t": "event", **members, "event": body})))
+        assert end.unnamed == 1
         assert received.ref_id == "r1"
         assert json.loads(received.records[0]).get("ext", {}).get("unknown_envelope", {}) == members
     assert isinstance(only(control("r1", "r2").receive(line({"t": "event", "event": body}))), Dropped)
@@ -695,7 +697,11 @@ def test_a_message_from_the_wrong_side_is_unexpected(t: str, speaker: str) -> No
     ("message", "code"),
     [
         ({"t": "final", "ref_id": "r1"}, "contract_invalid_receipt"),
-        ({"t": "final"}, "contract_invalid_receipt"),
+        ({"t": "final"}, "protocol_missing_ref_id"),
+        ({"t": "final", "ref_id": 7, "receipt": {}}, "protocol_missing_ref_id"),
+        ({"t": "ask", "id": "a", "kind": "tool", "name": "x"}, "protocol_missing_ref_id"),
+        ({"t": "patch", "ref_id": None, "seq": 0, "data": ""}, "protocol_missing_ref_id"),
+        ({"t": "fatal", "ref_id": 7, "error": "x"}, "protocol_missing_ref_id"),
         ({"t": "fatal", "ref_id": "r1"}, "contract_schema_violation"),
         ({"t": "fatal", "ref_id": None, "error": 5}, "contract_schema_violation"),
         ({"t": "pong", "seq": "x"}, "contract_schema_violation"),

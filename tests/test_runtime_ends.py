@@ -99,7 +99,7 @@ async def test_a_host_that_names_another_run_is_told_so(backplane_home: Path, ro
         run, events = await go(control, order(root), script(tmp_path, body + "; os._exit(0)"))
     assert events == []
     assert run.error is not None
-    assert "another ref_id than the run's: 3, the first an event for run 'my-run'" in run.error.message
+    assert "another ref_id than the run's: 3, the first: event for run 'my-run'" in run.error.message
 
 
 @one_loop

@@ -96,7 +96,7 @@ async def test_a_host_that_makes_no_progress_is_given_up(
     assert run.error is not None
     assert "idle_s" in run.error.message
     assert ("no messages, the first: 'still here'" in run.error.message) == ("still here" in body)
-    assert ("the first an event for run 'x'" in run.error.message) == ("'id'" in body)
+    assert ("the first: event for run 'x'" in run.error.message) == ("'id'" in body)
     assert texts(events)[0] == "a"
 
 

@@ -34,7 +34,8 @@ def errors(options: Options) -> int:
         hint = did_you_mean(options.code, CODES) + "`backplane errors` lists them"
         raise wrong(f"no error code {options.code!r}", hint)
     streams.write(
-        f"{options.code}\n  {facts.meaning}\n  fault: {_FAULTS[facts.fault]}\n"
+        f"{options.code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
+        f"  fault: {_FAULTS[facts.fault]}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
         f"  code of the provider interface: {facts.provider_code}\n"
     )

@@ -123,6 +123,8 @@ class ControlEnd:
         """Places where a secret was replaced."""
         self.unended = 0
         """1 where the last line is whole and has no newline."""
+        self.unnamed = 0
+        """Events that named no run, and were taken for the one that was open."""
         self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
@@ -382,6 +384,8 @@ class ControlEnd:
         if isinstance(ref_id, str) and ref_id not in self._open:
             why: Literal["after_end", "foreign_ref_id"] = "after_end" if ref_id in self._ended else "foreign_ref_id"
             return Dropped(why, f"{t} for run {self._clean_text(ref_id)[:60]!r}")
+        if t != "event" and not isinstance(ref_id, str):
+            return Broken("protocol_missing_ref_id", f"{t} does not name its run: it has no text `ref_id`", line)
         if t != "event":
             # Whoever asks reads answers, announced or not; left without one it would wait for ever.
             self._was_asked = self._was_asked or t == "ask"
@@ -390,10 +394,12 @@ class ControlEnd:
                 return Broken("contract_invalid_receipt", fact, line)
             return convert(t, value, line)
         # A lost ref_id can only mean the one run that is open; with several it means none of them.
-        owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
-        if len(self._open) != 1 and not isinstance(ref_id, str):
-            return Dropped("foreign_ref_id", "an event without ref_id")
-        return owner, *self._read_event(value)
+        if isinstance(ref_id, str):
+            return ref_id, *self._read_event(value)
+        if len(self._open) != 1:
+            return Dropped("foreign_ref_id", "event without ref_id")
+        self.unnamed += 1
+        return next(iter(self._open)), *self._read_event(value)
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:

@@ -249,8 +249,8 @@ class Inbound:
         counts = self._facts.counts
         clause = describe_noise(counts["noise_lines"], self._first_noise)
         if self._first_foreign:
-            clause += f"; messages with another ref_id than the run's: {counts['foreign_ref_id']}, the first an"
-            clause += f" {self._first_foreign}"
+            named = f"; messages with another ref_id than the run's: {counts['foreign_ref_id']}"
+            clause += f"{named}, the first: {self._first_foreign}"
         return clause
 
     def _unknown(self, unknown: Unknown) -> list[Events]:

@@ -1017,6 +1017,7 @@ class Run:
                 self.facts.counts["unwritten"] = self._writer.unwritten
             self.facts.counts["redacted"] += self._line.redacted
             self.facts.counts["unended_lines"] = self._line.unended
+            self.facts.counts["unnamed_events"] = self._line.unnamed
             if self._inbound.hooks is not None:
                 self.facts.added["hooks"] = self._inbound.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
