@@ -245,6 +245,53 @@ async def test_a_provider_that_keeps_conversations_goes_on_with_its_own(ground: 
     assert session.losses == ("emulated: system_prompt, it is said in the user's words",)
 
 
+class Price(msgspec.Struct):
+    usd: int
+
+
+async def test_a_turns_answer_has_the_shape_that_was_asked_for(ground: Ground) -> None:
+    with ModelServer([Turn(text='{"usd": 129}'), Turn(text="words"), Turn(text='{"usd": 1}')]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            assert (await session.run("a pump?", output=Price)).check().value == Price(usd=129)
+            turn = (await session.run("and in words?")).check()
+            assert (turn.value, session.value) == (None, None)
+            await told(session.send_message("and a screw?", output={"type": "object"}))
+            assert session.value == {"usd": 1}
+            with pytest.raises(TypeError, match="'modell'"):
+                await session.run("x", modell="m")  # type: ignore[call-arg]
+
+
+async def test_what_a_turn_costs_is_bounded(ground: Ground) -> None:
+    config = SessionConfig(max_budget_usd=0.000001)
+    with ModelServer([Turn(text="dear", usage=USED, times=None)]) as server:
+        async with ground.registry(server) as registry:
+            async with await registry.get().create_session(config) as session:
+                turn = await session.run("hi")
+                assert (turn.stop_reason, session.file.max_budget_usd) == ("error", 0.000001)
+                assert turn.error is not None
+                assert "max_budget_usd" in turn.error.message
+            async with await registry.get("words").create_session(config) as session:
+                refused = await session.run("hi")
+    assert refused.error is not None
+    assert refused.error.cause.code == "capability_unsupported"
+
+
+async def test_a_session_says_what_it_is_and_is_found_by_the_beginning_of_its_id(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        provider = registry.get("words")
+        async with await provider.create_session() as session:
+            assert repr(session) == f"<Session {session.id} with 'words': 0 turns, at rest>"
+            (await session.run("one")).check()
+        assert repr(session) == f"<Session {session.id} with 'words': 1 turns, closed>"
+        for name in (session.id[:8], session.id.upper(), "last"):
+            async with await provider.resume(name) as again:
+                assert again.id == session.id
+        async with await provider.fork_session(session.id[:8]) as fork:
+            assert fork.file.parent == session.id
+        with pytest.raises(ConfigError, match="no sessions begin with 'zz'"):
+            await provider.resume("zz")
+
+
 async def test_a_changed_system_prompt_is_said_to_replace_the_earlier(ground: Ground) -> None:
     async with ground.registry() as registry:
         async with await registry.get("keeps").create_session(SessionConfig(system_prompt="Be brief.")) as session:

@@ -159,6 +159,8 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     max_tokens: Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_turns: Count | None = None
+    max_budget_usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """US dollars that each turn may spend."""
     root: str | None = None
     """Folder that it works on; None is a folder of its own, empty at the start of each turn."""
     mode: Literal["staged", "pass_through"] = "staged"

@@ -52,6 +52,7 @@ class SessionConfig:
         session_id: a saved session to go on with.
         initial_prompt: sent as the first turn, before anything else.
         max_turns: turns of the model in one turn of the session.
+        max_budget_usd: US dollars that each turn may spend; a provider that cannot hold it refuses the turn.
         root: the folder to work on; None is one of the session's own, empty at its start and gone at its end.
         mode: `staged` (None) works in a copy of the folder, `pass_through` in the folder itself.
         lane: `workspace_first` (None) **writes the result of each complete turn into the folder**, where the next turn
@@ -72,6 +73,7 @@ class SessionConfig:
     session_id: str | None = None
     initial_prompt: str | None = None
     max_turns: int | None = None
+    max_budget_usd: float | None = None
     root: str | None = None
     mode: Mode | None = None
     lane: Lane | None = None
@@ -97,7 +99,10 @@ class SessionConfig:
             raise ConfigError("config_invalid", "SessionConfig.on_ask is no function", hint="one from an Approval")
 
 
-KEPT: Final = ("model", "system_prompt", "max_tokens", "temperature", "max_turns", "root", "mode", "lane")
+KEPT: Final = (
+    *("model", "system_prompt", "max_tokens", "temperature", "max_turns", "max_budget_usd"),
+    *("root", "mode", "lane"),
+)
 """Members that lie in a session's file; None says nothing of one."""
 
 _TEXT: Final = str | None
@@ -106,6 +111,7 @@ _MEMBERS: Final[dict[str, Any]] = {
     "max_tokens": Annotated[int, msgspec.Meta(ge=1)] | None,
     "temperature": Annotated[float, msgspec.Meta(ge=0)] | None,
     "max_turns": Annotated[int, msgspec.Meta(ge=0)] | None,
+    "max_budget_usd": Annotated[float, msgspec.Meta(ge=0)] | None,
     "mode": Mode | None,
     "lane": Lane | None,
     "save": bool,
@@ -233,7 +239,8 @@ def compose(wanted: Wanted) -> Composed:
         lane=config.lane,
         workspace=WorkspaceSpec(root=wanted.root, mode=config.mode),
         policy=wanted.policy,
-        config=RuntimeConfig(vendor={"abp": own} if own else {}, **given),
+        # Never dropped as a setting that nobody heeds: it is money.
+        config=RuntimeConfig(vendor={"abp": own} if own else {}, max_budget_usd=config.max_budget_usd, **given),
     )
     return Composed(order, tuple(losses))
 

@@ -141,6 +141,7 @@ class Provider:
         """Go on with a saved session, also one of another provider: that is a handover.
 
         Args:
+            session_id: its id, the beginning of one, or `last`.
             config: its tools, callbacks and hooks count, and each other member that is not None, from here on. Its
                 policy, or else the configured one, only tightens the session's.
 
@@ -148,6 +149,7 @@ class Provider:
             As `create_session`.
         """
         await self.prepare()
+        session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
         saved = await anyio.to_thread.run_sync(store.create, self.plane.home, session_id)
         try:
             file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
@@ -172,12 +174,14 @@ class Provider:
         """Go on with a copy of a saved session, which stays as it is.
 
         Args:
+            session_id: as `resume`.
             at: number of messages that the copy has; None takes all.
 
         Raises:
             As `create_session`.
         """
         await self.prepare()
+        session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
         file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
         return await self._copied(cut(file, at) if at is not None else file, config)
 

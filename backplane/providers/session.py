@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -43,7 +43,7 @@ from backplane.providers.failures import ProviderError
 from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.functions import served
-from backplane.runtime.orders import make_order, read_policy
+from backplane.runtime.orders import answer_of, make_order, read_policy
 from backplane.runtime.run import Run
 
 if TYPE_CHECKING:
@@ -68,12 +68,37 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Receipt | None
     """None while calls are handed to the caller, as the turn goes on then."""
     error: ProviderError | None = None
+    output: Any = None
+    """The shape that was asked for."""
+
+    @property
+    def value(self) -> Any:
+        """The structured answer, as the `output` type that was asked for; None when none was given.
+
+        Raises:
+            ConfigError: `validation_failed`, the answer is none of that type.
+        """
+        return None if self.receipt is None else answer_of(self.receipt, self.output)
 
     def check(self) -> TurnOutcome:
         """Return this turn if it did not fail. Raises ProviderError, a BackplaneError with a hint."""
         if self.error is not None:
             raise self.error
         return self
+
+
+class TurnOptions(TypedDict, total=False):
+    """What holds for a turn, as arguments of `Session.send_message` and `run`."""
+
+    model: str | None
+    """For this turn and those after it."""
+    root: str | None
+    """The folder, for this turn alone."""
+    policy: PolicyProfile | None
+    """For this turn alone; it only tightens."""
+    output: Any
+    """The shape of this turn's answer, `TurnOutcome.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or
+    a JSON Schema."""
 
 
 class _Open:
@@ -83,6 +108,8 @@ class _Open:
         self.block, self.run = block, run
         self.system = system
         """The system prompt that it was begun with."""
+        self.output: Any = None
+        """The shape that its answer is to have."""
         self.said = said
         """What the user said."""
         self.tools = tools
@@ -142,6 +169,7 @@ class Session:
         """Where the last turn was cut off, its work is to be put into the folder."""
         self.receipt: Receipt | None = None
         """Of the last turn."""
+        self._output: Any = None
         provider.plane.above.add(self)
 
     @property
@@ -166,6 +194,15 @@ class Session:
     def file(self) -> SessionFile:
         """The session as it is saved."""
         return self._file
+
+    @property
+    def value(self) -> Any:
+        """The structured answer of the last turn that has ended, as `TurnOutcome.value`."""
+        return None if self.receipt is None else answer_of(self.receipt, self._output)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "a turn is under way" if self._open is not None else "at rest"
+        return f"<Session {self.id} with {self.provider!r}: {len(self._file.turns)} turns, {state}>"
 
     async def __aenter__(self) -> Session:
         return self
@@ -242,10 +279,7 @@ class Session:
     def send_message(
         self,
         message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
-        *,
-        model: str | None = None,
-        root: str | None = None,
-        policy: PolicyProfile | None = None,
+        **given: Unpack[TurnOptions],
     ) -> Stream[StreamEvent]:
         """Say something, and iterate over what comes; results of calls that were handed to you go on with the turn.
 
@@ -253,15 +287,18 @@ class Session:
         failure of the turn is an `error` event.
 
         Args:
-            model: for this turn and those after it.
-            root: the folder, for this turn alone.
-            policy: for this turn alone; it only tightens.
+            given: `TurnOptions`: `model`, for this turn and those after it; `root` and `policy` (it only tightens), for
+                this turn alone; `output`, the shape of its answer, `session.value`.
 
         Raises:
+            TypeError: an argument is none of these.
             ConfigError: `config_invalid`, from the first event on: the session is closed, another task is inside a
                 call of it, a result belongs to no call, or the policy allows more than the session's.
             BackendError: `capability_unsupported`, the provider cannot take the session's tools.
         """
+        for name in given:
+            if name not in TurnOptions.__annotations__:
+                raise TypeError(f"unexpected keyword argument {name!r}")
         reader = reading.StreamEventReader(self.provider)
 
         def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[StreamEvent]:
@@ -269,9 +306,13 @@ class Session:
             ended: list[StreamEvent] = [MessageDoneEvent(message=last, usage=used, stop_reason=stop)]
             return [ErrorEvent(error=failure), *ended] if failure is not None else ended
 
-        return Stream(self, partial(self._say, message, model, root, policy), reader.read, done)
+        return Stream(self, partial(self._say, message, given), reader.read, done)
 
-    async def run(self, message: str | UserMessage | ToolResultMessage, **given: Any) -> TurnOutcome:
+    async def run(
+        self,
+        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
+        **given: Unpack[TurnOptions],
+    ) -> TurnOutcome:
         """Say something and wait for the end of the turn; arguments and errors as `send_message`."""
         failure: ProviderError | None = None
         async for event in self.send_message(message, **given):
@@ -285,6 +326,7 @@ class Session:
                     usage=event.usage,
                     receipt=None if event.stop_reason == "tool_use" else self.receipt,
                     error=failure if event.stop_reason == "error" else None,
+                    output=self._output,
                 )
         raise BackendError("internal", "a turn ended without its last event")
 
@@ -310,7 +352,7 @@ class Session:
                 fact = f"the input cannot be said in words: {error}"
                 raise ConfigError("config_invalid", fact, hint="a text, or one of `unified.UserInput`") from error
         if self._open is None:
-            await self._begin(UserMessage(content=words), None, None, None, asks=True)
+            await self._begin(UserMessage(content=words), {}, asks=True)
             return
         if INPUT not in self._provider.can.extensions:
             self._require_rest()
@@ -332,7 +374,7 @@ class Session:
 
         async def begin() -> list[unified.UnifiedEvent]:
             if self._open is None and self._initial is not None:
-                await self._begin(UserMessage(content=""), None, None, None, asks=True)
+                await self._begin(UserMessage(content=""), {}, asks=True)
             told, self._told_start = self._told_start, True
             return [] if told else [unified.SessionStarted(session_id=self.id, provider=self.provider)]
 
@@ -465,13 +507,11 @@ class Session:
     async def _say(
         self,
         message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
-        model: str | None,
-        root: str | None,
-        policy: PolicyProfile | None,
+        given: TurnOptions,
     ) -> list[Any]:
         said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
         if isinstance(said, str | UserMessage):
-            await self._begin(UserMessage(content=said) if isinstance(said, str) else said, model, root, policy)
+            await self._begin(UserMessage(content=said) if isinstance(said, str) else said, given)
         else:
             for result in (said,) if isinstance(said, ToolResultMessage) else said:
                 self._give(result)
@@ -486,21 +526,11 @@ class Session:
             raise ConfigError("config_invalid", fact, hint="`tool_use_end` names the calls of tools without a handler")
         open.tools.give(name, result)
 
-    async def _begin(
-        self,
-        said: UserMessage,
-        model: str | None,
-        root: str | None,
-        policy: PolicyProfile | None,
-        *,
-        asks: bool = False,
-    ) -> None:
+    async def _begin(self, said: UserMessage, given: TurnOptions, *, asks: bool = False) -> None:
         with self._alone():
-            await self._start(said, model, root, policy, asks)
+            await self._start(said, given, asks)
 
-    async def _start(
-        self, said: UserMessage, model: str | None, root: str | None, policy: PolicyProfile | None, asks: bool
-    ) -> None:
+    async def _start(self, said: UserMessage, given: TurnOptions, asks: bool) -> None:
         if self._closed:
             raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
         await self._leave()
@@ -509,14 +539,15 @@ class Session:
             said, content="\n\n".join(part for part in (self._initial, said.content) if part)
         )
         self._initial, self._asks = None, asks
+        model, policy, output = given.get("model"), given.get("policy"), given.get("output")
         if model is not None and model != self.model:
             self.set_model(model)
         await self._carry_folder()
         whole = self._policy if policy is None else tightened(self._policy, policy)
-        where = root or self._config.root or await self._own_folder()
+        where = given.get("root") or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
         tools, system = self._tools, self._config.system_prompt or None
-        block = OwnTask(self._started(said, whole, where, run_id))
+        block = OwnTask(self._started(said, whole, where, run_id, output))
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
         self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
@@ -529,6 +560,7 @@ class Session:
                 await self.save()
             raise
         self._open = _Open(block, run, said, tools, system)
+        self._open.output = output
 
     async def _own_folder(self) -> str:
         if self._folder is None:
@@ -552,7 +584,9 @@ class Session:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
 
     @asynccontextmanager
-    async def _started(self, said: UserMessage, policy: PolicyProfile, root: str, run_id: str) -> AsyncIterator[Run]:
+    async def _started(
+        self, said: UserMessage, policy: PolicyProfile, root: str, run_id: str, output: Any
+    ) -> AsyncIterator[Run]:
         config, plane = self._config, self._provider.plane
         async with AsyncExitStack() as opened:
             row = None
@@ -561,7 +595,7 @@ class Session:
             composed = compose(self._wanted(said, policy, root, row))
             for loss in composed.losses:
                 self._lose(loss)
-            order = make_order(composed.order)
+            order = make_order(composed.order, output=output)
             on_ask = config.on_ask or (self._on_ask if self._asks else None)
             starting = plane.start(
                 order, self._provider.backend, on_ask=on_ask, hooks=tuple(config.hooks), run_id=run_id, more=True
@@ -680,7 +714,8 @@ class Session:
         return ProviderError(self.provider, run.error or StoreError("receipt_store_failed", fact))
 
     def _keep(self, open: _Open, run: Run) -> ProviderError | None:
-        self.receipt = receipt = run.receipt
+        self.receipt, self._output = run.receipt, open.output
+        receipt = self.receipt
         stop = reading.stop_of(receipt, open.transcript.stop)
         cause = reading.failure_of(receipt, run.error) if stop == "error" else None
         if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:

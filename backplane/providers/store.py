@@ -10,6 +10,7 @@ import io
 import os
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,6 +183,8 @@ def find(home: Path, name: str) -> str:
         ConfigError: `config_invalid`, none or several are.
     """
     ids = [path.stem for path in _files(home)]
+    with suppress(ValueError):
+        name = str(uuid.UUID(name))  # Whole, however it is written.
     found = ids[:1] if name == "last" else [id for id in ids if name and id.startswith(name)]
     if len(found) != 1:
         fact = f"{len(found) or 'no'} sessions begin with {name[:80]!r}" if name != "last" else "no session is saved"

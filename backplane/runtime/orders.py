@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.receipt import Receipt
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
@@ -171,6 +172,17 @@ def schema_of(output: Any) -> dict[str, Any]:
 
 def _uses(named: Mapping[str, Json], name: str) -> bool:
     return f'"#/$defs/{name}"'.encode() in msgspec.json.encode(named)
+
+
+def answer_of(receipt: Receipt, output: Any) -> Any:
+    """Return a run's structured answer as the type that was asked for; None where there is none.
+
+    Raises:
+        ConfigError: `validation_failed`, the answer is none of that type.
+    """
+    raw = receipt.usage_raw
+    found = raw.get("structured_output") if isinstance(raw, dict) else None
+    return None if found is None else read_output(output, found)
 
 
 def read_output(output: Any, value: Json) -> Any:

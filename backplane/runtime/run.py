@@ -54,7 +54,7 @@ from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
-from backplane.runtime.orders import read_output, without_effect
+from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
 from backplane.runtime.writer import LineWriter
 from backplane.workspace import Quota
@@ -243,9 +243,7 @@ class Run:
             RuntimeError: as `receipt`.
             ConfigError: `validation_failed`, the answer is none of that type.
         """
-        raw = self.receipt.usage_raw
-        found = raw.get("structured_output") if isinstance(raw, dict) else None
-        return None if found is None else read_output(self._output, found)
+        return answer_of(self.receipt, self._output)
 
     def check(self) -> Run:
         """Return this run if it ended as complete.
