@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backplane.cli.copies import Copy
-from backplane.errors import StoreError
+from backplane.errors import ConfigError, StoreError
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a file", "a link"])
@@ -28,6 +28,13 @@ def test_a_copy_is_made_in_place_of_what_took_its_name(tmp_path: Path, meanwhile
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     assert sorted(tmp_path.iterdir()) == [path, victim]
+
+
+@pytest.mark.parametrize(("name", "step"), [("none/x", "in a folder that is there"), ("", "that this user can write")])
+def test_a_place_that_cannot_be_written_is_told_with_what_would_do(tmp_path: Path, name: str, step: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Copy(str(tmp_path / name))
+    assert refused.value.hint == f"name a file {step}"
 
 
 @pytest.mark.parametrize("before", [None, b"old and longer"])

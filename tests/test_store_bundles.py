@@ -50,6 +50,15 @@ def test_a_receipt_goes_out_and_comes_into_another_store_with_its_patch(store: S
         export(store, row.run_id, folder)
 
 
+def test_a_place_that_cannot_be_written_is_named_and_not_the_state_folder(store: Store, tmp_path: Path) -> None:
+    row = stored_run(store, ["a"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as refused:
+        export(store, row.run_id, tmp_path / "file" / "out")
+    assert str(tmp_path / "file" / "out") in refused.value.message
+    assert "one that this user can write" in (refused.value.hint or "")
+
+
 KILLED: Final = """
 import os, sys
 from pathlib import Path

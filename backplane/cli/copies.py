@@ -13,6 +13,7 @@ import select
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from backplane.cli.start import wrong
@@ -55,7 +56,14 @@ class Copy:
             self.close()
             is_idle = getattr(error, "errno", None) == errno.ENXIO
             why = "nobody reads it" if is_idle else getattr(error, "strerror", None) or error
-            raise wrong(f"{name!r} cannot be written: {why}", "name a file in a folder that is there") from error
+            is_missing = getattr(error, "errno", None) in (errno.ENOENT, errno.ENOTDIR)
+            place = "in a folder that is there" if is_missing else "that this user can write"
+            raise wrong(f"{name!r} cannot be written: {why}", f"name a file {place}") from error
+
+    @property
+    def path(self) -> Path | None:
+        """The file, with links followed; None for what is no file."""
+        return Path(self._path) if self._folder is not None else None
 
     def _open(self) -> None:
         place, self._base = os.path.split(self._path)

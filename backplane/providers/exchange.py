@@ -153,6 +153,7 @@ def put(data: bytes, path: Path) -> None:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
         fact = f"{path}: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="name a file that is not there yet") from error
+        hint = "name a file that is not there yet" if path.exists() else "name a file where this user can write"
+        raise ConfigError("config_invalid", fact, hint=hint) from error
     with open(fd, "wb") as out:
         out.write(data)

@@ -67,7 +67,7 @@ def export(store: Store, run: str, folder: Path) -> Path:
             _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
             os.replace(building, folder)
     except OSError as error:
-        raise disk_error(str(folder), error) from error
+        raise disk_error(str(folder), error, chosen=True) from error
     return folder
 
 

@@ -389,12 +389,21 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
             raise
 
 
-def disk_error(what: str, error: OSError) -> StoreError:
-    """The one translation of a failing disk, with the errno's name and the next step."""
+def disk_error(what: str, error: OSError, *, chosen: bool = False) -> StoreError:
+    """The one translation of a failing disk, with the errno's name and the next step.
+
+    Args:
+        chosen: it is a place that the caller named, and not in the state folder.
+    """
     name = errno.errorcode.get(error.errno or 0, "EIO")
-    return StoreError(
-        "receipt_store_failed", f"{what}: {name} ({error.strerror})", hint=_HINTS.get(name, "look at the disk")
-    )
+    hint = _HINTS.get(name, "look at the disk")
+    if chosen and name not in _OF_ANY_DISK:
+        hint = f"name another place than {what}, one that this user can write"
+    return StoreError("receipt_store_failed", f"{what}: {name} ({error.strerror})", hint=hint)
+
+
+_OF_ANY_DISK: Final = frozenset({"ENOSPC", "EDQUOT", "EFBIG", "EIO"})
+"""What helps is the same wherever it happens."""
 
 
 _HINTS: Final = {
