@@ -153,6 +153,9 @@ def test_an_ability_counts_once_its_hello_was_heard(folder: Path, backplane_home
     before = cli(folder, "route", "do it", "--require", "streaming")
     assert before.returncode == 4
     assert "manifest_unknown: streaming required, and it never said hello here" in before.stdout
+    misspelt = cli(folder, "route", "do it", "--require", "mcp_clent").stdout
+    assert "mcp_clent: the contract has no such capability; the nearest name is mcp_client" in misspelt
+    assert "run it once" not in misspelt
     assert cli(folder, "run", "do it", "--backend", "mine").returncode == 0
     assert cli(folder, "route", "do it", "--require", "streaming").stdout.startswith("mine ")
     refused = cli(folder, "route", "do it", "--require", "logprobs")

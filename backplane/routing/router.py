@@ -12,7 +12,7 @@ from typing import Final, Literal, cast
 import msgspec
 
 from backplane.contract.canonical import timestamp_at
-from backplane.contract.capability import Manifest, Requirements
+from backplane.contract.capability import CAPABILITIES, Manifest, Requirements
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.routing.estimates import Estimate, Measures
@@ -377,6 +377,12 @@ class _Look:
             return
         manifest = candidate.manifest
         if manifest is None:
+            strangers = tuple(one for one in self._required if one.capability not in CAPABILITIES)
+            for finding in negotiate(Requirements(strangers), Manifest()).findings:
+                own = f"drop {finding.capability}, or name it with --backend {candidate.name} if it has one of its own"
+                yield Obstacle("manifest_unknown", finding.reason, own)
+            if strangers:
+                return
             names = ", ".join(requirement.capability for requirement in self._required)
             fact = f"{names} required, and it never said hello here"
             yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
