@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from backplane.cli import COMMANDS, EXITS, help_text, streams
 from backplane.contract.receipt import verify_bytes
-from backplane.errors import CODES
+from backplane.errors import CODES, CapabilityError
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.schemas import build
@@ -424,6 +424,17 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word() -> None:
         os.close(theirs)
         os.close(ours)
         assert shell.communicate(timeout=WAIT_S)[1] == b"code 141\n"
+
+
+@pytest.mark.parametrize("between", ["; ", "\n"])
+def test_long_evidence_is_cut_at_a_whole_entry(capfd: pytest.CaptureFixture[str], between: str) -> None:
+    entries = [f"backend-{number}: not_ready, manifest_unknown" for number in range(20)]
+    streams.error(CapabilityError("capability_unsupported", "none", evidence=between.join(entries)))
+    shown = "\n".join(line.removeprefix("  ") for line in capfd.readouterr().err.splitlines()[1:])
+    assert shown.startswith("… backend-")
+    kept = shown.removeprefix("… ").split(between)
+    assert kept == entries[-len(kept) :]
+    assert len(kept) > 5
 
 
 def test_a_full_disk_behind_stdout_is_an_error() -> None:

@@ -209,10 +209,19 @@ def error(fault: BackplaneError) -> None:
     code = one_line(fault.foreign_code, CODE_CHARS_MAX) if fault.foreign_code else fault.code
     lines = [f"{red}{code}{plain}: {one_line(fault.message)}"]
     if fault.evidence and fault.evidence.strip():
-        lines += ["  " + one_line(line) for line in fault.evidence.strip()[-SHOWN_CHARS_MAX:].splitlines()]
+        lines += ["  " + one_line(line) for line in _end_of(fault.evidence.strip()).splitlines()]
     if fault.hint:
         lines.append("  " + one_line(fault.hint))
     complain("\n".join(lines) + "\n")
+
+
+def _end_of(text: str) -> str:
+    """The end of a long text of evidence, from the beginning of a line or of what follows a semicolon."""
+    if len(text) <= SHOWN_CHARS_MAX:
+        return text
+    end = text[-SHOWN_CHARS_MAX:]
+    begins = re.search(r"; |\n", end)
+    return "… " + (end[begins.end() :] if begins is not None else end)
 
 
 def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
