@@ -153,6 +153,16 @@ def test_every_way_to_give_a_key_signs_alike(keys: tuple[Path, Path], tmp_path: 
         assert signatures.key_id(signatures.private_key(given).public_key()) == public
 
 
+def test_a_copy_of_a_receipt_has_its_signature_beside_it(cli: Cli, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    signed, plain = tmp_path / "signed.json", tmp_path / "plain.json"
+    key = ("--sign-key", keys[0])
+    assert cli("run", "--backend", "shell", *key, "--receipt", signed, "true").returncode == 0
+    assert cli("run", "--backend", "shell", "--receipt", plain, "true").returncode == 0
+    assert cli("run", "--backend", "shell", *key, "--receipt", "-", "true").returncode == 0
+    assert {path.name for path in tmp_path.glob("*.dsse.json")} == {"signed.dsse.json"}
+    assert [cli("receipts", "verify", path, "--key", keys[1]).returncode for path in (signed, plain)] == [0, 1]
+
+
 @pytest.mark.parametrize(
     "content", [None, b"", b"no key", b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n"]
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
+from backplane.errors import BackplaneError, ConfigError, StoreError, leaves, unforeseen
 from backplane.process.aio import ending_signals
 from backplane.protocol import Events
 from backplane.receipts.build import failure_of
@@ -348,7 +349,23 @@ def _save(plan: Plan, ended: Run) -> bool:
         _copy_patch(ended, plan.patch)
     if plan.receipt is not None:
         plan.receipt.write(ended.receipt_chunks())
+        if plan.settings.signing_key is not None:
+            _copy_signature(plan.home, ended.id, plan.receipt)
     return plan.receipt is not None
+
+
+def _copy_signature(home: Path, run_id: str, receipt: Copy) -> None:
+    """Write the receipt's signature, where it has one, beside its copy, where that is a file."""
+    from backplane.receipts import signatures
+
+    envelope = signatures.read(signatures.path_of(home, run_id))
+    if envelope is None or (path := receipt.path) is None:
+        return
+    try:
+        with closing(Copy(str(path.with_suffix(signatures.SUFFIX)))) as beside:
+            beside.write(iter((envelope,)))
+    except ConfigError as error:
+        raise StoreError("receipt_store_failed", error.message, hint=error.hint) from error
 
 
 def _copy_patch(ended: Run, copy: Copy) -> None:
