@@ -19,7 +19,7 @@ import backplane
 from backplane.contract.unheard import check_settings, heard, read_work_order, unknown_members
 from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
-from backplane.policy.rules import unknown_tools
+from backplane.policy.rules import PROFILES, unknown_tools
 from backplane.schemas.validate import validate
 from tests.peers import ROOT, Child, run
 from tests.queues import needs_queue
@@ -267,6 +267,7 @@ def test_tools_of_a_policy_that_nobody_knows_are_warned_of(work: Path) -> None:
     named = ["nosuchtool", "shell", "Bsh", "bash", "Bash", "web_*", "mcp__git__push"]
     profile = read_work_order({"task": "t", "policy": {"disallowed_tools": named}}).policy
     assert unknown_tools(profile) == {"nosuchtool": None, "shell": "bash", "Bsh": "bash"}
+    assert [unknown_tools(shipped) for shipped in PROFILES.values()] == [{}] * len(PROFILES)
     words = ("run", "--backend", "shell", "--deny-tool", "shell", "true")
     done = command(work, *words, stdin="")
     assert "warning: tools of the policy that are not known here: shell (bash?)" in done.stdout

@@ -334,10 +334,14 @@ def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
 
     Patterns and tools of MCP servers are passed over: what they will meet is not known before the run.
     """
-    known = (*TOOLS, *SPELLINGS)
-    named = (*profile.allowed_tools, *profile.disallowed_tools, *profile.require_approval_for)
-    plain = {name for name in named if not _PATTERN.search(name) and not name.startswith("mcp__")}
+    # What a shipped profile names is no slip, though only some agents have such a tool.
+    known = (*TOOLS, *SPELLINGS, *(name for shipped in PROFILES.values() for name in _named_tools(shipped)))
+    plain = {name for name in _named_tools(profile) if not _PATTERN.search(name) and not name.startswith("mcp__")}
     return {name: _MEANT.get(name.lower()) or nearest_name(name, known) for name in sorted(plain.difference(known))}
+
+
+def _named_tools(profile: PolicyProfile) -> tuple[str, ...]:
+    return (*profile.allowed_tools, *profile.disallowed_tools, *profile.require_approval_for)
 
 
 def _globs(profile: PolicyProfile, name: str) -> Globs | None:
