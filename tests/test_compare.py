@@ -82,6 +82,15 @@ def test_each_side_starts_from_the_same_tree_and_its_result_is_checked(source: P
     assert "a + b" in (source / "calc.py").read_text()
 
 
+def test_a_comparison_in_which_nothing_succeeded_is_told_with_exit_code_1(source: Path, backplane_home: Path) -> None:
+    configure(source, good=GOOD, fails=FAILS)
+    words = ("compare", "mend it", "-b", "good", "-b", "fails", "--timeout", "1m", "--check")
+    done = cli(source, *words, "nosuchcommand")
+    assert done.returncode == 1, done
+    assert "check failed: the command ended with exit code 127 (no such command)" in done.stderr
+    assert cli(source, *words, CHECK).returncode == 0
+
+
 def test_the_checks_of_a_comparison_are_no_runs_of_cost_and_last(source: Path, backplane_home: Path) -> None:
     configure(source, good=GOOD, wrong=WRONG)
     found = compared(source, "-b", "good", "-b", "wrong", "--check", CHECK)

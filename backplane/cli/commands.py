@@ -410,9 +410,10 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             value("--check", "CMD", "run in a copy with each patch; exit code 0 passes"),
             value("--repeat", "N", "rounds (1); three are the least for a verdict", type=int, default=1),
             value("--root", "DIR", "folder to work on (.)", default="."),
-            value("--timeout", "S", "seconds for one run (none)", type=float), options.CONFIG,
+            value("--timeout", "TIME", "for one run, as 90s or 5m (none)", type=seconds), options.CONFIG,
             json("the comparison as one JSON object", "cli_compare"),
-            about="Run one order on several backends from the same tree; nothing is applied.",
+            about="Run one order on several backends from the same tree; nothing is applied. Exit code 1 where no run "
+            "succeeded.",
         ),
         "apply": CommandRow(
             "apply a run's patch to the original workspace", "apply:apply",
@@ -579,8 +580,8 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             value("--slots", "N", "orders at once (1)", type=int, default=1),
             value("--label", "L", "which orders to take (default)", default="default"),
             options.CONFIG, options.ENGINE, options.CONTENT,
-            value("--lease", "S", "seconds without a sign after which a worker is dead (20)", type=float),
-            value("--poll", "S", "seconds between two looks for orders (1)", type=float),
+            value("--lease", "TIME", "without a sign, after which a worker is dead (20s)", type=seconds),
+            value("--poll", "TIME", "between two looks for orders (1s)", type=seconds),
             about="Take orders of a queue and run them here, until a signal: then no more are taken, and those that "
             "run are waited for; a second signal leaves them to the other workers.",
         ),

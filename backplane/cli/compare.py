@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from backplane import config
-from backplane.cli import streams
+from backplane.cli import DONE, FAILED, streams
 from backplane.cli.parser import Options
 from backplane.cli.start import load_settings
 from backplane.process.aio import ending_signals
@@ -45,7 +45,9 @@ def compare_backends(options: Options) -> int:
     else:
         for line in told(worked.found):
             streams.write(line + "\n")
-    return 128 + worked.signal if worked.signal else 0
+    if worked.signal:
+        return 128 + worked.signal
+    return DONE if any(trial.succeeded for trial in worked.found.trials) else FAILED
 
 
 class _Work:
@@ -95,7 +97,8 @@ def _line(trial: Trial) -> str:
     words = [f"round {trial.round}", streams.one_line(trial.side), trial.outcome]
     words += [trial.code] if trial.code else []
     if trial.checked is not None:
-        words.append("check passed" if trial.checked else "check failed")
+        why = f": {streams.one_line(trial.check_says)}" if trial.check_says else ""
+        words.append("check passed" if trial.checked else f"check failed{why}")
     words += [lasting(trial.duration_ms), money(trial.cost_usd_micros), f"+{trial.added} −{trial.removed}"]
     return "  ".join([*words, trial.run_id[:8]])
 

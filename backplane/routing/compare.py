@@ -15,8 +15,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from backplane.contract.events import CommandExecuted
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.errors import ConfigError, WorkspaceError, require_type
+from backplane.errors import BackplaneError, ConfigError, WorkspaceError, require_type
 from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
@@ -31,6 +32,9 @@ from backplane.workspace import Quota, apply_patch, open_workspace
 
 CHECKER: Final = "shell"
 """The backend that runs the check: contained and recorded as any run."""
+
+NO_COMMAND: Final = 127
+"""The exit code with which a shell says that there is no such command."""
 
 RUNS_MAX: Final = 1000
 """Runs of one comparison: more would take days."""
@@ -216,7 +220,18 @@ def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
         patch_sha256=sha256 if isinstance(sha256, str) else None,
         checked=None if checked is None else checked.receipt.outcome == "complete",
         check_run_id=None if checked is None else checked.id,
+        check_says=None if checked is None else _check_says(checked),
     )
+
+
+def _check_says(checked: Run) -> str | None:
+    try:
+        checked.check()
+    except BackplaneError as failure:
+        said = failure.message.removeprefix(f"the run ended as {checked.receipt.outcome}: ")
+        commands = [event for event in checked.receipt.trace if isinstance(event, CommandExecuted)]
+        return f"{said} (no such command)" if commands and commands[-1].exit_code == NO_COMMAND else said
+    return None
 
 
 def _patch_lines(run: Run) -> list[str]:

@@ -69,6 +69,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     checked: bool | None = None
     """Whether the check passed; None where there is none, or nothing to check."""
     check_run_id: str | None = None
+    check_says: str | None = None
+    """What a check that failed said last; None for any other."""
 
     @property
     def succeeded(self) -> bool:
