@@ -698,8 +698,9 @@ async def test_a_closed_session_says_so(ground: Ground) -> None:
         session = await registry.get("words").create_session()
         await session.close()
         await session.close()
-        with pytest.raises(ConfigError, match="the session is closed"):
-            await session.run("x")
+        for call in (session.run("x"), session.save(), session.handover(registry.get("keeps"))):
+            with pytest.raises(ConfigError, match="the session is closed"):
+                await call
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from backplane.providers.events import (
 from backplane.providers.failures import ProviderError
 from backplane.providers.orders import SessionConfig
 from backplane.providers.registry import Provider, ProviderRegistry
-from backplane.providers.session import Session, TurnOutcome
+from backplane.providers.session import Session, TurnOptions, TurnOutcome
 from backplane.providers.tools import HandlerResult, ToolDefinition
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "ToolUseEndEvent",
     "ToolUseInputEvent",
     "ToolUseStartEvent",
+    "TurnOptions",
     "TurnOutcome",
     "UserMessage",
     "image_from",

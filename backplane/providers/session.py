@@ -414,7 +414,12 @@ class Session:
                     await anyio.to_thread.run_sync(self._folder.cleanup)
 
     async def save(self) -> None:
-        """Write the session's file; every turn does it by itself. Raises StoreError: `receipt_store_failed`."""
+        """Write the session's file; every turn does it by itself.
+
+        Raises:
+            ConfigError: `config_invalid`, the session is closed.
+            StoreError: `receipt_store_failed`.
+        """
         if self._saved is not None:
             await anyio.to_thread.run_sync(self._saved.write, self._file, self._provider.backend.secrets)
 
@@ -427,13 +432,14 @@ class Session:
             model: None is the provider's own choice, as names of models mean nothing elsewhere.
 
         Raises:
-            ConfigError: `config_invalid`, another task is inside a call of this session.
+            ConfigError: `config_invalid`, the session is closed, or another task is inside a call of it.
             BackendError, ProtocolError: as `Provider.create_session`.
         """
         with self._alone():
             return await self._hand_over(provider, model)
 
     async def _hand_over(self, provider: Provider, model: str | None) -> tuple[str, ...]:
+        self._require_open()
         await self._leave()
         await provider.prepare()
         provider.plane.above.add(self)
@@ -472,6 +478,10 @@ class Session:
 
     def _said(self, open: _Open) -> tuple[Message, ...]:
         return (open.said, *open.transcript.messages())
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
 
     def _require_rest(self) -> None:
         if self._open is not None:
@@ -531,8 +541,7 @@ class Session:
             await self._start(said, given, asks)
 
     async def _start(self, said: UserMessage, given: TurnOptions, asks: bool) -> None:
-        if self._closed:
-            raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
+        self._require_open()
         await self._leave()
         await self._provider.prepare()
         said = msgspec.structs.replace(

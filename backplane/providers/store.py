@@ -50,9 +50,11 @@ class Saved:
         """Write the file anew: whole, or not at all.
 
         Raises:
-            ConfigError: as `clean`.
+            ConfigError: as `clean`; `config_invalid`, it is closed: another process may write the file.
             StoreError: `receipt_store_failed`, the disk failed, or the file would be over `FILE_BYTES_MAX`.
         """
+        if self._lock.closed:
+            raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
         data = canonical.encode(clean(file, Redactor(secrets)))
         if len(data) > FILE_BYTES_MAX:
             fact = f"the session {file.id} would be over {FILE_BYTES_MAX} bytes"
