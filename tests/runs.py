@@ -30,7 +30,7 @@ from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from hosts import mock
-from tests import closed
+from tests import closed, described
 from tests.peers import PYTHON, ROOT
 
 one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -141,6 +141,7 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
     assert run.end is not None
     data = b"".join(run.receipt_chunks())
     read = closed.read(data)
+    assert described.faults(run.receipt.backplane) == []
     assert read["receipt_sha256"] == run.receipt.receipt_sha256
     assert read["meta"]["run_id"] == run.id
     assert read["meta"]["work_order_id"] == run.order.id

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ import pytest
 from backplane import resources
 from backplane.errors import ConfigError
 from backplane.schemas import build
+from backplane.schemas.added import BACKPLANE
 
 EXAMPLES = resources.find("contracts") / "examples"
 GOOD = sorted(path for path in EXAMPLES.glob("*/*.json") if path.parent.name != "bad")
@@ -137,3 +139,19 @@ def test_a_copy_without_its_files_says_what_is_missing(tmp_path: Any, monkeypatc
     monkeypatch.setattr(resources, "_PLACES", (tmp_path,))
     with pytest.raises(ConfigError, match="'hosts'"):
         resources.find("hosts")
+
+
+def test_what_a_receipt_adds_is_described_to_its_last_member_or_said_to_be_open() -> None:
+    def bare(schema: Any, at: str) -> Iterator[str]:
+        if not isinstance(schema, dict):
+            return
+        if "object" in schema.get("type", ()) and not (schema.get("properties") or "additionalProperties" in schema):
+            yield at
+        if "array" in schema.get("type", ()) and "items" not in schema:
+            yield at
+        for name, member in schema.get("properties", {}).items():
+            yield from bare(member, f"{at}.{name}")
+        for below in ("items", "additionalProperties"):
+            yield from bare(schema.get(below), f"{at}.{below}")
+
+    assert list(bare(BACKPLANE, "$")) == []

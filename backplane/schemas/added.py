@@ -6,18 +6,33 @@ from collections.abc import Sequence
 from typing import Final
 
 from backplane.contract.canonical import Json
+from backplane.contract.receipt import Usage
 from backplane.errors import CODES
 from backplane.schemas.facts import TIME_WRITTEN
 
 _COUNTS: Final[Json] = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 _SHA256: Final[Json] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _STRINGS: Final[Json] = {"type": "array", "items": {"type": "string"}}
-_JUDGED: Final[Json] = {"type": "array", "items": {"type": "object", "required": ["rule", "reason"]}}
-_TEXT_OR_OBJECT: Final[Json] = {"type": ["string", "object"]}
+_COUNT: Final[Json] = {"type": "integer", "minimum": 0}
+_STRING: Final[Json] = {"type": "string"}
+_NULLABLE: Final[Json] = {"type": ["string", "null"]}
 
 
 def _object(about: str, required: Sequence[str] = (), **members: Json) -> Json:
     return {"description": about, "type": "object", "properties": members, "required": list(required)}
+
+
+def _open(about: str, **members: Json) -> Json:
+    """An object of somebody else's members, beside these."""
+    return {**_object(about, **members), "additionalProperties": True}
+
+
+_JUDGED: Final[Json] = {
+    "type": "array",
+    "items": _object("One rule that was not kept, and how.", ["rule", "reason"], rule=_STRING, reason=_STRING),
+}
+_WHOSE: Final[Json] = {"enum": ["claimed", "reported", "unknown"]}
+_TEXT_OR_SIZE: Final[Json] = {"type": ["string", "object"], "properties": {"bytes": _COUNT, "sha256": _SHA256}}
 
 
 BACKPLANE: Final[Json] = _object(
@@ -40,24 +55,74 @@ BACKPLANE: Final[Json] = _object(
         hint={"type": "string"},
         evidence={"type": "string"},
     ),
-    claims=_object("What the child said of itself and was seen otherwise, member by member."),
-    reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
+    claims=_object(
+        "What the host's receipt says of itself and was seen otherwise, member by member; a long text by its size and "
+        "hash.",
+        run_id=_STRING,
+        work_order_id=_STRING,
+        contract_version=_STRING,
+        started_at={"type": "string", "pattern": TIME_WRITTEN},
+        finished_at={"type": "string", "pattern": TIME_WRITTEN},
+        duration_ms=_COUNT,
+        backend=_object("As it named itself.", id=_STRING, backend_version=_NULLABLE, adapter_version=_NULLABLE),
+        receipt_sha256=_STRING,
+        outcome={"enum": ["complete", "partial", "failed"]},
+        git_diff=_TEXT_OR_SIZE,
+        git_status=_TEXT_OR_SIZE,
+        trace=_object("Its own trace, where that is another than it streamed.", count=_COUNT, sha256=_SHA256),
+        fields=_open("Members of its receipt that the contract does not have."),
+    ),
+    reconciliation=_object(
+        "Where the events' claims and the files' difference do not meet; empty when they do.",
+        claimed_only={"description": "Files that events named, and that are not changed.", **_STRINGS},
+        unclaimed={"description": "Files that are changed, and that no event named.", **_STRINGS},
+    ),
     enforcement=_object(
         "What held the host and each rule (os, host, vendor, audit, or null for none), what that left open (gap), "
         "what broke a rule all the same (violations: the outcome is not complete), and what a rule forbids and the "
         "agent itself refused before it asked (attempts).",
         isolation={"enum": ["required", "best_effort", "off"]},
-        layers={"type": "array", "items": {"type": "object", "required": ["name", "state"]}},
+        layers={
+            "type": "array",
+            "items": _object(
+                "One means of this machine to hold a host.",
+                ["name", "state"],
+                name=_STRING,
+                state={"enum": ["used", "usable", "missing"]},
+                version=_STRING,
+                why={"description": "Why it is missing.", **_STRING},
+            ),
+        },
         kinds={
             "description": "By kind of thing held: files, credentials, sockets, network, processes and so on.",
             "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "required": ["state"],
-                "properties": {"state": {"enum": ["enforced", "partial", "advisory", "none"]}},
-            },
+            "additionalProperties": _object(
+                "How it was held.",
+                ["state"],
+                state={"enum": ["enforced", "partial", "advisory", "none"]},
+                by={"description": "By what.", **_STRINGS},
+                covers={"description": "What of it was held.", **_STRING},
+                gap={"description": "What that left open.", **_STRING},
+                why={"description": "Why nothing held it.", **_STRING},
+                note={"description": "What to know of it.", **_STRING},
+                not_there={"description": "Folders to write in that were not there.", **_STRINGS},
+            ),
         },
-        rules={"type": "array", "items": {"type": "object", "required": ["rule", "layer"]}},
+        approvals={
+            "description": "Whether what the host started could reach the answers to its own asks.",
+            "enum": ["protected", "unprotected"],
+        },
+        rules={
+            "type": "array",
+            "items": _object(
+                "One rule of the policy, and the strongest layer that held it; null where none did.",
+                ["rule", "layer"],
+                rule=_STRING,
+                pattern=_NULLABLE,
+                layer={"enum": ["os", "host", "vendor", "audit", None]},
+                gap={"description": "What that layer left open.", **_STRING},
+            ),
+        },
         violations=_JUDGED,
         attempts=_JUDGED,
     ),
@@ -79,14 +144,41 @@ BACKPLANE: Final[Json] = _object(
         },
         failed={"description": "Why nothing was judged.", "type": "string"},
     ),
-    losses={"description": "What a translation could not carry.", "type": "array"},
+    losses={"description": "What a translation could not carry.", "type": "array", "items": True},
     unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
     lenient={"description": "The order was taken although some of its members are unknown, as it says.", "const": True},
-    route=_object(
+    route=_open(
         "Which backend was chosen for an order that named none, and why the others lost; see the schema `cli_route`."
     ),
     retry_after_ms={"description": "The pause that its model's service asked for.", "type": "integer", "minimum": 0},
-    cost=_object("What the run cost, and how that is known."),
+    cost=_open("What the run cost, and how that is known."),
+    cancel_reason={"description": "Why it was cancelled, by whoever did.", **_STRING},
+    error_code={
+        "description": "A host's own code, which is none of the contract's: the end's is `internal`.",
+        **_STRING,
+    },
+    stderr=_object(
+        "The end of what the host wrote on its standard error.",
+        ["tail", "dropped_bytes"],
+        tail=_STRING,
+        dropped_bytes=_COUNT,
+    ),
+    swept={"description": "Processes that the host left behind, and that were killed.", **_COUNT},
+    lane=_object("The result was put into the original.", applied={"type": ["integer", "null"], "minimum": 0}),
+    plugin=_object("The wheel that the host came with.", wheel=_STRING, version=_STRING),
+    mcp_servers=_object(
+        "Servers of the configuration that the host was given, and those that it can be no client of.",
+        ["given", "not_given"],
+        given=_STRINGS,
+        not_given=_STRINGS,
+    ),
+    network=_object(
+        "Connections through our proxy: how many, where to, and why one was refused.",
+        allowed=_COUNT,
+        denied=_COUNT,
+        hosts=_STRINGS,
+        refusals=_STRINGS,
+    ),
     noise=_object(
         "Output of the host that was no message: its lines and its beginning.",
         lines={"type": "integer", "minimum": 0},
@@ -99,7 +191,9 @@ BACKPLANE: Final[Json] = _object(
         sha256=_SHA256,
         record_sha256=_SHA256,
         files={"type": "integer", "minimum": 0},
-        ignored={"type": "integer", "minimum": 0},
+        ignored={"description": "Changed files that git ignores: they are in no patch.", **_COUNT},
+        left_out={"description": "Changed files that the patch cannot hold.", **_STRINGS},
+        redacted={"description": "Secrets in it: the receipt has no text of it.", **_COUNT},
     ),
     replay=_object(
         "The run is a replay of a stored one: its events tell what was done there, and its patch was taken or not.",
@@ -129,7 +223,9 @@ BACKPLANE: Final[Json] = _object(
     ),
     parent={
         "description": "The session and run before this one, or the outer plane's run.",
-        **_TEXT_OR_OBJECT,
+        "type": ["string", "object"],
+        "properties": {"session": _STRING, "run": _NULLABLE},
+        "additionalProperties": True,
     },
     budget=_object(
         "What a child holds of its parent's budget, in millionths of a dollar and tokens, what was left, and the rule "
@@ -151,19 +247,64 @@ BACKPLANE: Final[Json] = _object(
         label={"type": "string"},
     ),
     session=_object("The conversation that the order has kept: its id, for resuming.", ["id"], id={"type": "string"}),
-    inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
-    capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),
+    inner=_object(
+        "The receipt of a plane inside: its hash, whether that verified (null: unknown), and what it had added.",
+        receipt_sha256=_NULLABLE,
+        verified={"type": ["boolean", "null"]},
+        backplane={
+            "description": "In the shape of this one.",
+            "type": ["object", "null"],
+            "additionalProperties": True,
+        },
+    ),
+    capabilities=_open("Abilities and levels of the manifest that the contract does not have, as they were sent."),
     counts={"description": "Messages and lines that had no effect, by why; and what was redacted.", **_COUNTS},
-    usage=_object("Whose word each counter of the receipt's usage is."),
-    endpoints={"description": "Network addresses of the backend itself, which no rule closes.", "type": "array"},
+    usage=_object(
+        "Whose word each counter of the receipt's usage is: claimed in the host's receipt, or reported under way.",
+        (),
+        **dict.fromkeys(Usage.__struct_fields__, _WHOSE),
+    ),
+    endpoints={"description": "Network addresses of the backend itself, which no rule closes.", **_STRINGS},
     start={"description": "cold or warm.", "type": "string"},
     guard={"description": "`lost`: it was killed, so nobody knows whether all of the host is gone.", "type": "string"},
-    durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
+    durability=_object(
+        "What was lost of a run that was cut off.",
+        journal={"enum": ["not_synced"]},
+        cut_bytes={"description": "Of an event that was written in part.", **_COUNT},
+        machine_restarted={"type": "boolean"},
+    ),
     duration={
         "description": "How the duration of an interrupted run is known: by a clock that anybody can set, or not.",
         "enum": ["wall_clock", "unknown"],
     },
-    negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
+    negotiation=_object(
+        "Requirements against the manifest, with the smallest change that would satisfy it.",
+        ["satisfied", "findings", "smallest_change"],
+        satisfied={"type": "boolean"},
+        findings={
+            "type": "array",
+            "items": _object(
+                "One requirement, and what became of it.",
+                ["capability", "min_support", "verdict", "satisfied", "reason"],
+                capability=_STRING,
+                min_support=_STRING,
+                verdict={"enum": ["native", "emulated", "restricted", "missing"]},
+                satisfied={"type": "boolean"},
+                reason=_STRING,
+            ),
+        },
+        smallest_change={
+            "type": "array",
+            "items": _object(
+                "One step: another level, or the requirement dropped.",
+                ["capability", "from"],
+                capability=_STRING,
+                to=_STRING,
+                drop={"const": True},
+                **{"from": _STRING},
+            ),
+        },
+    ),
     hooks=_object(
         "Which hooks were attached, what each decided how often, and the single decisions up to a number.",
         ["attached", "counts", "decisions"],
@@ -216,8 +357,24 @@ BACKPLANE: Final[Json] = _object(
             ),
         },
         dropped={"description": "Automatic ones that made room.", "type": "integer", "minimum": 0},
-        rewound={"type": "array", "items": _object("One way back.", ["at", "name", "files"])},
-        failed={"type": "integer", "minimum": 0},
-        failures={"type": "array", "items": _object("One that could not be made.", ["at", "ask", "reason"])},
+        rewound={
+            "type": "array",
+            "items": _object(
+                "One way back.",
+                ["at", "name", "files"],
+                at=_STRING,
+                name=_STRING,
+                files=_COUNT,
+                id=_STRING,
+                tree=_STRING,
+            ),
+        },
+        failed=_COUNT,
+        failures={
+            "type": "array",
+            "items": _object(
+                "One that could not be made.", ["at", "ask", "reason"], at=_STRING, ask=_STRING, reason=_STRING
+            ),
+        },
     ),
 )
