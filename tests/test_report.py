@@ -167,6 +167,15 @@ def test_the_receipt_in_the_page_hashes_to_the_sealed_one(runs: Path) -> None:
     assert ">complete</span>" in done.stdout
 
 
+def test_a_page_without_prompts_says_where_events_repeat_the_task(runs: Path) -> None:
+    done = cli("report", "last~1", "--omit", "prompts")
+    assert "echo two &gt;&gt; a.txt" in done.stdout
+    assert "its events repeat the task" in done.stderr
+    assert cli("run", "-b", "mock", "tell a tale", cwd=runs).returncode == 0
+    told = cli("report", "last", "--omit", "prompts")
+    assert ("tell a tale" in told.stdout, told.stderr) == (False, "")
+
+
 def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> None:
     both = cli("report", "last", "last~1").stdout
     assert both.count("<article") == 2

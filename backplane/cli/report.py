@@ -8,9 +8,13 @@ from backplane.cli.start import open_store, wrong
 from backplane.receipts.memory import find
 from backplane.shown.report import shown_of
 from backplane.view import report
+from backplane.view.html import text
 from backplane.view.story import ROWS_MAX, Story
+from backplane.view.text import in_workspace
 
 SIDES = 2
+TASK_CHARS = 200
+"""Of a task, looked for in the rows: a call's head has as many of its input."""
 
 
 def write_report(options: Options) -> int:
@@ -31,7 +35,17 @@ def write_report(options: Options) -> int:
             shown_of(store, find(store, name), Story(rows_max=rows_max if as_page else 0, omit=omit))
             for name in options.runs
         ]
+    for run in shown if "prompts" in omit else ():
+        if _repeats_task(run):
+            fact = "its events repeat the task, as those of `shell` always do, and are on the page"
+            streams.note(f"run {run.picture.run_id[:8]}: {fact}")
     make = report.junit if options.junit else report.markdown if options.summary else report.page
     for piece in make(shown):
         streams.write_bytes(piece.encode("utf-8", "replace"))
     return 0
+
+
+def _repeats_task(run: report.Shown) -> bool:
+    """Whether the rows that are drawn have the beginning of the task, as far as a row's head goes."""
+    task = text(in_workspace((run.picture.task or "").strip()[:TASK_CHARS]))
+    return bool(task) and any(task in row.head or task in row.body for row in run.story.rows)
