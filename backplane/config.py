@@ -571,7 +571,12 @@ def _single(name: str, value: str | float, called: str) -> Any:
     try:
         return msgspec.convert(value, SINGLE[name], strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError("config_invalid", f"{called} is wrong: {error}, not {str(value)[:80]!r}") from error
+        wanted = re.sub(r"Expected `(\w+)`", lambda shape: _IN_WORDS.get(shape[1], shape[0]), str(error))
+        fact = f"{called} is wrong: {wanted}, not {str(value)[:80]!r}"
+        raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
+
+
+_IN_WORDS: Final = {"float": "it is a number", "int": "it is a whole number", "bool": "it is true or false"}
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
@@ -597,7 +602,8 @@ def _read_bytes(path: Path) -> bytes:
             data = file.read(TOML_BYTES_MAX + 1)  # `--config` may name a device without end.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}") from error
+        hint = f"name a file that this user can read (--config, {PREFIX}CONFIG), or none"
+        raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}", hint=hint) from error
     if len(data) > TOML_BYTES_MAX:
         raise _invalid(str(path), None, f"over {TOML_BYTES_MAX} bytes")
     return data

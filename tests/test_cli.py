@@ -508,6 +508,34 @@ def test_validate_holds_a_shipped_hosts_options_against_what_it_takes(
         assert done.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "fact", "step"),
+    [
+        (["run", "-b", "shell", "--policy", "strct", "x"], "no policy 'strct'", "did you mean strict?"),
+        (["run", "-b", "shell", "--context", "none", "x"], "none cannot be read", "name a file"),
+        (["run", "-b", "shell", "--env-file", "none", "x"], "none cannot be read", "name a file"),
+        (["run", "--order", "none"], "none cannot be read", "name a file"),
+        (["validate", "none"], "none cannot be read", "name a file"),
+        (["--config", "none", "backends"], "none cannot be read", "name a file"),
+        (["run", "-b", "shell", "--timeout", "0", "x"], "--timeout is wrong: it is a number > 0", "see `backplane"),
+        (["run", "-b", "shell", "--dry-run", "--receipt", "r", "x"], "no effect with --dry-run", "leave one"),
+        (["run", "-b", "shell", "--dry-run", "--sign-key", "none", "x"], "none", ""),
+        (["run", "-b", "shell", os.fsdecode(b"\xff\xfe")], "the task is no UTF-8 text", "write it in UTF-8"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_the_next_step(cli: Cli, words: list[str], fact: str, step: str) -> None:
+    done = cli(*words)
+    assert (fault(done), done.returncode) == ("config_invalid", 2), done
+    first, *rest = lines(done.stderr)
+    assert fact in first
+    assert any(line.startswith(f"  {step}") for line in rest), done.stderr
+
+
+@pytest.mark.parametrize("words", [["run", "--nosuch", "x"], ["route", "--prefer", "fast", "x"]])
+def test_nothing_is_suggested_that_is_hardly_alike(cli: Cli, words: list[str]) -> None:
+    assert b"did you mean" not in cli(*words).stderr
+
+
 MINE = '[backends.mine]\ncommand = ["sh"]\n'
 
 

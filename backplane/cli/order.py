@@ -19,8 +19,8 @@ from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
-from backplane.policy.rules import PROFILES, parse_policy
 from backplane.protocol import strict
+from backplane.runtime.orders import read_policy
 
 if TYPE_CHECKING:
     from backplane.contract.conversation import Image
@@ -129,6 +129,10 @@ def _start(options: Options) -> WorkOrder:
         return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
     if not options.task.strip():
         raise wrong("the task is empty", "say in words what to do")
+    try:
+        options.task.encode()
+    except UnicodeEncodeError as error:
+        raise wrong("the task is no UTF-8 text", "write it in UTF-8") from error
     return _shaped({"task": options.task}, "the task")
 
 
@@ -216,8 +220,7 @@ def _policy(
     if isinstance(name, PolicyProfile):
         profile = name
     elif name is not None:
-        shipped = PROFILES.get(name)
-        profile = shipped or parse_policy(streams.read_input(str(cwd / name)), name)
+        profile = read_policy(name)
     return _replace(
         profile,
         allowed_tools=(*profile.allowed_tools, *options.allow_tool),

@@ -69,6 +69,8 @@ def run(options: Options) -> int:
     for hook in typed:
         if isinstance(hook.run, tuple):
             _require_program(hook.run[0], environ, f"correct --{hook.event.replace('_', '-')}")
+    if options.dry_run:
+        _require_no_files(options)
     backend, attempts = _choose(options, name, work, settings, environ, home)
     if options.dry_run:
         return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
@@ -131,6 +133,14 @@ def _choose(
     return backends.find(attempts.backend, settings, environ), attempts
 
 
+def _require_no_files(options: Options) -> None:
+    """Refuse what a run alone would write; raises ConfigError `config_invalid`."""
+    for name in ("receipt", "patch", "run_id_file", "log_file"):
+        if getattr(options, name) is not None:
+            fact = f"--{name.replace('_', '-')} has no effect with --dry-run, which starts nothing"
+            raise wrong(fact, "leave one of them out")
+
+
 def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -> int:
     """Print the order as it would be sent, the values of its variables left out, and who would get it.
 
@@ -140,8 +150,10 @@ def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -
         WorkspaceError: `workspace_init_failed`, its folder is not there.
     """
     from backplane.runtime.faults import check_whole  # Most runs look at no more than themselves.
+    from backplane.runtime.plane import signer_of
 
     check_whole(work)
+    signer_of(settings.signing_key)
     order.say_without_effect(work)
     if work.abp("remote_root") is None:
         from backplane.workspace.workspace import find_original

@@ -242,7 +242,8 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
             data = b"" if too_long else file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        raise ConfigError("config_invalid", f"{shown} cannot be read: {why}") from fault
+        hint = None if name == "-" else "name a file that is there and that this user can read"
+        raise ConfigError("config_invalid", f"{shown} cannot be read: {why}", hint=hint) from fault
     if too_long or len(data) > bytes_max:
         raise ConfigError("config_invalid", f"{shown} is over {bytes_max} bytes")
     return data

@@ -32,9 +32,6 @@ Verdict = Literal["native", "emulated", "restricted", "missing"]
 _DOWNWARDS: Final[tuple[Threshold, ...]] = ("native", "emulated", "any")
 """Thresholds from the most to the least demanding."""
 
-_NEAREST_MIN: Final = 0.6
-"""Least likeness (0 to 1) of a name worth suggesting; difflib's own default."""
-
 
 class RequirementCheck(msgspec.Struct, frozen=True):
     """One requirement and what became of it."""
@@ -154,7 +151,7 @@ def _level_reason(name: str, wanted: Threshold, level: Level, satisfied: bool) -
 
 
 def _nearest(name: str) -> str:
-    nearest = nearest_name(name, CAPABILITIES, likeness_min=_NEAREST_MIN)
+    nearest = nearest_name(name, CAPABILITIES)
     return f"; the nearest name is {nearest}" if nearest else ""
 
 

@@ -89,7 +89,9 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
             data = file.read(POLICY_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         fact = f"no policy {policy[:80]!r}: {getattr(error, 'strerror', None) or error}"
-        raise _invalid(fact, f"a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
+        near = nearest_name(policy, PROFILES)
+        meant = f"did you mean {near}? " if near else ""
+        raise _invalid(fact, f"{meant}a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
     return parse_policy(data, policy)
 
 
