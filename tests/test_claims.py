@@ -480,7 +480,7 @@ sys.stdin.read()
     assert lied.returncode == 1
     assert "claims are false: 0 true, 2 false" in lied.stdout
     assert "file_changed (event 0): claimed never.py; seen: not in the difference" in lied.stdout
-    assert "event.ts (event 0)" in lied.stdout
+    assert f"event.ts (event 0): claimed {FIXED}; seen: the run: 20" in lied.stdout
     assert cli("run", "true", "--backend", "shell").returncode == 0
     honest = cli("receipts", "audit", "last")
     assert (honest.returncode, "no claim is false" in honest.stdout) == (0, True)

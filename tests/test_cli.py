@@ -899,7 +899,7 @@ def test_a_code_of_a_child_is_one_short_escaped_word(cli: Cli, work: Path, code:
     (work / "odd.py").write_text(says)
     done = cli("run", "task", "--sidecar", f"{sys.executable} -I odd.py")
     assert done.returncode == 1
-    assert lines(done.stderr) == [f"{streams.one_line(code, streams.CODE_CHARS_MAX)}: died"]
+    assert lines(done.stderr) == [f"internal (its own code: {streams.one_line(code, streams.CODE_CHARS_MAX)}): died"]
     assert not set(b"\x1b\x07\r") & set(done.stderr)
 
 

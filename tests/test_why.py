@@ -98,6 +98,17 @@ async def test_an_end_is_told_by_its_cause(kind: str, backplane_home: Path, tmp_
         assert any(run.error.message[:100] in one.text for one in found.evidence), found
 
 
+def test_a_code_of_the_hosts_own_is_told_as_such_and_looked_up_nowhere(backplane_home: Path, tmp_path: Path) -> None:
+    fatal = {"t": "fatal", "ref_id": None, "error": "bad luck", "error_code": "E42"}
+    backplane.run("hi", backend=script(tmp_path, f"hello(); run = take(); put({fatal!r}); end()"), root=tmp_path)
+    found = diagnosed(backplane_home)
+    assert found.verdict == "its host ended it with a code of its own, 'E42'"
+    assert [one.text for one in found.evidence] == ["bad luck"]
+    assert not any("backplane errors" in step for step in found.next)
+    said = cli("run", "hi", "--sidecar", f"{sys.executable} -I -S {tmp_path / 'script.py'}", cwd=tmp_path)
+    assert said.stderr.splitlines()[-1] == "internal (its own code: E42): bad luck"
+
+
 def test_a_host_that_prints_something_else_is_told_by_it(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, 'print("Welcome to this shell", flush=True)')
     backplane.run("hi", backend=backend, root=tmp_path)

@@ -206,8 +206,8 @@ def note(text: object) -> None:
 def error(fault: BackplaneError) -> None:
     """Say an error on stderr: code and fact, evidence line by line, next step."""
     red, plain = ("\x1b[31m", "\x1b[0m") if is_coloured(STDERR) else ("", "")
-    code = one_line(fault.foreign_code, CODE_CHARS_MAX) if fault.foreign_code else fault.code
-    lines = [f"{red}{code}{plain}: {one_line(fault.message)}"]
+    theirs = f" (its own code: {one_line(fault.foreign_code, CODE_CHARS_MAX)})" if fault.foreign_code else ""
+    lines = [f"{red}{fault.code}{plain}{theirs}: {one_line(fault.message)}"]
     if fault.evidence and fault.evidence.strip():
         lines += ["  " + one_line(line) for line in _end_of(fault.evidence.strip()).splitlines()]
     if fault.hint:

@@ -145,7 +145,8 @@ class Judge:
         elif self.is_in_time(second):
             self._add("event.ts", "true")
         else:
-            self._fail("event.ts", number, second, f"the run: {self._seen.started_s} to {self._seen.finished_s}")
+            claimed, first, last = map(_time_of, (second, self._seen.started_s, self._seen.finished_s))
+            self._fail("event.ts", number, claimed, f"the run: {first} to {last}")
 
     # Events
 
@@ -406,6 +407,10 @@ def second_of(text: str) -> int | None:
 
 def _status(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines() if line.strip()}
+
+
+def _time_of(second: int) -> str:
+    return canonical.timestamp_at(second * 1_000_000_000)
 
 
 def _shown(value: Json) -> str:

@@ -799,8 +799,9 @@ def _by_code(picture: Picture, end: Ended) -> Cause:
     if code in _CODES:
         return _cause(_CODES[code], picture, rows, hint=end.hint)
     facts = CODES.get(code)
-    verdict = facts.meaning.rstrip(".") if facts is not None else f"it ended with {code!r}"
-    steps = (end.hint, f"backplane errors {code}, and backplane receipts show {_short(picture)}")
+    verdict = facts.meaning.rstrip(".") if facts is not None else f"its host ended it with a code of its own, {code!r}"
+    meaning = f"backplane errors {code}, and " if facts is not None else ""
+    steps = (end.hint, f"{meaning}backplane receipts show {_short(picture)}")
     return Cause(kind=code, verdict=verdict, evidence=rows, next=[step for step in steps if step])
 
 
