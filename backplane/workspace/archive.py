@@ -319,7 +319,7 @@ class _Header(tarfile.TarInfo):
         if found.type not in _KINDS:
             kind = _OTHER_KINDS.get(found.type, "of an unknown kind")
             fact = f"'{printable(found.name)}' is {kind}: only files, folders and symbolic links travel"
-            raise _refused(fact, "pack as `tar --format=gnu --hard-dereference`, and leave devices out")
+            raise _refused(fact, "pack it anew in the format gnu, hard links as files, devices left out")
         size = buf[124:136]
         if size[:1] != b"\x80" and size.strip(b"\0 01234567"):  # `int` takes signs and underscores, too.
             raise _refused("the archive is damaged: a number in a header is none")
