@@ -225,10 +225,18 @@ def test_with_stage_the_order_is_staged_here_and_its_lane_has_its_effect(root: P
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 def test_without_stage_the_root_is_the_place_to_work_in_whatever_the_mode(root: Path, mode: str) -> None:
     with greeted() as child:
-        child.send(mock("r1", root, WRITE, workspace={"mode": mode}, extensions=("cancel/1",)))
+        where = {"mode": mode, "exclude": ["a.txt"]}  # Whoever staged has selected; here it would only hide the work.
+        child.send(mock("r1", root, WRITE, workspace=where, extensions=("cancel/1",)))
         final = ends(until_ended(child, "r1"))["r1"]
     assert (root / "a.txt").read_text() == "new\n"
     assert "+new" in final["receipt"]["verification"]["git_diff"]
+
+
+def test_a_selection_in_place_is_refused_as_it_would_hide_the_work(root: Path) -> None:
+    with greeted() as child:
+        child.send(mock("r1", root, WRITE, workspace={"mode": "pass_through", "exclude": ["a.txt"]}))
+        fatal = ends(until_ended(child, "r1"))["r1"]
+    assert (fatal["t"], fatal["error_code"], (root / "a.txt").read_text()) == ("fatal", "config_invalid", "old\n")
 
 
 # Backends -------------------------------------------------------------------------------------------------------------
