@@ -651,7 +651,8 @@ async def test_the_command_line_attaches_hooks_and_checkpoints(
     run_id = text.rpartition("backplane apply ")[2].split(")")[0]
     assert command("checkpoints", run_id)[1].startswith("c1 ")
     code, text = command(*task, "--pre-tool", f"{sys.executable} {hook}")
-    assert code == 1
+    assert code == 4, "the exit code of policy_denied"
+    assert "policy_denied" in text
     assert "by the hook" in text
     code, text = command(*task, "--post-tool", "'")
     assert code == 2
