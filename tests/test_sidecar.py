@@ -322,7 +322,10 @@ async def asking(host_run: HostRun) -> Done:
         ({"decision": "allow"}, "allow||-|None"),
         ({"decision": "deny", "reason": "no"}, "deny|no|-|None"),
         ({"decision": "modify", "input": {"command": "id"}}, "modify||{'command': 'id'}|None"),
-        ({"decision": "modify", "text": "t"}, "modify||-|t"),
+        (
+            {"decision": "modify", "text": "t"},
+            "deny|the answer does not fit: it answers modify and gives no input|-|None",
+        ),
     ],
 )
 async def test_an_ask_waits_for_its_own_answer(answer: dict[str, Any], words: str) -> None:
