@@ -309,6 +309,9 @@ async def test_pings_are_answered_in_order_before_during_and_after_a_run() -> No
 # Asks -----------------------------------------------------------------------------------------------------------------
 
 
+NO_INPUT = "it answers modify and gives no input"
+
+
 async def asking(host_run: HostRun) -> Done:
     verdict = await host_run.may("bash", {"command": "ls"}, command="ls", cwd="/w")
     answer = "-" if verdict.input is msgspec.UNSET else verdict.input
