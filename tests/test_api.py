@@ -117,7 +117,10 @@ def test_check_raises_why_a_run_failed(backplane_home: Path, tmp_path: Path) -> 
         ({"lane": "sideways"}, r"`lane` is 'sideways' \(it is 'patch_first' or 'workspace_first'"),
         ({"max_budget_usd": -1}, r"max_budget_usd"),
         ({"max_turns": "3"}, r"max_turns"),
-        ({"policy": "stict"}, r"no policy 'stict': No such file or directory \(a shipped profile \(default, strict"),
+        (
+            {"policy": "stict"},
+            r"no policy 'stict': No such file or directory \(did you mean strict\? a shipped profile \(default, strict",
+        ),
         ({"max_budget_usd": float("nan")}, r"`config.max_budget_usd` is no finite number \(leave it out"),
         ({"max_budget_usd": float("inf")}, r"`config.max_budget_usd` is no finite number"),
         ({"policy": {"deny_write": []}}, r"the policy is a value of the type dict \(give a PolicyProfile"),
