@@ -6,7 +6,7 @@ environment. It runs only below a suite at work, imports nothing that a child ha
 
 All children write to one file, a byte a line of our sources. A child reads it when it starts and follows only functions
 with lines that nobody has run yet. Following still makes a start half as long again, so after a child that found
-nothing new only some of the next with the same program and options are followed, until one finds something.
+nothing new only some of the next are followed, until one finds something.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-FOLLOWED_ONE_IN = 32
-"""Of the children after one of their kind that ran no new line."""
+FOLLOWED_ONE_IN = 8
+"""Of the children after one that ran no new line."""
 
 MARKERS = os.path.join(sys.prefix, "suites")
 """One file a running suite: its name is the pid of pytest, its lines are `Record`'s arguments."""
@@ -52,13 +52,11 @@ def suite_above() -> list[str]:
 class Record:
     """What is known of all lines: `seen[firsts[filename] + line]` is 1 when the line has run.
 
-    The first bytes are 1 each while the last child of a kind that was followed has run no new line.
+    The first byte is 1 while the last child that was followed has run no new line.
     """
 
-    def __init__(self, file: str, firsts: list[str], kind: int) -> None:
+    def __init__(self, file: str, firsts: list[str]) -> None:
         import fcntl
-
-        self.kind = kind
 
         self.firsts: dict[str, int] = {}
         for row in firsts:
@@ -71,7 +69,7 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
         self.seen = bytearray(os.pread(self.fd, os.fstat(self.fd).st_size, 0))
-        os.pwrite(self.fd, b"\1", kind)
+        os.pwrite(self.fd, b"\1", 0)
 
     def is_whole(self, code: CodeType, first: int) -> bool:
         """Tell whether every line of this code has run."""
@@ -81,25 +79,18 @@ class Record:
         self.seen[place] = 1
         try:
             os.pwrite(self.fd, b"\1", place)
-            os.pwrite(self.fd, b"\0", self.kind)
+            os.pwrite(self.fd, b"\0", 0)
         except OSError:  # the child closed every descriptor it did not know: nothing more is noted
             sys.settrace(None)
 
 
-def kind_of(words: list[str], kinds: int) -> int:
-    """Return the place of a command's flag: by its program, the words before its first option, and its options."""
-    options = sorted({word.partition("=")[0] for word in words if word[:1] == "-"})
-    names = [os.path.basename(word) for word in words[1:5] if word[:1] != "-" and len(word) < 80]
-    return int.from_bytes(" ".join(names + options).encode("utf-8", "replace"), "big") % kinds
-
-
-def is_of_use(file: str, kind: int) -> bool:
-    """Tell whether one more child of a kind is to be followed."""
+def is_of_use(file: str) -> bool:
+    """Tell whether one more child is to be followed."""
     if os.getpid() % FOLLOWED_ONE_IN == 0:
         return True
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(fd, 1, kind) != b"\1"
+        return os.read(fd, 1) != b"\1"
     finally:
         os.close(fd)
 
@@ -153,15 +144,13 @@ def trace_with_monitoring(record: Record) -> None:
 
 def start() -> None:
     """Begin to note lines if a suite is above this process; a child is never the worse for it."""
-    head, *firsts = suite_above() or [""]
-    if not head:
+    file, *firsts = suite_above() or [""]
+    if not file:
         return
-    kinds, _, file = head.partition(" ")
     try:
-        kind = kind_of(sys.orig_argv, int(kinds))
-        if not is_of_use(file, kind):
+        if not is_of_use(file):
             return
-        record = Record(file, firsts, kind)
+        record = Record(file, firsts)
         if sys.version_info >= (3, 12):
             trace_with_monitoring(record)
         else:

@@ -34,8 +34,6 @@ WORKERS = 4
 SECOND_LOOKS_MAX = 8
 """More than this is no stall of the machine."""
 LOWEST_SHOWN = 8
-KINDS = 4093
-"""Flags at the beginning of the children's record, one for each kind of command; two kinds may share one."""
 MEMORY_KB_MIN = 8 << 20
 """Free, or pytest's folder stays on the disk."""
 PTH = (
@@ -89,7 +87,7 @@ def install_child_lines() -> None:
 
 def write_marker(folder: Path, sources: list[Path]) -> None:
     """Lay out the file that all children note their lines in, and write what they are told about it."""
-    rows, size = [f"{KINDS} {folder / 'lines'}"], KINDS
+    rows, size = [str(folder / "lines")], 1  # The first byte is a flag.
     for path in sorted(path for source in sources for path in source.rglob("*.py")):
         rows.append(f"{size} {path}")
         size += path.read_bytes().count(b"\n") + 2  # Lines count from one, and the last may lack its end.
