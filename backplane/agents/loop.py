@@ -371,7 +371,7 @@ class Agent(BaseAgent):
         name, input, root = call.name, call.input, self.toolbox.tree.root
         verdict = await self.session.may(name, input, None)
         refused = verdict.reason if verdict.decision == "deny" else None
-        if verdict.decision == "modify" and verdict.input is not msgspec.UNSET:
+        if verdict.decision == "modify":
             input = verdict.input
             local = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
             refused = local.reason if local.allowed == "deny" else None

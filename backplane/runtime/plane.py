@@ -144,6 +144,14 @@ class Closing(Protocol):
     async def close(self) -> None: ...
 
 
+def _require_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
+    """Refuse what cannot answer or be asked. Raises ConfigError: `config_invalid`."""
+    require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
+    require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
+    for hook in hooks:
+        require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
+
+
 class ControlPlane:
     """Runs orders on backends, a bounded number at once, and keeps their receipts.
 
@@ -257,10 +265,7 @@ class ControlPlane:
         try:
             self.require_open()
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
-            require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
-            require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
-            for hook in hooks:
-                require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
+            _require_callbacks(on_ask, hooks)
             asked = settings_of(whole.config.vendor)
             chosen = self.find_backend(backend if backend is not None else asked.get("backend"))
             self._check_room()
