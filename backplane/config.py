@@ -98,6 +98,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     folder, relative paths count from the file's folder."""
     credentials: tuple[str, ...] = ()
     """Names of stores of credentials that a contained host may read, `git` say: `contracts/credentials.md` has them."""
+    key_proxy: bool = False
+    """Its host gets a placeholder for its model's key, and a proxy here puts the key in: `contracts/isolation.md`."""
     models: tuple[str, ...] = ()
     """Models that the router may take it for, the one that it asks by itself first; none are that one alone."""
     group: str | None = None

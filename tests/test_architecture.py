@@ -43,7 +43,7 @@ ROOMS = {
     "config": f"{SHAPES} resources",
     "workspace": f"{SHAPES} policy process",
     "sandbox.credentials": SHAPES,
-    "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
+    "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials upstream.clients workspace",
     "receipts.folded": SHAPES,
     "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
@@ -139,8 +139,8 @@ THIRD_PARTY = {
     "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "tools", "agents", "scale"},
-    "h11": {"testing"},  # comes with httpx
+    "httpx": {"upstream", "tools", "agents", "scale", "sandbox"},
+    "h11": {"testing", "sandbox"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named

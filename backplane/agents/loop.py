@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.order import server_rows
+from backplane.agents.order import asked_at, server_rows
 from backplane.agents.program import first_of
 from backplane.agents.reader import EventReader
 from backplane.agents.session import Agent as BaseAgent
@@ -459,7 +459,7 @@ async def drive(run: HostRun) -> Done:
 async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[ModelClient]:
     endpoint = Endpoint(
         protocol=service.protocol,
-        base_url=service.base_url,
+        base_url=asked_at(service.base_url),
         api_key=keys.get(service.key_env or ""),
         headers={name: _filled(value, keys) for name, value in service.headers.items()},
         key_in_query=service.key_in_query,

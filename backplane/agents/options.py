@@ -17,6 +17,12 @@ from backplane.errors import CODES, ConfigError
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
 """Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
 
+KEY_PROXY: Final = "BACKPLANE_KEY_PROXY"
+"""Variable that tells such a host where its model's service is asked in place of its own address."""
+
+BASE_URL: Final = "{base_url}"
+"""Stands for that address in an agent's variables, arguments, files and configuration."""
+
 SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
 RETRIES: Final = 4
@@ -33,6 +39,7 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: str
     install: str = ""
     key_env: str | None = None
+    base_url: str | None = None
     own_state: bool = False
     """Use the user's own folders, login and model service in place of the session's."""
     silence_s: int = SILENCE_S
@@ -43,7 +50,6 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Vendor(_Agent, frozen=True, forbid_unknown_fields=True):
     """What the rows of agents with a host of their own have in common."""
 
-    base_url: str | None = None
     sessions: bool = True
 
 

@@ -9,11 +9,12 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
+from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents.options import McpServer
+from backplane.agents.options import KEY_PROXY, McpServer
 from backplane.agents.shipped import STATE
 from backplane.errors import BackendError, ConfigError
 
@@ -108,6 +109,16 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentF
     return place
 
 
+@overload
+def asked_at(base_url: str) -> str: ...
+@overload
+def asked_at(base_url: str | None) -> str | None: ...
+def asked_at(base_url: str | None) -> str | None:
+    """Return where the agent is to ask its model's service: at the control plane's proxy where that has its key."""
+    proxy = os.environ.get(KEY_PROXY)
+    return base_url if proxy is None or base_url is None else proxy + urlsplit(base_url).path
+
+
 def environment_of(
     run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
 ) -> dict[str, str]:
@@ -119,7 +130,8 @@ def environment_of(
     """
     env = {**(quiet or {}), **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
     env |= {name: value for name, value in own.items() if value is not None}
-    env.pop(STATE, None)
+    for name in (STATE, KEY_PROXY):
+        env.pop(name, None)
     return env | run.order.config.env
 
 

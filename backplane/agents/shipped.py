@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backplane.agents.options import BASE_URL, McpServer, Options, read, rows_of
+from backplane.agents.options import KEY_PROXY as KEY_PROXY
 from backplane.agents.options import OPTIONS as OPTIONS
-from backplane.agents.options import McpServer, Options, Profile, read, rows_of
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     @property
     def base_url(self) -> str | None:
         """Where its model is: always open to it, whatever an order's rules on the network."""
-        return None if isinstance(self.options, Profile) else self.options.base_url
+        return self.options.base_url
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -131,6 +132,9 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
     known = rows.get(row, {})
     agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
+    if agent.base_url is None and BASE_URL in msgspec.json.encode(agent.options).decode():
+        fact = f"{where} say {BASE_URL}, and there is no base_url"
+        raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')
     if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
         fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
         raise ConfigError(

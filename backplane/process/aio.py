@@ -203,6 +203,23 @@ async def _next_visitor(listener: socket.socket) -> socket.socket:
             await anyio.sleep(ACCEPT_AGAIN_S)
 
 
+async def receive(source: socket.socket, bytes_max: int) -> bytes:
+    """Take what a socket that does not block has, once there is something; nothing where its end has come."""
+    while True:
+        await anyio.wait_readable(source)
+        with suppress(BlockingIOError):
+            return source.recv(bytes_max)
+
+
+async def send(sink: socket.socket, data: bytes) -> None:
+    """Hand all of this to a socket that does not block."""
+    view = memoryview(data)
+    while view:
+        await anyio.wait_writable(sink)
+        with suppress(BlockingIOError):
+            view = view[sink.send(view) :]
+
+
 async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None = None) -> T:
     """Call a blocking function in a thread that neither a cancelled caller nor the end of Python waits for.
 

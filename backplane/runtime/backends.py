@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import msgspec
@@ -35,9 +35,13 @@ from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process.aio import beside
 from backplane.process.child import Exit, open_child
 from backplane.process.launch import StartCommand
+from backplane.redact.secrets import SECRET_CHARS_MIN
 from backplane.resources import find as find_shared
 from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
+
+if TYPE_CHECKING:
+    from backplane.sandbox.key_proxy import KeyUse
 
 SHIPPED: Final[dict[str, tuple[str, ...]]] = {
     "shell": ("shell.py",),
@@ -77,8 +81,16 @@ class Link(Protocol):
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
 
 
-Opener = Callable[[StartCommand, int], AbstractAsyncContextManager[Link]]
-"""Starts a command, keeping so many bytes of its stderr."""
+Opener = Callable[[StartCommand, int, tuple[str, ...]], AbstractAsyncContextManager[Link]]
+"""Starts a command, keeping so many bytes of its stderr, and lets it connect to these addresses."""
+
+
+class HeldKey(msgspec.Struct, frozen=True):
+    """A key that its host is not given, as a proxy here puts it in."""
+
+    variable: str
+    base_url: str
+    """Of the service that it is for."""
 
 
 class Backend(Protocol):
@@ -132,6 +144,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
     agent: shipped.ShippedAgent | None = None
     """The program that a shipped host drives; None where it drives none, or is not known."""
+    held_key: HeldKey | None = None
+    """None where the host is given its keys as they are."""
     plugin: dict[str, str] | None = None
     """The wheel that brings it, as the receipt says it: `wheel`, `version`; None where it is configured or ours."""
     servers_given: tuple[dict[str, Any], ...] = ()
@@ -148,7 +162,10 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         ).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> StartCommand:
-        """What `open` starts."""
+        """What `open` starts, but for what a key proxy changes. Raises ConfigError: the order names the proxy's key."""
+        if self.held_key is not None and self.held_key.variable in order.config.env:
+            fact = f"config.env names {self.held_key.variable}, which the agent of {self.id!r} is not to have"
+            raise ConfigError("config_invalid", fact, hint="leave it out, or set key_proxy = false for this backend")
         return StartCommand(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
     def servers(self, order: WorkOrder, command: StartCommand) -> dict[str, tuple[str, ...]]:
@@ -156,20 +173,44 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
     def open(
-        self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None
+        self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None, use: KeyUse | None = None
     ) -> AbstractAsyncContextManager[Link]:
         """Start the host.
 
         Args:
             opener: starts it in a cage; None starts it plainly.
+            use: filled with what is asked for with a key that it has not; None counts it for nobody.
         """
         command = self.command(order, environ)
         if opener is None:
             self.make_writable(order)
-        stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
-        if opener is not None:
-            return opener(command, stderr_bytes_max)
-        return open_child(command, guard=self.guard, stderr_bytes_max=stderr_bytes_max)
+        started = opener or self._plainly
+        if self.held_key is not None:
+            return self._behind_proxy(self.held_key, command, started, use)
+        return started(command, self._stderr_bytes_max, ())
+
+    @property
+    def _stderr_bytes_max(self) -> int:
+        return (self.limits or Limits()).stderr_bytes_max
+
+    def _plainly(self, command: StartCommand, kept: int, _: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
+        return open_child(command, guard=self.guard, stderr_bytes_max=kept)
+
+    @asynccontextmanager
+    async def _behind_proxy(
+        self, held: HeldKey, command: StartCommand, opener: Opener, use: KeyUse | None
+    ) -> AsyncIterator[Link]:
+        # Who has no such backend shall not pay for loading an HTTP client.
+        from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
+
+        key = command.env[held.variable]
+        async with open_key_proxy(held.base_url, key, use or KeyUse()) as proxy:
+            env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
+            env |= {name: _and(env.get(name, ""), proxy.host) for name in ("NO_PROXY", "no_proxy")}
+            env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
+            behind = msgspec.structs.replace(command, env=env)
+            async with opener(behind, self._stderr_bytes_max, (f"{proxy.host}:{proxy.port}",)) as link:
+                yield link
 
     def make_writable(self, order: WorkOrder) -> tuple[str, ...]:
         """Make the missing folders that the host may change, and return all paths that it may; blocking.
@@ -191,6 +232,15 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
                 fix = f"make it, or correct `writable` of [backends.{self.id}]; state lies in BACKPLANE_HOME"
                 raise BackendError("backend_unavailable", fact, hint=fix) from error
         return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
+
+
+def _without(key: str, value: str, placeholder: str) -> str:
+    """A variable's value with the placeholder wherever it has the key: a configuration of the agent's may."""
+    return value.replace(key, placeholder) if len(key) >= SECRET_CHARS_MIN else value
+
+
+def _and(listed: str, name: str) -> str:
+    return f"{listed},{name}" if listed else name
 
 
 def _stamp(word: str) -> tuple[int, ...]:
@@ -387,38 +437,29 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
 def _from_settings(
     name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str]
 ) -> ProcessBackend:
-    env: dict[str, str] = {}
     secrets: list[str] = []
-    for variable, value in declared.env.items():
-        if value.startswith("$"):
-            if value[1:] not in environ:
-                raise BackendError(
-                    "backend_unavailable",
-                    f"backend {name!r} needs the environment variable {value[1:]}, which is not set",
-                    hint=f"export {value[1:]}=…",
-                )
-            value = environ[value[1:]]
-            secrets.append(value)
-        env[variable] = value
-    endpoints = declared.endpoints
-    if (declared.host or name) == presets.HOST and declared.command is None:
-        service = presets.read_options(declared.options, f"backends.{name}.options")
-        endpoints = (*endpoints, service.endpoint)
+    env = _own_variables(name, declared, environ, secrets)
+    argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
+    agent, service = _asks(name, declared)
+    if service is not None:
         env |= _of_service(name, service, env, environ)
         env[presets.OPTIONS] = msgspec.json.encode(declared.options).decode()
         secrets += [env[variable] for variable in service.variables]
-    argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
-    agent = _agent(name, declared) if declared.command is None else None
     if agent is not None:
         argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
         env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
-        endpoints = (*endpoints, *agent.endpoints)
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
         if agent.key_env is not None and key:
             env[agent.key_env] = key
             secrets.append(key)
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
+    held_key, endpoints = _held_key(name, declared, agent, service), declared.endpoints
+    if held_key is None:  # Behind a proxy it asks nobody else.
+        endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
+    elif held_key.variable not in env:
+        fact = f"backend {name!r} has a key_proxy and no key: {held_key.variable} is not set"
+        raise BackendError("backend_unavailable", fact, hint=f"export {held_key.variable}=…")
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
     return ProcessBackend(
         id=name,
@@ -427,15 +468,65 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
-        by_call=declared.command is None and (declared.host or name) == presets.HOST,
+        by_call=service is not None,
         is_ours=declared.command is None,
         writable=tuple(f"{user_folder(environ)}{path[1:]}" if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
         open_stores=_open_stores(name, declared, agent),
         agent=agent,
+        held_key=held_key,
         servers_given=tuple(servers),
         servers_required=tuple(row["name"] for row in servers if settings.mcp_servers[row["name"]].required),
     )
+
+
+def _held_key(
+    name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None, service: presets.Service | None
+) -> HeldKey | None:
+    """The key that the host's agent is not to have; None where it is given its key.
+
+    Raises:
+        ConfigError: `config_invalid`, a proxy would have no effect.
+    """
+    if not declared.key_proxy:
+        return None
+    if declared.remote:
+        raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
+    if agent is not None and agent.options.own_state:
+        raise _without_proxy(name, "with own_state the agent has a login of its own")
+    if service is not None and len(service.variables) > 1:
+        raise _without_proxy(name, "its headers carry keys beside that of key_env")
+    asked = agent or service
+    if asked is None:
+        raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
+    if asked.key_env is None or asked.base_url is None:
+        raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
+    return HeldKey(asked.key_env, asked.base_url)
+
+
+def _without_proxy(name: str, why: str) -> ConfigError:
+    fix = "give options = { key_env = …, base_url = … }, or leave key_proxy out"
+    return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
+
+
+def _own_variables(
+    name: str, declared: BackendSettings, environ: Mapping[str, str], secrets: list[str]
+) -> dict[str, str]:
+    """The variables that the configuration names, values of ours resolved, which are added to `secrets`.
+
+    Raises:
+        BackendError: `backend_unavailable`, one of ours is not set.
+    """
+    env: dict[str, str] = {}
+    for variable, value in declared.env.items():
+        if value.startswith("$"):
+            if value[1:] not in environ:
+                fact = f"backend {name!r} needs the environment variable {value[1:]}, which is not set"
+                raise BackendError("backend_unavailable", fact, hint=f"export {value[1:]}=…")
+            value = environ[value[1:]]
+            secrets.append(value)
+        env[variable] = value
+    return env
 
 
 def _servers(
@@ -500,28 +591,28 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
     Nothing of this machine is looked at: neither programs nor keys.
     """
     for name, declared in settings.backends.items():
-        if declared.command is not None:
-            continue
         try:
             _open_stores(name, declared, None)
-            shipped_command(declared.host or name)
-            if declared.host == presets.HOST:
-                presets.read_options(declared.options, f"backends.{name}.options")
-            else:
-                _agent(name, declared)
+            if declared.command is None:
+                shipped_command(declared.host or name)
+            _held_key(name, declared, *_asks(name, declared))
         except (ConfigError, PolicyError) as error:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _agent(name: str, declared: BackendSettings) -> shipped.ShippedAgent | None:
-    """The program that this backend's shipped host drives. Raises ConfigError."""
+def _asks(name: str, declared: BackendSettings) -> tuple[shipped.ShippedAgent | None, presets.Service | None]:
+    """The program that its shipped host drives, or the service that this asks; or neither. Raises ConfigError."""
     host, where = declared.host or name, f"the options of [backends.{name}]"
+    if declared.command is not None:
+        return None, None
+    if host == presets.HOST:
+        return None, presets.read_options(declared.options, f"backends.{name}.options")
     if host in shipped.HOSTS:
         file, *arguments = SHIPPED[host]
-        return shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
-    if declared.options and host != presets.HOST:
+        return shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where), None
+    if declared.options:
         raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
-    return None
+    return None, None
 
 
 def _of_service(

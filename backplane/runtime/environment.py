@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from backplane.process.launch import StartCommand
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHost
+    from backplane.sandbox.key_proxy import KeyUse
     from backplane.sandbox.plan import Contained
     from backplane.sandbox.probe import Probe
     from backplane.sandbox.run import Sandbox
@@ -79,6 +80,7 @@ class RunEnvironment:
         self._facts = facts
         self._limits = limits
         self._start = start
+        self._key_use: KeyUse | None = None
         self._ended = ended
         self.prepared = False
         """There is, or will be, a place to work in; or what is wrong with it."""
@@ -162,6 +164,11 @@ class RunEnvironment:
         demanded, asked = settings.get("enforcement"), settings.get("credentials")
         isolation = self._facts.isolation = tighter(self._start.isolation, settings.get("isolation"))
         plain = functools.partial(backend.open, order, environ)
+        if isinstance(backend, ProcessBackend) and backend.held_key is not None:
+            from backplane.sandbox.key_proxy import KeyUse
+
+            self._key_use = KeyUse()
+            plain = functools.partial(backend.open, order, environ, use=self._key_use)
         plainly: tuple[object, ...] = ()
         if program is not None and (self._waits or warm is not None):
             plainly = program.command(order, environ), order.policy, None
@@ -189,7 +196,7 @@ class RunEnvironment:
         if not await self._choose_root(self._sandbox, waits=self._waits or warm is not None):
             return None
         opener, standing = await self._contain(program)
-        return self._way(warm, standing, functools.partial(program.open, order, environ, opener))
+        return self._way(warm, standing, functools.partial(program.open, order, environ, opener, self._key_use))
 
     def _way(
         self, warm: WarmHost | None, standing: tuple[object, ...], cold: Callable[[], AbstractAsyncContextManager[Link]]
@@ -202,6 +209,7 @@ class RunEnvironment:
             return None
         self._facts.start = "warm"
         self._lock, warm.environment._lock = warm.environment._lock, -1
+        self._key_use = warm.environment._key_use
         return warm.block
 
     async def reopen(self, error: CageError) -> AbstractAsyncContextManager[Link]:
@@ -216,7 +224,7 @@ class RunEnvironment:
         assert self._sandbox is not None
         self._sandbox.distrust(error)
         opener, _ = await self._contain(program)
-        return program.open(self._facts.order, self._start.environ, opener)
+        return program.open(self._facts.order, self._start.environ, opener, self._key_use)
 
     async def _choose_root(self, sandbox: Sandbox, *, waits: bool) -> bool:
         """Know where the host will work; whether one that waits can.
@@ -423,6 +431,10 @@ class RunEnvironment:
             self._sandbox.close(added)
             if "network" in added:  # Where the host wanted to go, in its own words.
                 added["network"] = self._facts.clean_json(added["network"])
+        if self._key_use is not None:
+            held = self._facts.contained["kinds"]["environment"] if self._facts.contained else {"state": "none"}
+            kept = {name: held[name] for name in ("state", "gap") if name in held}
+            added["key_proxy"] = self._facts.clean_json(kept | self._key_use.to_wire())
         workspace = self._workspace
         if workspace is None and self._tree is not None:
             self._state.drop_stage(self._place)

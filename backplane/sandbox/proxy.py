@@ -21,7 +21,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
-from backplane.process.aio import in_daemon, visited
+from backplane.process.aio import in_daemon, receive, send, visited
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""
@@ -223,7 +223,7 @@ async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
     head = f"HTTP/1.1 {refusal.status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     with suppress(OSError), anyio.move_on_after(HEAD_S_MAX):
-        await _send(client, head.encode() + body)
+        await send(client, head.encode() + body)
 
 
 async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
@@ -231,7 +231,7 @@ async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > HEAD_BYTES_MAX:
             raise _too_long()
-        chunk = await _receive(client)
+        chunk = await receive(client, CHUNK_BYTES)
         if not chunk:
             raise ConnectionResetError
         data += chunk
@@ -335,8 +335,8 @@ async def _reach(family: int, where: tuple[str | int, ...]) -> socket.socket:
 async def _carry(client: socket.socket, server: socket.socket, request: _Request) -> None:
     with anyio.CancelScope(deadline=anyio.current_time() + IDLE_S_MAX) as idle:
         if request.tunnel:
-            await _send(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await _send(server, request.head + request.rest[: None if request.tunnel else request.body_bytes])
+            await send(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await send(server, request.head + request.rest[: None if request.tunnel else request.body_bytes])
         left = None if request.tunnel else max(0, request.body_bytes - len(request.rest))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_pour, client, server, left, idle, None)
@@ -355,31 +355,16 @@ async def _pour(
     left = bytes_max
     with suppress(OSError):
         while left != 0:
-            data = await _receive(source, CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+            data = await receive(source, CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
             if not data:
                 break
-            await _send(sink, data)
+            await send(sink, data)
             left = None if left is None else left - len(data)
             idle.deadline = anyio.current_time() + IDLE_S_MAX
         if bytes_max is None:
             sink.shutdown(socket.SHUT_WR)
     if both is not None:
         both.cancel()
-
-
-async def _receive(source: socket.socket, bytes_max: int = CHUNK_BYTES) -> bytes:
-    while True:
-        await anyio.wait_readable(source)
-        with suppress(BlockingIOError):
-            return source.recv(bytes_max)
-
-
-async def _send(sink: socket.socket, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        await anyio.wait_writable(sink)
-        with suppress(BlockingIOError):
-            view = view[sink.send(view) :]
 
 
 def _forget(end: socket.socket) -> None:

@@ -128,10 +128,20 @@ class Sandbox:
         return held
 
     def open(
-        self, held: plan.Contained, ready: Ready | None, command: StartCommand, stderr_bytes_max: int
+        self,
+        held: plan.Contained,
+        ready: Ready | None,
+        command: StartCommand,
+        stderr_bytes_max: int,
+        endpoints: tuple[str, ...],
     ) -> AbstractAsyncContextManager[Child]:
-        """Start the command in its cage; `ready` is awaited while that is put up."""
-        held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
+        """Start the command in its cage; `ready` is awaited while that is put up.
+
+        Args:
+            endpoints: where it may connect to beside those of the cage.
+        """
+        cage = msgspec.structs.replace(held.cage, cgroup=self._group)
+        held = msgspec.structs.replace(held, cage=cage, endpoints=(*held.endpoints, *endpoints))
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)

@@ -179,6 +179,17 @@ BACKPLANE: Final[Json] = _object(
         hosts=_STRINGS,
         refusals=_STRINGS,
     ),
+    key_proxy=_object(
+        "Requests through the proxy that has its model's key, and how well the key is kept from the host "
+        "(as `enforcement.kinds.environment`).",
+        ["state", "with_key", "without_key", "unanswered", "paths"],
+        state={"enum": ["enforced", "partial", "none"]},
+        gap=_STRING,
+        with_key=_COUNT,
+        without_key={"description": "Requests with no placeholder, which went on as they were.", **_COUNT},
+        unanswered={"description": "The service could not be reached, or broke off.", **_COUNT},
+        paths={"description": "`METHOD /path` → requests; those beyond the first 32 paths as `other`.", **_COUNTS},
+    ),
     noise=_object(
         "Output of the host that was no message: its lines and its beginning.",
         lines={"type": "integer", "minimum": 0},

@@ -101,7 +101,8 @@ async def _command(ground: Ground) -> Seen:
         command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
         usage = ScriptUsage(**USAGE)
         turns = [msgspec.structs.replace(ground.agent.runs(command), usage=usage), Turn(text="done", usage=usage)]
-        return await ground.play(turns, env={"CASE_WORD": "given-word"}, model=ground.agent.model(MODEL))
+        env = {"CASE_WORD": "given-word"}
+        return await ground.play(turns, env=env, model=ground.agent.model(MODEL), key_proxy=True)
 
     return await ground.once("command", play)
 
@@ -199,15 +200,39 @@ async def _forbidden(ground: Ground) -> None:
     assert seen.layer("disallowed_tools") in ("host", None)
 
 
+async def _in_cage(ground: Ground) -> Seen:
+    """A command in a cage: one run that several cases look at."""
+
+    async def play() -> Seen:
+        target = ground.root.parent / "outside.txt"
+        # Every environment in sight, the host's and its agent's too; the pattern does not fit itself.
+        looks = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c 'scripted-key-[1]' > keys.txt"
+        turns = [ground.agent.runs(f"echo in > inside.txt; echo out > {target}; {looks}"), Turn(text="done")]
+        policy = PolicyProfile(deny_network=("*",))
+        seen = await ground.play(turns, isolation="best_effort", policy=policy, key_proxy=True)
+        assert not target.exists()
+        return seen
+
+    return await ground.once("cage", play)
+
+
 @case("commands held by the operating system")
 async def _caged(ground: Ground) -> None:
-    target = ground.root.parent / "outside.txt"
-    turns = [ground.agent.runs(f"echo in > inside.txt; echo out > {target}"), Turn(text="done")]
-    policy = PolicyProfile(deny_network=("*",))
-    seen = await ground.play(turns, isolation="best_effort", policy=policy)
-    assert not target.exists()
+    seen = await _in_cage(ground)
     assert "+in" in seen.patch
     assert (seen.layer("workspace"), seen.layer("deny_network")) == ("os", "os")
+
+
+@case("a key that no command can read")
+async def _key_held(ground: Ground) -> None:
+    for seen in (await _command(ground), await _in_cage(ground)):
+        use = seen.receipt.usage_raw["backplane"]["key_proxy"]
+        assert use["with_key"] >= 2
+        assert (use["without_key"], use["unanswered"]) == (0, 0)
+        assert all("scripted-key-1" in str(request.headers) for request in seen.server.requests)
+    assert use["state"] == "enforced"
+    # keys.txt, made in the run
+    assert "\n+0\n" in seen.patch
 
 
 # Ends -----------------------------------------------------------------------------------------------------------------

@@ -68,10 +68,6 @@ class Agent(Protocol):
         """Its backend's own variables: a key."""
         ...
 
-    def endpoints(self, url: str) -> tuple[str, ...]:
-        """What its backend declares of the network, where the host does not find it in the options."""
-        return ()
-
     def model(self, name: str) -> str:
         """How an order names a model of this service."""
         return name
@@ -164,6 +160,7 @@ class Ground:
         tools: Sequence[Callable[..., Any]] = (),
         options: dict[str, Any] | None = None,
         url: str | None = None,
+        key_proxy: bool = False,
         task: str = "work",
         servers: dict[str, ServerSettings] | None = None,
         **config: Any,
@@ -183,7 +180,7 @@ class Ground:
                 host=self.agent.host,
                 options=chosen,
                 env=self.agent.variables(),
-                endpoints=self.agent.endpoints(server.url),
+                key_proxy=key_proxy,
                 writable=self.agent.writable,
             )
             settings = Settings(

@@ -44,23 +44,21 @@ class OpenCode(Agent):
         )
 
     def options(self, url: str) -> dict[str, Any]:
-        service: dict[str, Any] = {
+        provider: dict[str, Any] = {
             "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": f"{url}/v1", "apiKey": "scripted-key-1"},
+            "options": {"baseURL": "{base_url}", "apiKey": "{env:SCRIPTED_KEY}"},
             "models": {"scripted-model": {"modalities": {"input": ["text", "image"], "output": ["text"]}}, MODEL: {}},
         }
         models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
         # Of what it does by itself after each step, for its own window, nothing is looked at here.
         idle = dict.fromkeys(("snapshot", "lsp", "formatter"), False)
-        content = {"provider": {"scripted": service}, **models, **idle}
+        content = {"provider": {"scripted": provider}, **models, **idle}
         env = {**row("opencode")["env"], "OPENCODE_CONFIG_CONTENT": json.dumps(content)}
-        return {"profile": "opencode", "program": vendor("opencode"), "env": env}
+        service = {"base_url": f"{url}/v1", "key_env": "SCRIPTED_KEY"}
+        return {"profile": "opencode", "program": vendor("opencode"), "env": env, **service}
 
     def variables(self) -> dict[str, str]:
-        return {}
-
-    def endpoints(self, url: str) -> tuple[str, ...]:
-        return (url.removeprefix("http://"),)
+        return {"SCRIPTED_KEY": "scripted-key-1"}
 
     def model(self, name: str) -> str:
         return f"scripted/{name}"
@@ -91,11 +89,11 @@ class CodexAcp(OpenCode):
         }
 
     def options(self, url: str) -> dict[str, Any]:
-        service = {"name": "scripted", "base_url": f"{url}/v1", "env_key": "OPENAI_API_KEY", "request_max_retries": 1}
+        service = {"name": "scripted", "base_url": "{base_url}", "env_key": "OPENAI_API_KEY", "request_max_retries": 1}
         settings = {f"model_providers.scripted.{key}": value for key, value in service.items()}
         settings |= {"model_provider": "scripted", "model": "gpt-5.5"}
         words = [word for key, value in settings.items() for word in ("-c", f"{key}={json.dumps(value)}")]
-        return {"profile": "codex-acp", "program": vendor("codex-acp"), "arguments": words}
+        return {"profile": "codex-acp", "program": vendor("codex-acp"), "arguments": words, "base_url": f"{url}/v1"}
 
     def variables(self) -> dict[str, str]:
         return {"OPENAI_API_KEY": "scripted-key-1"}
@@ -116,8 +114,11 @@ class Qwen(OpenCode):
     name = "qwen"
 
     def options(self, url: str) -> dict[str, Any]:
-        model = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "scripted-key-1", "OPENAI_MODEL": "scripted-model"}
-        return {"profile": "qwen", "program": vendor("qwen"), "env": {**row("qwen")["env"], **model}}
+        model = {"variable": "OPENAI_MODEL", "default": "scripted-model"}
+        return {"profile": "qwen", "program": vendor("qwen"), "base_url": f"{url}/v1", "model": model}
+
+    def variables(self) -> dict[str, str]:
+        return {"OPENAI_API_KEY": "scripted-key-1"}
 
     def writes(self, path: str, content: str) -> Turn:
         return Turn(calls=(Call(name="write_file", input={"file_path": path, "content": content}),))

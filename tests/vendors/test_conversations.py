@@ -47,7 +47,6 @@ async def registry(
             host=agent.host,
             options=agent.options(server.url),
             env={**agent.variables(), **agent.env},
-            endpoints=agent.endpoints(server.url),
             writable=agent.writable,
         )
         options = {"protocol": "anthropic", "base_url": server.base_url("anthropic"), "model": "m", "key_env": "A_KEY"}

@@ -46,7 +46,6 @@ def run(folder: Path, agent: Agent, turns: Sequence[Turn], name: str, *words: st
             "host": agent.host,
             "options": agent.options(server.url),
             "env": {**agent.variables(), **agent.env},
-            "endpoints": agent.endpoints(server.url),
             "writable": agent.writable,
         }
         lines = [f'default_backend = "{agent.name}"', 'isolation = "off"', f'[backends."{agent.name}"]']

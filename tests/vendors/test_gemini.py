@@ -15,7 +15,7 @@ from backplane.testing import Call, ScriptUsage, Turn
 from tests.vendors.cases import CASES, IN_WORDS, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
-from tests.vendors.test_acp_orders import LABELS, row
+from tests.vendors.test_acp_orders import LABELS
 
 CHANGED = "a hook changes the command, and the event names what ran"
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -42,13 +42,10 @@ class Gemini(Agent):
         }
 
     def options(self, url: str) -> dict[str, Any]:
-        return {"program": vendor("gemini"), "env": {**row("gemini")["env"], "GOOGLE_GEMINI_BASE_URL": url}}
+        return {"program": vendor("gemini"), "base_url": url}
 
     def variables(self) -> dict[str, str]:
         return {"GEMINI_API_KEY": "scripted-key-1"}
-
-    def endpoints(self, url: str) -> tuple[str, ...]:
-        return (url.removeprefix("http://"),)
 
     def writes(self, path: str, content: str) -> Turn:
         return Turn(calls=(Call(name="write_file", input={"file_path": path, "content": content}),))

@@ -6,14 +6,16 @@ What is said to it while it runs is `agent`'s affair.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from backplane.agents.options import Config, Profile
+from backplane.agents.options import BASE_URL, Config, Profile
 from backplane.agents.order import (
     KEPT,
+    asked_at,
     environment_of,
     found,
     own_settings,
@@ -57,8 +59,9 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     place = place_of(run, state, own=profile.own_state, conversations=KEPT)
     if profile.in_place:
         require_same_folder(run, place)
+    address = asked_at(profile.base_url)
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
-    env = environment_of(run, place, {}) | profile.env
+    env = variables_of(profile, environment_of(run, place, {}), address)
     if profile.own_server is not None:
         for name in ("NO_PROXY", "no_proxy"):
             env[name] = ",".join(filter(None, (env.get(name), profile.own_server)))
@@ -70,7 +73,7 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
         for name, content in profile.files.items():
             path = Path(place.config, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
+            path.write_text(_at(address, content), encoding="utf-8")
     model = run.order.config.model or profile.model.default
     arguments = profile.arguments
     if model is not None and profile.model.arguments:
@@ -78,8 +81,31 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     if model is not None and profile.model.variable:
         env[profile.model.variable] = model
     if profile.config is not None:
-        env[profile.config.variable] = configured(profile.config, env.get(profile.config.variable), model)
-    return (program, *arguments), env
+        content = configured(profile.config, env.get(profile.config.variable), model)
+        env[profile.config.variable] = _at(address, content)
+    return (program, *(_at(address, word) for word in arguments)), env
+
+
+def variables_of(profile: Profile, env: Mapping[str, str], address: str | None) -> dict[str, str]:
+    """Return the agent's variables: its profile's over the environment, which may name another address alone.
+
+    Args:
+        address: where the agent asks its model's service.
+
+    Raises:
+        ConfigError: `config_invalid`, the environment names another address than that of the key's proxy.
+    """
+    told = {name for name, value in profile.env.items() if BASE_URL in value}
+    named = sorted(told & env.keys())
+    if named and address != profile.base_url:
+        fact = f"{named[0]} names an address of the model's service, of which the key proxy knows nothing"
+        raise ConfigError("config_invalid", fact, hint="with key_proxy name it by options = { base_url = … }")
+    own = {name: value for name, value in profile.env.items() if name not in told or (address and name not in env)}
+    return {name: _at(address, value) for name, value in {**env, **own}.items()}
+
+
+def _at(address: str | None, text: str) -> str:
+    return text.replace(BASE_URL, address or BASE_URL)
 
 
 def configured(config: Config, users: str | None, model: str | None) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
     AgentFolders,
+    asked_at,
     environment_of,
     found,
     own_settings,
@@ -56,7 +57,7 @@ def start(options: Options, run: Given, state: str) -> Started:
         **QUIET,
         "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
         "CLAUDE_CONFIG_DIR": place.config,
-        "ANTHROPIC_BASE_URL": options.base_url,
+        "ANTHROPIC_BASE_URL": asked_at(options.base_url),
         "ANTHROPIC_API_KEY": os.environ.get(options.key_env or ""),
     }
     env = environment_of(run, place, own)

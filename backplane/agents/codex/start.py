@@ -13,6 +13,7 @@ import msgspec
 from backplane.agents.codex import hooked
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
+    asked_at,
     environment_of,
     found,
     own_settings,
@@ -110,7 +111,7 @@ def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
     key = options.key_env if options.key_env in env else None
     return {
         "name": "backplane",
-        "base_url": options.base_url,
+        "base_url": asked_at(options.base_url),
         "wire_api": "responses",
         "request_max_retries": options.retries,
         "stream_max_retries": options.retries,

@@ -16,7 +16,7 @@ from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import model_of
 from backplane.agents.events import mapping
 from backplane.agents.options import Copilot
-from backplane.agents.order import own_settings, require_price, server_rows, shows_results
+from backplane.agents.order import asked_at, own_settings, require_price, server_rows, shows_results
 from backplane.agents.program import BegunProgram
 from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
@@ -202,7 +202,11 @@ def provider_of(options: Copilot, env: dict[str, str]) -> dict[str, Any] | None:
     """The user's own service, as the session takes it; None for the agent's."""
     if options.base_url is None:
         return None
-    made = {"type": options.provider, "baseUrl": options.base_url, "apiKey": env.get("COPILOT_PROVIDER_API_KEY")}
+    made = {
+        "type": options.provider,
+        "baseUrl": asked_at(options.base_url),
+        "apiKey": env.get("COPILOT_PROVIDER_API_KEY"),
+    }
     if options.provider != "anthropic":
         made["wireApi"] = options.wire_api
     return {name: value for name, value in made.items() if value is not None}

@@ -18,6 +18,7 @@ from backplane.agents.options import Kimi as Options
 from backplane.agents.order import (
     KEPT,
     AgentFolders,
+    asked_at,
     environment_of,
     found,
     place_of,
@@ -89,7 +90,7 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
 telemetry = false
 [providers.ours]
 type = {toml(options.provider)}
-base_url = {toml(options.base_url or "")}
+base_url = {toml(asked_at(options.base_url) or "")}
 api_key = {toml(key)}
 [models.{MODEL}]
 provider = "ours"

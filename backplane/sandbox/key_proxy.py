@@ -1,0 +1,253 @@
+"""A proxy that knows a key which the agent does not: requests come with a placeholder and go on with the key.
+
+It listens on this machine's loopback alone and asks one service alone. Nothing is kept of what goes through but how
+often each path was asked for. The answers come through as they are, packed or in pieces.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import h11
+import httpx
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.process.aio import beside, receive, send, visited
+from backplane.upstream.clients import making_client
+
+HOST: Final = "127.0.0.2"
+"""Of the loopback, and not the usual one: some programs go there past every other proxy, and so nowhere where a policy
+holds the network."""
+CONNECTIONS_MAX: Final = 64
+"""Open at once; the next wait at the door. An agent with helpers of its own opens some five."""
+WAITING_MAX: Final = 64
+"""Connections not yet accepted."""
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Of a request's head; servers take 8 to 64 KiB."""
+CHUNK_BYTES: Final = 64 * 1024
+"""Read at once in each direction; the most that is held here."""
+CONNECT_S_MAX: Final = 20.0
+"""To reach the service."""
+IDLE_S_MAX: Final = 600.0
+"""For a connection on which nothing moves: a model may think for minutes before its first word."""
+PATHS_MAX: Final = 32
+"""Paths that are named in the receipt; requests for others count as `other`."""
+PATH_CHARS_MAX: Final = 200
+
+_OF_ONE_CONNECTION: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"trailer", b"upgrade"}
+) | {b"transfer-encoding", b"host"}
+"""Headers that do not go on (RFC 9110, 7.6.1); the other side has its own."""
+
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""One of these stands in a request with a body."""
+
+_LOOKS: Final = re.compile(r"sk-ant-(?:[a-z]+\d+-)?|sk-proj-|sk-|AIza|xai-|gsk_")
+"""How keys of known services begin: some programs look."""
+
+
+class KeyUse:
+    """What one run asked of its service through the proxy."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, int] = {}
+        self.with_key = 0
+        self.without_key = 0
+        self.unanswered = 0
+        """The service could not be reached, or broke off."""
+
+    def note(self, request: h11.Request, placeholder: bytes) -> None:
+        if placeholder in request.target or any(placeholder in value for _, value in request.headers):
+            self.with_key += 1
+        else:
+            self.without_key += 1
+        path = request.target.partition(b"?")[0][:PATH_CHARS_MAX]
+        name = b" ".join((request.method, path)).decode("ascii", "backslashreplace")
+        name = name if name in self.paths or len(self.paths) < PATHS_MAX else "other"
+        self.paths[name] = self.paths.get(name, 0) + 1
+
+    def to_wire(self) -> dict[str, Json]:
+        counts = {"with_key": self.with_key, "without_key": self.without_key, "unanswered": self.unanswered}
+        return {**counts, "paths": dict(self.paths)}
+
+
+def placeholder_for(key: str) -> str:
+    """Make what stands in a key's place: nobody can guess it, and it begins as the key does where that is known."""
+    looks = _LOOKS.match(key)
+    return f"{looks[0] if looks else ''}{secrets.token_hex(24)}"
+
+
+class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
+    """One service as one run asks it."""
+
+    base_url: str
+    key: str
+    placeholder: str
+    use: KeyUse
+    door: socket.socket
+    """Listens."""
+
+    @property
+    def host(self) -> str:
+        return HOST
+
+    @property
+    def port(self) -> int:
+        port: int = self.door.getsockname()[1]
+        return port
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@asynccontextmanager
+async def open_key_proxy(base_url: str, key: str, use: KeyUse) -> AsyncIterator[KeyProxy]:
+    """Listen, and attend to requests while the block lasts.
+
+    Args:
+        base_url: of the service; requests go to its host, whatever their path.
+        key: in place of the placeholder, in headers and addresses.
+        use: filled with what was asked for.
+
+    Raises:
+        ConfigError: `config_invalid`, the certificates of this machine cannot be read, or its proxy is none.
+    """
+    async with AsyncExitStack() as opened:
+        door = opened.enter_context(socket.socket())
+        door.bind((HOST, 0))
+        door.listen(WAITING_MAX)
+        door.setblocking(False)
+        proxy = KeyProxy(base_url=base_url, key=key.strip(), placeholder=placeholder_for(key), use=use, door=door)
+
+        times = httpx.Timeout(IDLE_S_MAX, connect=CONNECT_S_MAX, pool=None)
+        with making_client():
+            client = httpx.AsyncClient(timeout=times, limits=httpx.Limits(max_connections=None))
+        await opened.enter_async_context(client)
+
+        async def attend(visitor: socket.socket) -> None:
+            await _Visit(proxy, client, visitor).attend()
+
+        await opened.enter_async_context(beside(functools.partial(visited, door, attend, CONNECTIONS_MAX)))
+        yield proxy
+
+
+class _Visit:
+    """One connection: requests one after the other."""
+
+    def __init__(self, proxy: KeyProxy, client: httpx.AsyncClient, visitor: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._visitor = visitor
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._heard = anyio.Event()
+        """The whole request has been read."""
+
+    async def attend(self) -> None:
+        # Half an answer has no end that could be told otherwise: then the connection breaks off here, too.
+        with suppress(OSError, httpx.HTTPError, h11.ProtocolError):
+            while await self._one_request():
+                self._http.start_next_cycle()
+
+    async def _one_request(self) -> bool:
+        """Attend to one; whether another may follow."""
+        with anyio.move_on_after(IDLE_S_MAX):
+            request = await self._next_event()
+        if not isinstance(request, h11.Request):
+            return False
+        self._heard = anyio.Event()
+        with anyio.CancelScope() as scope:
+            async with beside(functools.partial(self._watch, scope)):
+                await self._pass_on(request)
+        return self._http.our_state is self._http.their_state is h11.DONE
+
+    async def _pass_on(self, request: h11.Request) -> None:
+        if not request.target.startswith(b"/"):
+            await self._refuse(400, "this is a proxy for one service: ask for a path of it")
+            return
+        if not _LENGTHS & {name for name, _ in request.headers}:
+            await self._next_event()
+            self._heard.set()
+        use = self._proxy.use
+        use.note(request, self._proxy.placeholder.encode())
+        try:
+            answer = await self._client.send(self._with_key(request), stream=True)
+        except httpx.HTTPError as error:
+            use.unanswered += 1
+            host = urlsplit(self._proxy.base_url).netloc.rpartition("@")[2]
+            await self._refuse(502, f"the service at {host} does not answer: {error or type(error).__name__}")
+            return
+        try:
+            await self._answer(answer)
+        except httpx.HTTPError:
+            use.unanswered += 1
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await answer.aclose()
+
+    def _with_key(self, request: h11.Request) -> httpx.Request:
+        given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
+        return httpx.Request(
+            request.method.decode("ascii"),
+            httpx.URL(self._proxy.base_url).copy_with(raw_path=request.target.replace(given, key)),
+            headers=[(name, value.replace(given, key)) for name, value in _passed_on(request.headers)],
+            content=None if self._heard.is_set() else self._body(),
+        )
+
+    async def _answer(self, answer: httpx.Response) -> None:
+        reason = answer.extensions.get("reason_phrase", b"")
+        headers = list(_passed_on(answer.headers.raw))
+        await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
+        async for data in answer.aiter_raw():
+            await self._say(h11.Data(data=data))
+        await self._say(h11.EndOfMessage())
+
+    async def _refuse(self, status: int, fact: str) -> None:
+        async for _ in self._body():  # Who is cut off while he speaks does not hear the answer.
+            pass
+        body = msgspec.json.encode({"error": {"type": "key_proxy", "message": fact}})
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        await self._say(h11.Response(status_code=status, headers=headers))
+        await self._say(h11.Data(data=body))
+        await self._say(h11.EndOfMessage())
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        while not self._heard.is_set():
+            event = await self._next_event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            else:
+                self._heard.set()
+
+    async def _watch(self, request: anyio.CancelScope) -> None:
+        """End a request whose asker has gone: its model would go on for nobody."""
+        await self._heard.wait()
+        with suppress(OSError):
+            while data := await receive(self._visitor, CHUNK_BYTES):
+                self._http.receive_data(data)  # Of the next request.
+        request.cancel()
+
+    async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._say(h11.InformationalResponse(status_code=100, headers=[]))
+            self._http.receive_data(await receive(self._visitor, CHUNK_BYTES))
+        return event
+
+    async def _say(self, event: h11.Event) -> None:
+        if data := self._http.send(event):
+            await send(self._visitor, data)
+
+
+def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    return ((name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION)

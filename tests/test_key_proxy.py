@@ -1,0 +1,371 @@
+"""The proxy that knows a key which its agent does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx
+import pytest
+
+import backplane
+from backplane.config import BackendSettings, Isolation, Settings
+from backplane.contract.work import PolicyProfile, RuntimeConfig
+from backplane.errors import BackendError, ConfigError
+from backplane.runtime import backends
+from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
+from backplane.testing import Call, Fault, ModelServer, Turn
+from tests.runs import order
+
+KEY = "sk-ant-api03-the-key-itself"
+ASK = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+WAIT_S = 10
+
+# A stream that is left before its end leaves httpx's generators to trio, which says so.
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")]
+
+
+async def ask(proxy: KeyProxy, stream: bool = False, **more: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=proxy.address) as client:
+        given = {"headers": {"x-api-key": proxy.placeholder}, "json": {**ASK, "stream": stream}, **more}
+        return await client.post("/v1/messages", **given)
+
+
+Serve = Callable[[anyio.abc.SocketStream], Awaitable[None]]
+
+
+@asynccontextmanager
+async def service(serve: Serve) -> AsyncIterator[str]:
+    """A server of this test's own, for what goes wrong below HTTP; its address."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+
+    async def attend(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await serve(stream)
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, attend)
+        with anyio.fail_after(WAIT_S):
+            yield f"http://127.0.0.1:{port}"
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def raw(proxy: KeyProxy) -> AsyncIterator[anyio.abc.SocketStream]:
+    async with await anyio.connect_tcp(proxy.host, proxy.port) as stream:
+        yield stream
+
+
+async def until(stream: anyio.abc.SocketStream, words: bytes) -> bytes:
+    data = b""
+    while words not in data:
+        data += await stream.receive()
+    return data
+
+
+# What goes through ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_key_is_put_in_where_the_placeholder_stands_and_nowhere_else() -> None:
+    use = KeyUse()
+    with ModelServer([Turn(text="one"), Turn(text="two")]) as server:
+        async with open_key_proxy(f"{server.url}/v1", KEY, use) as proxy:
+            assert KEY not in proxy.placeholder
+            assert (await ask(proxy)).json()["content"][0]["text"] == "one"
+            bearer = await ask(proxy, headers={"authorization": f"Bearer {proxy.placeholder}"})
+            assert bearer.status_code == 200
+            async with httpx.AsyncClient(base_url=proxy.address) as client:
+                await client.get("/v1/models", params={"key": proxy.placeholder})
+                await client.get("/v1/models", headers={"x-api-key": "another's"})
+    first, second, third, fourth = server.requests
+    assert first.headers["x-api-key"] == KEY
+    assert second.headers["authorization"] == f"Bearer {KEY}"
+    assert third.query == {"key": KEY}
+    assert fourth.headers["x-api-key"] == "another's"
+    assert first.headers["host"] == server.url.removeprefix("http://")
+    assert proxy.placeholder not in str([(request.headers, request.query) for request in server.requests])
+    assert use.to_wire() == {
+        "with_key": 3,
+        "without_key": 1,
+        "unanswered": 0,
+        "paths": {"POST /v1/messages": 2, "GET /v1/models": 2},
+    }
+
+
+async def test_a_stream_comes_through_piece_by_piece() -> None:
+    with ModelServer([Turn(text="first second", fault=Fault(stall_after_frames=4))]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, httpx.AsyncClient(timeout=WAIT_S) as client:
+            given: Any = {"headers": {"x-api-key": proxy.placeholder}, "json": {**ASK, "stream": True}}
+            async with client.stream("POST", f"{proxy.address}/v1/messages", **given) as answer:
+                seen = ""
+                async for piece in answer.aiter_text():  # The server never ends it.
+                    seen += piece
+                    if "content_block_delta" in seen:
+                        break
+
+
+async def test_a_stream_that_breaks_off_breaks_off_here_too() -> None:
+    use = KeyUse()
+    with ModelServer([Turn(text="an answer that is cut", fault=Fault(cut_after_bytes=400))]) as server:
+        async with open_key_proxy(server.url, KEY, use) as proxy:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await ask(proxy, stream=True)
+    assert use.unanswered == 1
+
+
+@pytest.mark.parametrize("status", [401, 429, 529, 302])
+async def test_an_answer_is_passed_on_as_it_is(status: int) -> None:
+    fault = Fault(status=status, headers={"retry-after": "7", "location": "/elsewhere"}, message="as it was")
+    with ModelServer([Turn(fault=fault)]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
+            answer = await ask(proxy)
+    assert (answer.status_code, answer.headers["retry-after"], len(server.requests)) == (status, "7", 1)
+
+
+async def test_bodies_of_any_length_go_on_in_either_framing() -> None:
+    picture = "x" * 3_000_000
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "'
+        yield picture.encode()
+        yield b'"}]}'
+
+    with ModelServer([Turn(text="one"), Turn(text="two")]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
+            asked = {**ASK, "messages": [{"role": "user", "content": picture}]}
+            await ask(proxy, json=asked)
+            await ask(proxy, json=None, content=pieces())
+    sizes = [len(request.body["messages"][0]["content"]) for request in server.requests]
+    assert sizes == [len(picture)] * 2
+
+
+async def test_requests_follow_each_other_on_one_connection() -> None:
+    get = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
+            await stream.send(get + get)  # The second before the first is answered.
+            data = b""
+            while data.count(b"HTTP/1.1 200") < 2 or data.count(b'"list"') < 2:
+                data += await stream.receive()
+    assert len(server.requests) == 2
+
+
+async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with ModelServer([Turn(text="one")]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
+            await stream.send(head)
+            await until(stream, b"100")
+            await stream.send(b"{}")
+            await until(stream, b"HTTP/1.1 ")
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_asker_that_leaves_ends_its_request() -> None:
+    left = anyio.Event()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        await until(stream, b"{}")
+        try:
+            await stream.receive()
+        except anyio.EndOfStream:
+            left.set()
+
+    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy:
+        async with raw(proxy) as stream:
+            await stream.send(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            await anyio.wait_all_tasks_blocked()
+        await left.wait()
+
+
+async def test_a_service_that_is_not_there_is_told() -> None:
+    use = KeyUse()
+    async with open_key_proxy("http://127.0.0.1:9/v1", KEY, use) as proxy:
+        answer = await ask(proxy, content=b"x" * 3_000_000, json=None)
+    assert answer.status_code == 502
+    assert answer.json()["error"]["message"].startswith("the service at 127.0.0.1:9 does not answer: ")
+    assert use.unanswered == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"GET http://elsewhere.example/v1/models HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+        b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+        b"GET nonsense HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_it_is_a_proxy_for_one_service(asked: bytes) -> None:
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
+            await stream.send(asked)
+            assert (await until(stream, b"}")).startswith(b"HTTP/1.1 400 ")
+    assert server.requests == ()
+
+
+@pytest.mark.parametrize("asked", [b"\0\0\0\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"x" * 100_000])
+async def test_what_is_no_request_ends_its_connection_alone(asked: bytes) -> None:
+    with ModelServer([Turn(text="one")]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
+            async with raw(proxy) as stream:
+                await stream.send(asked)
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await until(stream, b"what nobody says")
+            assert (await ask(proxy)).status_code == 200
+
+
+async def test_the_record_of_paths_has_a_bound() -> None:
+    use = KeyUse()
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, use) as proxy, httpx.AsyncClient(base_url=proxy.address) as client:
+            for number in range(PATHS_MAX + 3):
+                await client.get(f"/{number}/{'x' * 300}")
+    assert len(use.paths) == PATHS_MAX + 1
+    assert use.paths["other"] == 3
+    assert max(map(len, use.paths)) < 210
+
+
+@pytest.mark.parametrize(
+    ("key", "begins"),
+    [("sk-ant-api03-x", "sk-ant-api03-"), ("sk-proj-x", "sk-proj-"), ("AIzaSy", "AIza"), ("mine", "")],
+)
+def test_a_placeholder_looks_like_its_key_and_says_nothing_of_it(key: str, begins: str) -> None:
+    made, other = placeholder_for(key), placeholder_for(key)
+    assert made != other
+    assert made.startswith(begins)
+    assert len(made) == len(begins) + 48
+
+
+# Backends -------------------------------------------------------------------------------------------------------------
+
+
+def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
+    return backends.find("mine", Settings(backends={"mine": declared}), environ)
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        (BackendSettings(host="shell", key_proxy=True), "nobody knows which key"),
+        (BackendSettings(command=("/bin/cat",), key_proxy=True), "nobody knows which key"),
+        (BackendSettings(host="opencode", key_proxy=True), "nothing says which variable has the key"),
+        (BackendSettings(host="copilot", key_proxy=True), "nothing says which variable has the key"),
+        (BackendSettings(host="claude", key_proxy=True, options={"own_state": True}), "a login of its own"),
+        (BackendSettings(host="claude", key_proxy=True, remote=True), "another machine"),
+        (
+            BackendSettings(host="api", key_proxy=True, options={"preset": "openai", "headers": {"x": "$OTHER"}}),
+            "keys beside that of key_env",
+        ),
+        (BackendSettings(host="api", key_proxy=True, options={"preset": "ollama"}), "nothing says which variable"),
+    ],
+)
+def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
+    declared: BackendSettings, why: str
+) -> None:
+    environ = {"OPENAI_API_KEY": "k", "OTHER": "o", "ANTHROPIC_API_KEY": "k"}
+    with pytest.raises(ConfigError, match=why) as error:
+        find(declared, **environ)
+    assert error.value.code == "config_invalid"
+    ((name, told),) = backends.option_faults(Settings(backends={"mine": declared}))
+    assert name == "mine"
+    assert why in told
+
+
+def test_a_proxy_needs_a_key() -> None:
+    with pytest.raises(BackendError, match="ANTHROPIC_API_KEY is not set") as error:
+        find(BackendSettings(host="claude", key_proxy=True))
+    assert error.value.code == "backend_unavailable"
+
+
+def test_behind_a_proxy_the_service_itself_is_out_of_reach() -> None:
+    found = find(BackendSettings(host="claude", key_proxy=True), ANTHROPIC_API_KEY=KEY)
+    assert found.endpoints == ()
+    assert found.secrets == (KEY,)
+    assert find(BackendSettings(host="claude"), ANTHROPIC_API_KEY=KEY).endpoints == ("api.anthropic.com:443",)
+
+
+def test_an_address_without_a_name_for_it_is_refused() -> None:
+    options = {"program": "mine", "arguments": ["--url", "{base_url}"]}
+    with pytest.raises(ConfigError, match=r"say \{base_url\}, and there is no base_url"):
+        find(BackendSettings(host="acp", options=options))
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+LOOKS = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -ac 'the-key-itsel[f]'; test $A_WORD = given && echo equal"
+
+
+def settings_for(server: ModelServer, isolation: Isolation = "best_effort") -> Settings:
+    options = {"protocol": "anthropic", "base_url": f"{server.url}/v1", "key_env": "A_KEY", "model": "m"}
+    env = {"A_KEY": KEY, "AS_JSON": json.dumps({"key": KEY})}
+    declared = BackendSettings(host="api", options=options, env=env, key_proxy=True)
+    return Settings(backends={"mine": declared}, isolation=isolation)
+
+
+async def play(server: ModelServer, root: Path, **more: Any) -> Any:
+    env = {"A_WORD": "given", **more.pop("env", {})}
+    settings = settings_for(server, more.pop("isolation", "best_effort"))
+    work = order(root, task="look", mode="pass_through", config=RuntimeConfig(env=env), **more)
+    async with backplane.start(work, backend="mine", settings=settings) as run:
+        async for _ in run:
+            pass
+    return run.receipt
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("policy", [PolicyProfile(), PolicyProfile(deny_network=("*",))], ids=["open", "no network"])
+async def test_a_run_asks_with_a_key_that_it_does_not_have(tmp_path: Path, policy: PolicyProfile) -> None:
+    turns = [Turn(calls=(Call(name="bash", input={"command": LOOKS}),)), Turn(text="done")]
+    with ModelServer(turns) as server:
+        receipt = await play(server, tmp_path, policy=policy)
+    assert receipt.outcome == "complete"
+    assert [request.headers["x-api-key"] for request in server.requests] == [KEY, KEY]
+    said = json.dumps(server.requests[-1].body["messages"][-1])
+    assert "0\\nequal" in said
+    added = receipt.usage_raw["backplane"]
+    assert added["key_proxy"] == {
+        "state": "enforced",
+        "with_key": 2,
+        "without_key": 0,
+        "unanswered": 0,
+        "paths": {"POST /v1/messages": 2},
+    }
+    assert ("network" in added) == bool(policy.deny_network)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_warm_host_asks_for_its_own_run(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="done", times=None)]) as server:
+        async with backplane.ControlPlane(settings_for(server)) as plane:
+            receipts = []
+            for _ in range(3):
+                async with plane.start(order(tmp_path, task="look"), backend="mine") as run:
+                    async for _ in run:
+                        pass
+                receipts.append(run.receipt.usage_raw["backplane"])
+    assert [added.get("start") for added in receipts] == ["cold", "cold", "warm"]
+    assert [added["key_proxy"]["with_key"] for added in receipts] == [1, 1, 1]
+
+
+async def test_without_isolation_the_receipt_claims_nothing(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="done")]) as server:
+        receipt = await play(server, tmp_path, isolation="off")
+    assert receipt.usage_raw["backplane"]["key_proxy"]["state"] == "none"
+
+
+async def test_an_order_that_names_the_key_is_refused(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="done")]) as server:
+        receipt = await play(server, tmp_path, env={"A_KEY": "the order's own"})
+    assert receipt.usage_raw["backplane"]["error"]["code"] == "config_invalid"
+    assert "key_proxy = false" in receipt.usage_raw["backplane"]["error"]["hint"]
+    assert server.requests == ()
+    assert os.environ.get("A_KEY") is None
