@@ -113,6 +113,7 @@ async def _model(ground: Ground) -> None:
     assert "+equal" in seen.patch
     request = seen.server.requests[-1]
     assert request.body.get("model") == MODEL or f"/{MODEL}:" in request.path
+    assert "scripted-key-1" in str(request.headers)
 
 
 MODEL = "scripted-model-7"
@@ -223,14 +224,16 @@ async def _caged(ground: Ground) -> None:
     assert (seen.layer("workspace"), seen.layer("deny_network")) == ("os", "os")
 
 
-@case("a key that no command can read")
+KEY_HELD = "a key that no command can read"
+
+
+@case(KEY_HELD)
 async def _key_held(ground: Ground) -> None:
-    for seen in (await _command(ground), await _in_cage(ground)):
-        use = seen.receipt.usage_raw["backplane"]["key_proxy"]
-        assert use["with_key"] >= 2
-        assert (use["without_key"], use["unanswered"]) == (0, 0)
-        assert all("scripted-key-1" in str(request.headers) for request in seen.server.requests)
-    assert use["state"] == "enforced"
+    seen = await _in_cage(ground)
+    use = seen.receipt.usage_raw["backplane"]["key_proxy"]
+    assert use["with_key"] >= 2
+    assert (use["without_key"], use["unanswered"], use["state"]) == (0, 0, "enforced")
+    assert all("scripted-key-1" in str(request.headers) for request in seen.server.requests)
     # keys.txt, made in the run
     assert "\n+0\n" in seen.patch
 
@@ -413,23 +416,48 @@ async def _clock(ground: Ground) -> None:
 # Conversations and answers of a shape ---------------------------------------------------------------------------------
 
 
+async def _begun(ground: Ground) -> Seen:
+    noted = [Turn(text="noted", usage=ScriptUsage(input=11, output=7))]
+    return await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
+
+
+async def _resumed(ground: Ground, first: Seen) -> Seen:
+    turns = [Turn(text="zebra", usage=ScriptUsage(input=13, output=5))]
+    return await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
+
+
+async def _forked(ground: Ground) -> Seen:
+    """A conversation that was forked before it went on: one that several cases look at, its three runs as one."""
+
+    async def play() -> Seen:
+        first = await _begun(ground)
+        fork = await _in(ground, [Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
+        assert fork.session != first.session
+        third = await _resumed(ground, first)
+        assert third.session == first.session
+        return third
+
+    return await ground.once("conversation", play)
+
+
 @case("resume, usage of this run alone")
 async def _resume(ground: Ground) -> None:
-    noted = [Turn(text="noted", usage=ScriptUsage(input=11, output=7))]
-    first = await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
-    turns = [Turn(text="zebra", usage=ScriptUsage(input=13, output=5))]
-    second = await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
+    if FORK in ground.agent.labels:
+        first = await _begun(ground)
+        second = await _resumed(ground, first)
+        assert second.session == first.session
+    else:
+        second = await _forked(ground)
     assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
     assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
-    assert second.session == first.session
 
 
-@case("fork leaves the first as it was")
+FORK = "fork leaves the first as it was"
+
+
+@case(FORK)
 async def _fork(ground: Ground) -> None:
-    first = await _in(ground, [Turn(text="noted")], task="the word is zebra", abp=_session(keep=True))
-    fork = await _in(ground, [Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
-    assert fork.session != first.session
-    third = await _in(ground, [Turn(text="zebra")], task="which word?", abp=_session(resume=first.session))
+    third = await _forked(ground)
     asked = json.dumps(third.server.requests[-1].body)
     assert "the word is zebra" in asked
     assert "now it is gnu" not in asked

@@ -13,7 +13,7 @@ from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find
 from backplane.testing import Call, ScriptUsage, Turn
-from tests.vendors.cases import CASES, MODEL, THOUGHT_ABOUT
+from tests.vendors.cases import CASES, FORK, KEY_HELD, MODEL, THOUGHT_ABOUT
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
 from tests.vendors.test_codex import adds
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 SHOWN = "a picture beside the task"
-FORK = "fork leaves the first as it was"
 LARGE = "one megabyte of output"
 MODELS = "model and environment"
 
@@ -113,6 +112,10 @@ class Qwen(OpenCode):
 
     name = "qwen"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels[FORK] = "refused: the agent announces no fork"
+
     def options(self, url: str) -> dict[str, Any]:
         model = {"variable": "OPENAI_MODEL", "default": "scripted-model"}
         return {"profile": "qwen", "program": vendor("qwen"), "base_url": f"{url}/v1", "model": model}
@@ -151,6 +154,7 @@ ORDERED = (
     LARGE,
     "policy stops a write outside",
     "commands held by the operating system",
+    KEY_HELD,
     "the turn is stopped, the conversation goes on",
     "more words during the work",
     "resume of what is not kept",
@@ -170,6 +174,7 @@ ORDERED = (
         *(("codex-acp", case) for case in ORDERED if case not in (FORK, MODELS)),
         ("qwen", "resume, usage of this run alone"),
         ("qwen", "policy stops a write outside"),
+        ("qwen", KEY_HELD),
     ],
 )
 async def test_an_agent_of_the_protocol_holds(name: str, case: str, ground: Ground) -> None:
