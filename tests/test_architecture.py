@@ -43,7 +43,10 @@ ROOMS = {
     "config": f"{SHAPES} resources",
     "workspace": f"{SHAPES} policy process",
     "sandbox.credentials": SHAPES,
-    "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials upstream.clients workspace",
+    "sandbox": (
+        f"{SHAPES} config policy process process.guard resources sandbox.credentials upstream.clients "
+        "upstream.meter workspace"
+    ),
     "receipts.folded": SHAPES,
     "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
@@ -53,6 +56,7 @@ ROOMS = {
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
+    "upstream.meter": f"{SHAPES} dialects ir",
     "upstream": f"{SHAPES} dialects ir upstream.clients upstream.cost upstream.decompress upstream.presets",
     "schemas": f"{SHAPES} config ir policy protocol resources sandbox.credentials",
     "testing": f"{SHAPES} upstream.presets",
@@ -193,6 +197,7 @@ NAMES_VENDORS = {
     "testing",
     "upstream",
     "upstream.cost",
+    "upstream.meter",
     "upstream.presets",
 }
 

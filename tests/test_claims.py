@@ -23,6 +23,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.envelope import Final
 from backplane.contract.events import CommandExecuted, FileChanged, ToolCall, ToolResult, carry
 from backplane.contract.receipt import Artifact, Receipt, Usage, receipt_hash
+from backplane.receipts.claims import Judge, Seen
 from backplane.runtime.run import Run
 from tests.peers import ROOT
 from tests.runs import backplane_of, ended, go, memory, one_loop, order, plane
@@ -425,6 +426,32 @@ async def test_where_a_layer_is_not_in_force_nothing_is_called_true(tmp_path: Pa
         run, _ = await go(open_plane, order(workspace(tmp_path / "w")), memory(work, HOST))
     assert claimed(run)["counts"]["file_changed"] == {"unwitnessed": 2}
     assert claimed(run)["layers"] == ["plane", "final"]
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("counted", "verdict"), [(None, "unwitnessed"), (100, "true"), (99, "false"), (101, "unwitnessed")]
+)
+async def test_tokens_are_held_against_what_the_service_counted(
+    tmp_path: Path, anyio_backend: str, counted: int | None, verdict: str
+) -> None:
+    async def work(run: kit.HostRun) -> kit.Done:
+        return kit.Done(usage=Usage(input_tokens=100))
+
+    async with plane(tmp_path / "home") as open_plane:
+        run, _ = await go(open_plane, order(workspace(tmp_path / "w")), memory(work, HOST))
+    # No host of a test asks a service by the key's proxy, so what was seen of one is given here.
+    seen = Seen(
+        run_id=run.id, order_id=run.order.id, started_s=0, finished_s=0, duration_ms=0, backend_id="agent",
+        backend_version="1.2", capabilities={}, mode="mapped", violations=0, changed=None,
+        usage=None if counted is None else Usage(input_tokens=counted),
+    )  # fmt: skip
+    judge = Judge(seen, lambda path: path)
+    judge.final(run.receipt)
+    told: Any = judge.to_wire()
+    assert told["counts"]["usage.input_tokens"] == {verdict: 1}
+    assert ("service" in told["layers"]) == (counted is not None)
+    assert ("the service counted 99" in [row["seen"] for row in told["false"]]) == (verdict == "false")
 
 
 @one_loop

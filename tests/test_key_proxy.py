@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
 from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
-from backplane.testing import Call, Fault, ModelServer, Turn
+from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.runs import order
 
 KEY = "sk-ant-api03-the-key-itself"
@@ -96,6 +97,7 @@ async def test_the_key_is_put_in_where_the_placeholder_stands_and_nowhere_else()
         "without_key": 1,
         "unanswered": 0,
         "paths": {"POST /v1/messages": 2, "GET /v1/models": 2},
+        "answers": {"counted": 2, "uncounted": 0},
     }
 
 
@@ -165,6 +167,68 @@ async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
             await until(stream, b"100")
             await stream.send(b"{}")
             await until(stream, b"HTTP/1.1 ")
+
+
+# What is counted ------------------------------------------------------------------------------------------------------
+
+ASKS: dict[ProtocolName, tuple[str, dict[str, Any]]] = {
+    "anthropic": ("/messages", ASK),
+    "openai_responses": ("/responses", {"model": "m", "input": "hello"}),
+    "openai_compatible": (
+        "/chat/completions",
+        {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream_options": {"include_usage": True}},
+    ),
+    "gemini_ai_studio": ("/models/m:generateContent", {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}),
+}
+COUNTED = ScriptUsage(input=100, output=10, cache_read=40)
+
+
+async def counted(protocol: ProtocolName, turns: list[Turn], *, stream: bool) -> KeyUse:
+    """Ask a scripted service as often as there are turns."""
+    path, body = ASKS[protocol]
+    if protocol == "gemini_ai_studio":
+        path = path.replace(":g", ":streamG") + "?alt=sse" if stream else path
+    elif stream:
+        body = {**body, "stream": True}
+    use = KeyUse()
+    with ModelServer(turns) as server:
+        async with open_key_proxy(server.base_url(protocol), KEY, use) as proxy, httpx.AsyncClient() as client:
+            base = server.base_url(protocol).replace(server.url, proxy.address)
+            for _ in turns:
+                with suppress(httpx.RemoteProtocolError):
+                    await client.post(f"{base}{path}", headers={"x-api-key": proxy.placeholder}, json=body)
+    assert all(request.asks == "generate" for request in server.requests)
+    return use
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("protocol", ASKS)
+async def test_tokens_are_what_the_service_says_of_every_answer(protocol: ProtocolName, stream: bool) -> None:
+    failed = Turn(fault=Fault(status=500))  # No answer: it says no tokens, and costs none.
+    use = await counted(
+        protocol, [Turn(text="one", usage=COUNTED), failed, Turn(text="2", usage=COUNTED)], stream=stream
+    )
+    usage = use.meter.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (200, 20, 80)
+    assert use.to_wire()["answers"] == {"counted": 2, "uncounted": 0}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(cut_after_bytes=300),
+        Fault(raw=b"no answer at all"),
+        Fault(raw=b'data: {"type": "message_start", "message": []}\n\n', content_type="text/event-stream"),
+        Fault(raw=gzip.compress(b"{}"), headers={"content-encoding": "gzip"}),
+        Fault(failure=Failure(code="overloaded_error", message="too many at once")),
+    ],
+    ids=["cut", "noise", "odd", "packed", "failed"],
+)
+async def test_an_answer_that_cannot_be_counted_leaves_the_sum_unknown(fault: Fault) -> None:
+    use = await counted("anthropic", [Turn(text="one", usage=COUNTED), Turn(text="x" * 400, fault=fault)], stream=True)
+    assert use.meter.usage is None
+    assert use.to_wire()["answers"] == {"counted": 1, "uncounted": 1}
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
@@ -338,6 +402,7 @@ async def test_a_run_asks_with_a_key_that_it_does_not_have(tmp_path: Path, polic
         "without_key": 0,
         "unanswered": 0,
         "paths": {"POST /v1/messages": 2},
+        "answers": {"counted": 2, "uncounted": 0},
     }
     assert ("network" in added) == bool(policy.deny_network)
 

@@ -225,6 +225,8 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
+    usage_seen: Usage | None = None
+    """What the model's service counted, where each of its answers came past us."""
     inner: Mapping[str, Json] = _NONE
     settings: dict[str, Json] = {}
     """The order's own under `config.vendor.abp`."""
@@ -617,13 +619,18 @@ def build(
 
 
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
-    """Counters of the final, else those reported under way; and whose word each one is."""
+    """Counters as the service said them, else of the final, else as reported under way; and whose word each one is."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name in Usage.__struct_fields__:
-        final = getattr(facts.claim.usage, name) if facts.claim else None
-        values[name] = final if final is not None else getattr(facts.folded.usage, name)
-        sources[name] = "unknown" if values[name] is None else "claimed" if final is not None else "reported"
+        words = {
+            "seen": facts.usage_seen,
+            "claimed": facts.claim.usage if facts.claim else None,
+            "reported": facts.folded.usage,
+        }
+        found = {whose: getattr(said, name, None) for whose, said in words.items()}
+        sources[name] = next((whose for whose, value in found.items() if value is not None), "unknown")
+        values[name] = found.get(sources[name])
     return Usage(**values), sources
 
 
@@ -643,6 +650,11 @@ def _claims(facts: RunState, meta: RunMetadata, outcome: Outcome, git_diff: str 
         claims["receipt_sha256"] = claim.receipt_sha256
     if claim.outcome != outcome:
         claims["outcome"] = claim.outcome
+    told = {name: getattr(claim.usage, name) for name in Usage.__struct_fields__}
+    seen = {name: getattr(facts.usage_seen, name, None) for name in told}
+    other = {name: told[name] for name in told if None not in (told[name], seen[name]) and told[name] != seen[name]}
+    if other:
+        claims["usage"] = other
     if claim.verification.git_diff not in (None, git_diff):
         claims["git_diff"] = _brief(claim.verification.git_diff)
     if claim.verification.git_status is not None and claim.verification.git_diff != git_diff:

@@ -71,6 +71,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     plane: bool = False
     """The host is a control plane, or passes on the events of one."""
     inner_verified: bool | None = None
+    usage: Usage | None = None
+    """What the model's service counted in all its answers; None where nobody looked at each of them."""
     own_trace: bool | None = None
     """Whether the trace in its receipt is what it streamed; None where it has none."""
 
@@ -345,10 +347,13 @@ class Judge:
     def _usage(self, usage: Usage) -> None:
         for name in Usage.__struct_fields__:
             value, reported = getattr(usage, name), self._reported.get(name)
+            seen = getattr(self._seen.usage, name, None)
             if value is not None and reported is not None and value < reported:
                 self._fail(f"usage.{name}", None, value, f"{reported:g} was reported on the way")
             elif value is not None:
-                self._add(f"usage.{name}", "unwitnessed")
+                # Less than the service counted may be all but what the agent asked beside its work: a title, say.
+                unseen = seen is None or value < seen
+                self._hold(f"usage.{name}", None, value, f"the service counted {seen}", value == seen, unseen)
 
     # Verdicts
 
@@ -373,6 +378,7 @@ class Judge:
         seen = self._seen
         layers = ["plane"]
         layers += [] if not self._ended else ["inner"] if seen.plane else ["final"]
+        layers += ["service"] if seen.usage is not None else []
         layers += ["diff"] if seen.changed is not None else []
         layers += ["tree"] if seen.changed is not None and not seen.far else []
         counts = {kind: dict(sorted(found.items())) for kind, found in sorted(self._counts.items())}

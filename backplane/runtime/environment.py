@@ -434,6 +434,7 @@ class RunEnvironment:
         if self._key_use is not None:
             held = self._facts.contained["kinds"]["environment"] if self._facts.contained else {"state": "none"}
             kept = {name: held[name] for name in ("state", "gap") if name in held}
+            self._facts.usage_seen = self._key_use.meter.usage
             added["key_proxy"] = self._facts.clean_json(kept | self._key_use.to_wire())
         workspace = self._workspace
         if workspace is None and self._tree is not None:

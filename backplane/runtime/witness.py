@@ -88,6 +88,7 @@ def _seen(
         plane=facts.plane,
         inner_verified=inner,
         own_trace=own_trace,
+        usage=facts.usage_seen,
     )
 
 

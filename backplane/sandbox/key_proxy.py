@@ -1,7 +1,7 @@
 """A proxy that knows a key which the agent does not: requests come with a placeholder and go on with the key.
 
 It listens on this machine's loopback alone and asks one service alone. Nothing is kept of what goes through but how
-often each path was asked for. The answers come through as they are, packed or in pieces.
+often each path was asked for, and the tokens that the service counted. The answers come through piece by piece.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.process.aio import beside, receive, send, visited
 from backplane.upstream.clients import making_client
+from backplane.upstream.meter import AnswerMeter, ServiceMeter
 
 HOST: Final = "127.0.0.2"
 """Of the loopback, and not the usual one: some programs go there past every other proxy, and so nowhere where a policy
@@ -64,20 +65,26 @@ class KeyUse:
         self.without_key = 0
         self.unanswered = 0
         """The service could not be reached, or broke off."""
+        self.meter = ServiceMeter()
 
-    def note(self, request: h11.Request, placeholder: bytes) -> None:
-        if placeholder in request.target or any(placeholder in value for _, value in request.headers):
-            self.with_key += 1
-        else:
-            self.without_key += 1
-        path = request.target.partition(b"?")[0][:PATH_CHARS_MAX]
-        name = b" ".join((request.method, path)).decode("ascii", "backslashreplace")
+    def note(self, request: h11.Request, placeholder: bytes) -> bool:
+        """Count a request; whether it has the placeholder."""
+        has_key = placeholder in request.target or any(placeholder in value for _, value in request.headers)
+        self.with_key += has_key
+        self.without_key += not has_key
+        name = f"{request.method.decode('ascii')} {path_of(request)[:PATH_CHARS_MAX]}"
         name = name if name in self.paths or len(self.paths) < PATHS_MAX else "other"
         self.paths[name] = self.paths.get(name, 0) + 1
+        return has_key
 
     def to_wire(self) -> dict[str, Json]:
         counts = {"with_key": self.with_key, "without_key": self.without_key, "unanswered": self.unanswered}
-        return {**counts, "paths": dict(self.paths)}
+        answers = {"counted": self.meter.counted, "uncounted": self.meter.uncounted}
+        return {**counts, "paths": dict(self.paths), "answers": answers}
+
+
+def path_of(request: h11.Request) -> str:
+    return request.target.partition(b"?")[0].decode("ascii", "backslashreplace")
 
 
 def placeholder_for(key: str) -> str:
@@ -178,7 +185,7 @@ class _Visit:
             await self._next_event()
             self._heard.set()
         use = self._proxy.use
-        use.note(request, self._proxy.placeholder.encode())
+        has_key = use.note(request, self._proxy.placeholder.encode())
         try:
             answer = await self._client.send(self._with_key(request), stream=True)
         except httpx.HTTPError as error:
@@ -187,7 +194,8 @@ class _Visit:
             await self._refuse(502, f"the service at {host} does not answer: {error or type(error).__name__}")
             return
         try:
-            await self._answer(answer)
+            meter = use.meter.begin(path_of(request)) if has_key and answer.is_success else None
+            await self._answer(answer, meter)
         except httpx.HTTPError:
             use.unanswered += 1
             raise
@@ -197,19 +205,30 @@ class _Visit:
 
     def _with_key(self, request: h11.Request) -> httpx.Request:
         given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
+        headers = ((name, value) for name, value in _passed_on(request.headers) if name != b"accept-encoding")
+        kept = [(name, value.replace(given, key)) for name, value in headers]
         return httpx.Request(
             request.method.decode("ascii"),
             httpx.URL(self._proxy.base_url).copy_with(raw_path=request.target.replace(given, key)),
-            headers=[(name, value.replace(given, key)) for name, value in _passed_on(request.headers)],
+            # What comes packed waits in the packer's window, and nobody here could count in it.
+            headers=[*kept, (b"accept-encoding", b"identity")],
             content=None if self._heard.is_set() else self._body(),
         )
 
-    async def _answer(self, answer: httpx.Response) -> None:
+    async def _answer(self, answer: httpx.Response, meter: AnswerMeter | None) -> None:
         reason = answer.extensions.get("reason_phrase", b"")
         headers = list(_passed_on(answer.headers.raw))
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
-        async for data in answer.aiter_raw():
-            await self._say(h11.Data(data=data))
+        counts = None
+        try:
+            async for data in answer.aiter_raw():
+                if meter is not None:
+                    meter.feed(data)
+                await self._say(h11.Data(data=data))
+            counts = meter.finish() if meter is not None else None
+        finally:
+            if meter is not None:
+                self._proxy.use.meter.end(counts)
         await self._say(h11.EndOfMessage())
 
     async def _refuse(self, status: int, fact: str) -> None:

@@ -31,7 +31,7 @@ _JUDGED: Final[Json] = {
     "type": "array",
     "items": _object("One rule that was not kept, and how.", ["rule", "reason"], rule=_STRING, reason=_STRING),
 }
-_WHOSE: Final[Json] = {"enum": ["claimed", "reported", "unknown"]}
+_WHOSE: Final[Json] = {"enum": ["seen", "claimed", "reported", "unknown"]}
 _TEXT_OR_SIZE: Final[Json] = {"type": ["string", "object"], "properties": {"bytes": _COUNT, "sha256": _SHA256}}
 
 
@@ -67,6 +67,7 @@ BACKPLANE: Final[Json] = _object(
         backend=_object("As it named itself.", id=_STRING, backend_version=_NULLABLE, adapter_version=_NULLABLE),
         receipt_sha256=_STRING,
         outcome={"enum": ["complete", "partial", "failed"]},
+        usage={"description": "Counters that the service was seen to say otherwise.", **_COUNTS},
         git_diff=_TEXT_OR_SIZE,
         git_status=_TEXT_OR_SIZE,
         trace=_object("Its own trace, where that is another than it streamed.", count=_COUNT, sha256=_SHA256),
@@ -182,13 +183,19 @@ BACKPLANE: Final[Json] = _object(
     key_proxy=_object(
         "Requests through the proxy that has its model's key, and how well the key is kept from the host "
         "(as `enforcement.kinds.environment`).",
-        ["state", "with_key", "without_key", "unanswered", "paths"],
+        ["state", "with_key", "without_key", "unanswered", "paths", "answers"],
         state={"enum": ["enforced", "partial", "none"]},
         gap=_STRING,
         with_key=_COUNT,
         without_key={"description": "Requests with no placeholder, which went on as they were.", **_COUNT},
         unanswered={"description": "The service could not be reached, or broke off.", **_COUNT},
         paths={"description": "`METHOD /path` → requests; those beyond the first 32 paths as `other`.", **_COUNTS},
+        answers=_object(
+            "Answers of models: those whose token counters were read, and those that broke off or said none.",
+            ["counted", "uncounted"],
+            counted=_COUNT,
+            uncounted=_COUNT,
+        ),
     ),
     noise=_object(
         "Output of the host that was no message: its lines and its beginning.",
@@ -271,7 +278,8 @@ BACKPLANE: Final[Json] = _object(
     capabilities=_open("Abilities and levels of the manifest that the contract does not have, as they were sent."),
     counts={"description": "Messages and lines that had no effect, by why; and what was redacted.", **_COUNTS},
     usage=_object(
-        "Whose word each counter of the receipt's usage is: claimed in the host's receipt, or reported under way.",
+        "Whose word each counter of the receipt's usage is: the service's, as its answers were seen; claimed in the "
+        "host's receipt; or reported under way.",
         (),
         **dict.fromkeys(Usage.__struct_fields__, _WHOSE),
     ),

@@ -524,6 +524,11 @@ async def _used(ground: Ground) -> None:
     assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
     assert told.cache_read_tokens == 2 * USAGE["cache_read"]
     assert told.estimated_cost_usd is None
+    # The control plane has seen the service say the same as the agent.
+    added = seen.receipt.usage_raw["backplane"]
+    for name in ("input_tokens", "output_tokens", "cache_read_tokens"):
+        assert added["usage"][name] == "seen"
+        assert added["claimed"]["counts"][f"usage.{name}"] == {"true": 1}
 
 
 @case("passthrough keeps every message")

@@ -1,0 +1,96 @@
+"""Tokens as a model's service counts them, read from its answers while they pass by somebody who only looks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from backplane.contract.receipt import Usage
+from backplane.dialects import dialect, framing
+from backplane.ir import StreamFailed, TokenCounts, UsageSeen
+
+_ANSWERS: Final = (
+    (re.compile(r"/messages$"), "claude"),
+    (re.compile(r"/responses$"), "codex"),
+    (re.compile(r"/chat/completions$"), "openai"),
+    (re.compile(r":(?:generate|streamGenerate)Content$"), "gemini"),
+)
+"""End of a request's path → dialect of its answer."""
+
+COUNTERS: Final = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "cache_read_tokens": "cache_read",
+    "cache_write_tokens": "cache_write",
+}
+"""By the contract's names."""
+
+
+class AnswerMeter:
+    """Reads the counters of one answer, streamed or whole; it never raises for what a service says."""
+
+    def __init__(self, dialect_name: str) -> None:
+        self._framing = framing.Detecting()
+        self._reader: Any = dialect(dialect_name).StreamReader()
+        self._counts: TokenCounts | None = None
+        self._failed = False
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the body, unpacked."""
+        if not self._failed:
+            self._guarded(lambda: self._take(self._framing.feed(data)))
+
+    def finish(self) -> TokenCounts | None:
+        """Return the counters, once the body is over; None where the answer says none, or does not come to its end."""
+        self._guarded(lambda: self._take(self._framing.finish()))
+        self._guarded(lambda: self._look(self._reader.finish()))
+        return None if self._failed else self._counts
+
+    def _take(self, documents: list[Any]) -> None:
+        for document in documents:
+            self._look(self._reader.read(document))
+
+    def _look(self, events: list[Any]) -> None:
+        for event in events:
+            if type(event) is UsageSeen:
+                self._counts = event.usage
+            elif type(event) is StreamFailed:
+                self._failed = True
+
+    def _guarded(self, step: Any) -> None:
+        try:
+            step()
+        except Exception:  # Whatever a service says: what it answers is not ours to stop.
+            self._failed = True
+
+
+class ServiceMeter:
+    """Adds up what a service counted in all its answers to one run."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+        """Answers whose counters were read."""
+        self.uncounted = 0
+        """Answers that broke off, or said no counters that could be read."""
+        self._sums: dict[str, int] = {}
+
+    def begin(self, path: str) -> AnswerMeter | None:
+        """Return what reads the answer to a request; None where such a request asks no model."""
+        name = next((name for pattern, name in _ANSWERS if pattern.search(path)), None)
+        return None if name is None else AnswerMeter(name)
+
+    def end(self, counts: TokenCounts | None) -> None:
+        """Add the counters of an answer; None for one that has none, or was not read to its end."""
+        if counts is None or counts.input is None or counts.output is None:
+            self.uncounted += 1
+            return
+        self.counted += 1
+        for name, field in COUNTERS.items():
+            value = getattr(counts, field)
+            if value is not None:
+                self._sums[name] = self._sums.get(name, 0) + value
+
+    @property
+    def usage(self) -> Usage | None:
+        """The sums; None unless every answer was counted."""
+        return Usage(**self._sums) if self.counted and not self.uncounted else None
