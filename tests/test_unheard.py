@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import backplane
 from backplane.contract.unheard import check_settings, heard, read_work_order, unknown_members
-from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder
+from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, PolicyError
-from backplane.policy.rules import PROFILES, unknown_tools
+from backplane.policy.rules import PROFILES, unknown_tools, unmatched_paths
 from backplane.schemas.validate import validate
 from tests.peers import ROOT, Child, run
 from tests.queues import needs_queue
@@ -271,3 +271,49 @@ def test_tools_of_a_policy_that_nobody_knows_are_warned_of(work: Path) -> None:
     words = ("run", "--backend", "shell", "--deny-tool", "shell", "true")
     done = command(work, *words, stdin="")
     assert "warning: tools of the policy that are not known here: shell (bash?)" in done.stdout
+
+
+UNMATCHED = {
+    "./.env": ".env",
+    "sec/": "sec",
+    "./sec/**": "sec/**",
+    "a//b": "a/b",
+    "~/.netrc": None,
+    "../**": None,
+    "{work}/.env": ".env",
+}
+
+
+def test_paths_that_no_file_of_a_workspace_has_are_warned_of(work: Path) -> None:
+    named = {pattern.format(work=work): near for pattern, near in UNMATCHED.items()}
+    rules = {
+        "deny_read": [*named, "**/.env*", "/etc/shadow"],
+        "disallowed_tools": ["Bash(git push:*)", "Write", "web_*"],
+    }
+    order = {"task": "true", "workspace": {"root": str(work), "exclude": ["/sec", "x/"]}, "policy": rules}
+    done = command(work, "run", "--backend", "shell", "--json", "--order", "-", stdin=order)
+    assert done.returncode == 0, done.stderr
+    told = [line["event"].get("ext", {}) for line in map(json.loads, done.stdout.splitlines()) if line["t"] == "event"]
+    assert [ext["unmatched_paths"] for ext in told if "unmatched_paths" in ext] == [{**named, "/sec": "sec", "x/": "x"}]
+    assert [ext["unknown_tools"] for ext in told if "unknown_tools" in ext] == [{"Bash(git push:*)": "bash"}]
+    notes = [fault.pointer for fault in validate(json.dumps(order).encode(), "-").findings if fault.note]
+    paths = [f"/policy/deny_read/{place}" for place in range(len(named))]
+    wanted = [*paths, "/policy/disallowed_tools/0", "/workspace/exclude/0", "/workspace/exclude/1"]
+    assert sorted(notes) == sorted(wanted)
+    well = read_work_order({"task": "t", "policy": {"deny_write": [".", "**/", "{a,b}/[!/]c", "sec", "sec/**"]}})
+    assert not any(unmatched_paths(policy, WorkspaceSpec()) for policy in (well.policy, *PROFILES.values()))
+
+
+@pytest.mark.parametrize(
+    ("policy", "valid"),
+    [
+        ({"allow_network": ["a.example"]}, True),
+        ({"disalowed_tools": ["bash"]}, False),
+        ({"deny-read": ["x"]}, False),
+    ],
+    ids=str,
+)
+def test_a_policy_is_known_by_any_of_its_members(policy: Mapping[str, object], valid: bool) -> None:
+    found = validate(json.dumps(policy).encode(), "-")
+    assert (found.kind, found.valid) == ("policy", valid)
+    assert all("may be meant" in fault.message for fault in found.findings)

@@ -85,6 +85,29 @@ def fold(path: str, *, absolute: bool) -> list[str]:
     return parts
 
 
+def comparable_glob(pattern: str, root: str, *, outside: bool = True) -> str | None:
+    """Write a glob the way `locate` writes paths, so that it can match one.
+
+    Args:
+        root: the folder of the workspace; where it is not absolute, an absolute pattern is taken for one outside.
+        outside: whether paths outside of it are compared too, as absolute ones.
+
+    Returns:
+        The pattern as it came where it is written so already; None where nothing like it can match.
+    """
+    if pattern in (".", "**/"):
+        return pattern
+    if pattern.startswith(("~/", "$HOME/", "${HOME}/")):
+        return None
+    absolute, base = pattern.startswith("/"), fold(root, absolute=True) if root.startswith("/") else [""]
+    parts = fold(pattern, absolute=absolute)
+    if parts[:1] == [".."]:
+        return None
+    if absolute and parts[: len(base)] == base:
+        absolute, parts = False, parts[len(base) :]
+    return ("/" if absolute and outside else "") + "/".join(parts or ["**"])
+
+
 class ToolShape(msgspec.Struct, frozen=True):
     """What a tool does with the paths and URLs of its input."""
 

@@ -21,10 +21,10 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
 from backplane.contract.unheard import nearest_name
-from backplane.contract.work import PolicyProfile
+from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, locate, touched
+from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, comparable_glob, locate, touched
 from backplane.policy.urls import NetworkRule, network_rule, network_rules, read_target
 
 POLICY_BYTES_MAX: Final = 1 << 20
@@ -44,6 +44,8 @@ _KEYS: Final = (
     *("**/.env*", "**/id_rsa", "**/id_dsa", "**/id_ecdsa", "**/id_ed25519"),
     *("**/*.pem", "**/*.key", "**/*.p12", "**/*.pfx", "**/*.ppk"),
 )
+
+TOOL_LISTS: Final = ("allowed_tools", "disallowed_tools", "require_approval_for")
 
 PROFILES: Final[Mapping[str, PolicyProfile]] = MappingProxyType(
     {
@@ -80,7 +82,8 @@ class Ruling(msgspec.Struct, frozen=True):
     """None when nothing matched."""
 
 
-_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
+_PATTERN: Final = re.compile(r"[^(]*[*?\[\]{}\\]")
+"""A glob for several tools; what has a glob in parentheses only is a rule on arguments, which no tool is called."""
 _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
 """What people call a tool whose name here is not alike."""
 
@@ -336,12 +339,24 @@ def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
     """
     # What a shipped profile names is no slip, though only some agents have such a tool.
     known = (*TOOLS, *SPELLINGS, *(name for shipped in PROFILES.values() for name in _named_tools(shipped)))
-    plain = {name for name in _named_tools(profile) if not _PATTERN.search(name) and not name.startswith("mcp__")}
-    return {name: _MEANT.get(name.lower()) or nearest_name(name, known) for name in sorted(plain.difference(known))}
+    plain = {name for name in _named_tools(profile) if not _PATTERN.match(name) and not name.startswith("mcp__")}
+    meant = {name: name.partition("(")[0] for name in sorted(plain.difference(known))}
+    return {name: _MEANT.get(tool.lower()) or nearest_name(tool, known) for name, tool in meant.items()}
+
+
+def unmatched_paths(profile: PolicyProfile, workspace: WorkspaceSpec) -> dict[str, str | None]:
+    """Return the globs on paths that are not written as paths are compared, each with what may be meant.
+
+    Such a rule matches nothing, or not the copy that the agent works in: it must not be taken for one that holds.
+    """
+    root = workspace.root
+    found = {glob: comparable_glob(glob, root) for glob in (*profile.deny_read, *profile.deny_write)}
+    found |= {glob: comparable_glob(glob, root, outside=False) for glob in (*workspace.include, *workspace.exclude)}
+    return {glob: near for glob, near in found.items() if glob != near}
 
 
 def _named_tools(profile: PolicyProfile) -> tuple[str, ...]:
-    return (*profile.allowed_tools, *profile.disallowed_tools, *profile.require_approval_for)
+    return tuple(name for names in TOOL_LISTS for name in getattr(profile, names))
 
 
 def _globs(profile: PolicyProfile, name: str) -> Globs | None:

@@ -15,7 +15,7 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
-from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools
+from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools, unmatched_paths
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
 
@@ -107,6 +107,10 @@ def without_effect(order: WorkOrder, unheard: Sequence[str]) -> Iterator[tuple[s
         shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
         fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
         yield "unknown_tools", dict(tools), fact
+    if paths := unmatched_paths(order.policy, order.workspace):
+        shown = ", ".join(f"{path} ({near}?)" if near else path for path, near in paths.items())
+        fact = f"patterns that match no file of the workspace: {shown}; each is compared with the path from its root"
+        yield "unmatched_paths", dict(paths), fact
 
 
 def check_order(order: WorkOrder) -> None:

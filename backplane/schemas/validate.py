@@ -29,6 +29,8 @@ from backplane.contract.unheard import (
     unheard_settings,
     unknown_members,
 )
+from backplane.contract.work import PolicyProfile, WorkspaceSpec
+from backplane.policy.rules import TOOL_LISTS, unknown_tools, unmatched_paths
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -182,7 +184,8 @@ def _escaped(key: str | int) -> str:
 _ENVELOPES: Final = frozenset(name.removeprefix("envelope_") for name in build.names() if name.startswith("envelope_"))
 _RECEIPT: Final = {"meta", "receipt_sha256", "outcome", "trace", "verification", "usage_raw"}
 _ORDER: Final = {"task", "lane", "workspace", "context", "requirements"}
-_POLICY: Final = re.compile(r"(dis)?allowed?_|deny_|require_approval")
+_POLICY: Final = PolicyProfile.__struct_fields__
+_WITH_PATTERNS: Final = ("policy", "workspace")
 _SETTINGS: Final = {"default_backend", "backends", "limits", "isolation"}
 
 
@@ -204,7 +207,7 @@ def _recognise(value: Json) -> str:
         return "work_order"
     if "ts" in members:
         return "event"
-    if any(_POLICY.match(name) for name in members):
+    if any(name in _POLICY or nearest_name(name, _POLICY) for name in members):
         return "policy"
     return "configuration" if members & _SETTINGS else "unknown"
 
@@ -293,7 +296,8 @@ def _words(error: Any) -> str:
 
 def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[DocumentFault]:
     """What a schema cannot say: integers without a point, days that exist, order of times, the hash, our settings."""
-    found = [*_wrong_type(value, build.SHAPES[kind], ""), *_wrong_times(value, ""), *_unheard(value, kind)]
+    found = [*_wrong_type(value, build.SHAPES[kind], ""), *_wrong_times(value, "")]
+    found += [*_unheard(value, kind), *_without_match(value, kind)]
     if kind in ("envelope_final", "envelope_fatal") and "receipt" in value:
         found += _wrong_type(value["receipt"], Receipt, "/receipt") or _wrong_sums(value["receipt"], None, "/receipt")
     elif kind == "receipt" and not found:
@@ -328,6 +332,24 @@ def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
         yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
     for pointer, why in misshapen_settings(vendor):
         yield DocumentFault(place + pointer, why)
+
+
+def _without_match(value: Json, kind: str) -> Iterator[DocumentFault]:
+    """Patterns of rules that hold nothing: no path is written so, or no tool that is known here is called so."""
+    place = {"envelope_run": "/work_order", "work_order": "", "configuration": "", "policy": ""}.get(kind)
+    if place is None:
+        return
+    holder = {"policy": value} if kind == "policy" else value["work_order"] if place else value
+    policy, workspace = (member if isinstance(member := holder.get(name), dict) else {} for name in _WITH_PATTERNS)
+    profile = msgspec.convert(policy, PolicyProfile)
+    paths, tools = unmatched_paths(profile, msgspec.convert(workspace, WorkspaceSpec)), unknown_tools(profile)
+    for where, lists in ((place if kind == "policy" else f"{place}/policy", policy), (f"{place}/workspace", workspace)):
+        for name, patterns in lists.items():
+            for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
+                if pattern in (found := tools if name in TOOL_LISTS else paths):
+                    what = "no tool that is known here" if found is tools else "no file of a workspace"
+                    near = f"; {found[pattern]!r} may be meant" if found[pattern] else ""
+                    yield DocumentFault(f"{where}/{name}/{index}", f"matches {what}{near}", note=True)
 
 
 def _why_unheard(one: Unheard, refused: bool) -> str:
