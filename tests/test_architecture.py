@@ -45,7 +45,7 @@ ROOMS = {
     "sandbox.credentials": SHAPES,
     "sandbox": (
         f"{SHAPES} config policy process process.guard resources sandbox.credentials upstream.clients "
-        "upstream.meter workspace"
+        "upstream.cost upstream.meter workspace"
     ),
     "receipts.folded": SHAPES,
     "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
@@ -56,7 +56,7 @@ ROOMS = {
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
-    "upstream.meter": f"{SHAPES} dialects ir",
+    "upstream.meter": f"{SHAPES} dialects ir upstream.cost",
     "upstream": f"{SHAPES} dialects ir upstream.clients upstream.cost upstream.decompress upstream.presets",
     "schemas": f"{SHAPES} config ir policy protocol resources sandbox.credentials",
     "testing": f"{SHAPES} upstream.presets",

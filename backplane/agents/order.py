@@ -109,6 +109,11 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentF
     return place
 
 
+def behind_key_proxy() -> bool:
+    """Tell whether the control plane sees what the agent asks its model's service, and holds its budget by that."""
+    return KEY_PROXY in os.environ
+
+
 @overload
 def asked_at(base_url: str) -> str: ...
 @overload

@@ -386,13 +386,17 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
         if not isinstance(event, UsageReported):
             return
-        tokens_max, used = self.settings.get("budget_tokens"), self.folded.usage
-        known = (used.input_tokens or 0) + (used.output_tokens or 0)  # At least so many: enough to be too many.
+        used, cost = self.folded.usage, event.body.get("estimated_cost_usd")
+        self.spent(used.input_tokens, used.output_tokens, cost if isinstance(cost, int | float) else None)
+
+    def spent(self, input_tokens: int | None, output_tokens: int | None, usd: float | None) -> None:
+        """Hold what was used so far against the order's budgets; None is unknown."""
+        tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
+        known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.
         if isinstance(tokens_max, int) and known > tokens_max:
             self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
-        cost = event.body.get("estimated_cost_usd")
-        if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
-            self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
+        if usd_max is not None and usd is not None and usd > usd_max:
+            self.limit = self.limit or ("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
         self.claim, self.claim_raw = claim, raw

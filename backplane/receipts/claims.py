@@ -42,6 +42,7 @@ _QUIET_TOOLS: Final = frozenset(
 
 _PLANES_OWN: Final = ("ask", "answer", "checkpoint")
 _TOLD: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
+_TOKENS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"})
 _SUPPLIED: Final = frozenset({"hooks_pre_tool_use", "hooks_post_tool_use", "checkpointing"})
 
 
@@ -347,7 +348,7 @@ class Judge:
     def _usage(self, usage: Usage) -> None:
         for name in Usage.__struct_fields__:
             value, reported = getattr(usage, name), self._reported.get(name)
-            seen = getattr(self._seen.usage, name, None)
+            seen = getattr(self._seen.usage, name, None) if name in _TOKENS else None
             if value is not None and reported is not None and value < reported:
                 self._fail(f"usage.{name}", None, value, f"{reported:g} was reported on the way")
             elif value is not None:

@@ -91,6 +91,8 @@ class HeldKey(msgspec.Struct, frozen=True):
     variable: str
     base_url: str
     """Of the service that it is for."""
+    prices: dict[str, Any] | None = None
+    """What its model costs, as configured."""
 
 
 class Backend(Protocol):
@@ -501,7 +503,12 @@ def _held_key(
         raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
     if asked.key_env is None or asked.base_url is None:
         raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
-    return HeldKey(asked.key_env, asked.base_url)
+    prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
+    if prices is not None:
+        from backplane.upstream.cost import read_price  # Its table takes a while to make.
+
+        read_price(prices, f"[backends.{name}] options.prices")
+    return HeldKey(asked.key_env, asked.base_url, prices)
 
 
 def _without_proxy(name: str, why: str) -> ConfigError:

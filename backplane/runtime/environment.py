@@ -20,6 +20,7 @@ import msgspec
 
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
+from backplane.contract.receipt import Usage
 from backplane.contract.work import ContextPacket, Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts.build import RunState
@@ -81,6 +82,8 @@ class RunEnvironment:
         self._limits = limits
         self._start = start
         self._key_use: KeyUse | None = None
+        self.on_spent: Callable[[], None] | None = None
+        """Called when the model's service was seen to count more for this run."""
         self._ended = ended
         self.prepared = False
         """There is, or will be, a place to work in; or what is wrong with it."""
@@ -167,7 +170,8 @@ class RunEnvironment:
         if isinstance(backend, ProcessBackend) and backend.held_key is not None:
             from backplane.sandbox.key_proxy import KeyUse
 
-            self._key_use = KeyUse()
+            self._key_use = KeyUse(backend.held_key.prices)
+            self._key_use.on_answer = self._spent
             plain = functools.partial(backend.open, order, environ, use=self._key_use)
         plainly: tuple[object, ...] = ()
         if program is not None and (self._waits or warm is not None):
@@ -198,6 +202,11 @@ class RunEnvironment:
         opener, standing = await self._contain(program)
         return self._way(warm, standing, functools.partial(program.open, order, environ, opener, self._key_use))
 
+    def _spent(self, so_far: Usage) -> None:
+        self._facts.spent(so_far.input_tokens, so_far.output_tokens, so_far.estimated_cost_usd)
+        if self.on_spent is not None:
+            self.on_spent()
+
     def _way(
         self, warm: WarmHost | None, standing: tuple[object, ...], cold: Callable[[], AbstractAsyncContextManager[Link]]
     ) -> AbstractAsyncContextManager[Link] | None:
@@ -210,6 +219,8 @@ class RunEnvironment:
         self._facts.start = "warm"
         self._lock, warm.environment._lock = warm.environment._lock, -1
         self._key_use = warm.environment._key_use
+        if self._key_use is not None:
+            self._key_use.on_answer = self._spent
         return warm.block
 
     async def reopen(self, error: CageError) -> AbstractAsyncContextManager[Link]:

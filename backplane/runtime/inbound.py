@@ -199,12 +199,16 @@ class Inbound:
                     passed_over = self.hooks.look(event) if self.hooks is not None else None
                     if passed_over is not None:
                         self._decide("failed", passed_over)
-            if self._facts.limit is not None:
-                reason, text = self._facts.limit
-                self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
+            self.keep_limit()
         if events:
             self._facts.resting = type(events[-1]) is TurnEnded
         self.progressed = self.progressed or any(map(_carries_something, events))
+
+    def keep_limit(self) -> None:
+        """End the run where a limit of the order was reached."""
+        if self._facts.limit is not None:
+            reason, text = self._facts.limit
+            self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
 
     def report(self, name: str, body: Json, message: str) -> None:
         """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""

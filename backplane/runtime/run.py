@@ -183,6 +183,7 @@ class Run:
             fail=self.fail,
             hand_on=self._hand_in,
         )
+        self._environment.on_spent = self._inbound.keep_limit
         self._remote: Remote | None = None
         self._begun = False
         self._words_due = False

@@ -10,9 +10,9 @@ import functools
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -21,8 +21,10 @@ import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.receipt import Usage
 from backplane.process.aio import beside, receive, send, visited
 from backplane.upstream.clients import making_client
+from backplane.upstream.cost import read_price
 from backplane.upstream.meter import AnswerMeter, ServiceMeter
 
 HOST: Final = "127.0.0.2"
@@ -57,15 +59,21 @@ _LOOKS: Final = re.compile(r"sk-ant-(?:[a-z]+\d+-)?|sk-proj-|sk-|AIza|xai-|gsk_"
 
 
 class KeyUse:
-    """What one run asked of its service through the proxy."""
+    """What one run asked of its service through the proxy.
 
-    def __init__(self) -> None:
+    Args:
+        prices: what the service's model costs, as configured; None where nobody said.
+    """
+
+    def __init__(self, prices: dict[str, Any] | None = None) -> None:
         self.paths: dict[str, int] = {}
         self.with_key = 0
         self.without_key = 0
         self.unanswered = 0
         """The service could not be reached, or broke off."""
-        self.meter = ServiceMeter()
+        self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
+        self.on_answer: Callable[[Usage], None] | None = None
+        """Called with all that was used so far, after each answer."""
 
     def note(self, request: h11.Request, placeholder: bytes) -> bool:
         """Count a request; whether it has the placeholder."""
@@ -77,9 +85,14 @@ class KeyUse:
         self.paths[name] = self.paths.get(name, 0) + 1
         return has_key
 
+    def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
+        self.meter.end(answer.finish() if is_whole else None)
+        if self.on_answer is not None:
+            self.on_answer(self.meter.spent.usage())
+
     def to_wire(self) -> dict[str, Json]:
         counts = {"with_key": self.with_key, "without_key": self.without_key, "unanswered": self.unanswered}
-        answers = {"counted": self.meter.counted, "uncounted": self.meter.uncounted}
+        answers = {"counted": self.meter.spent.requests, "uncounted": self.meter.uncounted}
         return {**counts, "paths": dict(self.paths), "answers": answers}
 
 
@@ -219,16 +232,16 @@ class _Visit:
         reason = answer.extensions.get("reason_phrase", b"")
         headers = list(_passed_on(answer.headers.raw))
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
-        counts = None
+        is_whole = False
         try:
             async for data in answer.aiter_raw():
                 if meter is not None:
                     meter.feed(data)
                 await self._say(h11.Data(data=data))
-            counts = meter.finish() if meter is not None else None
+            is_whole = True
         finally:
             if meter is not None:
-                self._proxy.use.meter.end(counts)
+                self._proxy.use.answered(meter, is_whole=is_whole)
         await self._say(h11.EndOfMessage())
 
     async def _refuse(self, status: int, fact: str) -> None:

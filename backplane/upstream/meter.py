@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import msgspec
+
 from backplane.contract.receipt import Usage
 from backplane.dialects import dialect, framing
 from backplane.ir import StreamFailed, TokenCounts, UsageSeen
+from backplane.upstream.cost import Price, Spent
 
 _ANSWERS: Final = (
     (re.compile(r"/messages$"), "claude"),
@@ -16,14 +19,6 @@ _ANSWERS: Final = (
     (re.compile(r":(?:generate|streamGenerate)Content$"), "gemini"),
 )
 """End of a request's path → dialect of its answer."""
-
-COUNTERS: Final = {
-    "input_tokens": "input",
-    "output_tokens": "output",
-    "cache_read_tokens": "cache_read",
-    "cache_write_tokens": "cache_write",
-}
-"""By the contract's names."""
 
 
 class AnswerMeter:
@@ -65,14 +60,17 @@ class AnswerMeter:
 
 
 class ServiceMeter:
-    """Adds up what a service counted in all its answers to one run."""
+    """Adds up what a service counted in all its answers to one run.
 
-    def __init__(self) -> None:
-        self.counted = 0
-        """Answers whose counters were read."""
+    Args:
+        price: what its model costs; None where nobody said.
+    """
+
+    def __init__(self, price: Price | None = None) -> None:
+        self.spent = Spent()
         self.uncounted = 0
         """Answers that broke off, or said no counters that could be read."""
-        self._sums: dict[str, int] = {}
+        self._price = price
 
     def begin(self, path: str) -> AnswerMeter | None:
         """Return what reads the answer to a request; None where such a request asks no model."""
@@ -83,14 +81,12 @@ class ServiceMeter:
         """Add the counters of an answer; None for one that has none, or was not read to its end."""
         if counts is None or counts.input is None or counts.output is None:
             self.uncounted += 1
-            return
-        self.counted += 1
-        for name, field in COUNTERS.items():
-            value = getattr(counts, field)
-            if value is not None:
-                self._sums[name] = self._sums.get(name, 0) + value
+        else:
+            self.spent = self.spent.plus(counts, self._price)
 
     @property
     def usage(self) -> Usage | None:
         """The sums; None unless every answer was counted."""
-        return Usage(**self._sums) if self.counted and not self.uncounted else None
+        if self.uncounted or not self.spent.requests:
+            return None
+        return msgspec.structs.replace(self.spent.usage(), request_units=None)

@@ -207,6 +207,21 @@ async def test_a_model_that_the_agent_does_not_have_is_not_exchanged_for_another
 
 
 @pytest.mark.parametrize("name", ["codex-acp"])
+async def test_a_budget_holds_of_an_agent_that_tells_no_tokens(ground: Ground) -> None:
+    used = ScriptUsage(input=100_000, output=0)
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=used)
+    prices = {"prices": {"input": 1, "output": 1}}
+    seen = await ground.play([again], options=prices, key_proxy=True, max_budget_usd=0.25)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+    assert "0.3 USD spent of 0.25" in str(seen.run.error)
+    assert len(seen.server.requests) in (3, 4)  # The next may have been asked before this one was ended.
+    # Where nobody sees its service, the same is refused.
+    alone = await ground.play([again], options=prices, max_budget_usd=0.25)
+    assert (alone.receipt.outcome, alone.end["code"]) == ("failed", "capability_unsupported")
+    assert alone.server.requests == ()
+
+
+@pytest.mark.parametrize("name", ["codex-acp"])
 async def test_a_command_that_the_agent_asks_nobody_about_is_on_record(ground: Ground) -> None:
     policy = PolicyProfile(disallowed_tools=("bash",))
     seen = await ground.play([ground.agent.runs("cat a.txt"), THOUGHT_ABOUT], policy=policy)

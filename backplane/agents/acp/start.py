@@ -16,6 +16,7 @@ from backplane.agents.options import BASE_URL, Config, Profile
 from backplane.agents.order import (
     KEPT,
     asked_at,
+    behind_key_proxy,
     environment_of,
     found,
     own_settings,
@@ -41,8 +42,8 @@ def require_effect(run: HostRun, profile: Profile) -> None:
     budget = run.order.config.max_budget_usd is not None
     asked = {
         "max_budget_usd": (
-            budget and profile.usage not in ("chunks", "record"),
-            "this agent does not tell what each call takes",
+            budget and profile.usage not in ("chunks", "record") and not behind_key_proxy(),
+            "this agent does not tell what each call takes, and no key_proxy sees it",
         ),
         "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
         "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
