@@ -20,6 +20,7 @@ from backplane.config import BackendSettings, Isolation, Settings
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
+from backplane.sandbox import key_proxy
 from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.runs import order
@@ -266,6 +267,8 @@ async def test_a_service_that_is_not_there_is_told() -> None:
         b"GET http://elsewhere.example/v1/models HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"GET nonsense HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"x" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
 async def test_it_is_a_proxy_for_one_service(asked: bytes) -> None:
@@ -285,6 +288,33 @@ async def test_what_is_no_request_ends_its_connection_alone(asked: bytes) -> Non
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await until(stream, b"what nobody says")
             assert (await ask(proxy)).status_code == 200
+
+
+async def test_a_connection_on_which_nobody_asks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_proxy, "IDLE_S_MAX", 0.05)
+    with ModelServer([Turn(text="one")]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
+            async with raw(proxy) as stream:
+                with anyio.fail_after(WAIT_S), pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+            monkeypatch.undo()
+            assert (await ask(proxy)).status_code == 200
+
+
+async def test_what_is_said_ahead_of_an_answer_is_not_all_held() -> None:
+    """An asker that goes on speaking while a model thinks would fill the control plane's memory."""
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        await anyio.sleep_forever()
+
+    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
+        await stream.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        sent = 0
+        with anyio.move_on_after(1):
+            while sent < 1 << 26:
+                await stream.send(b"x" * (1 << 16))
+                sent += 1 << 16
+    assert sent < 1 << 26
 
 
 async def test_the_record_of_paths_has_a_bound() -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
+from backplane.errors import BackendError
 from backplane.process.aio import beside, receive, send, visited
 from backplane.upstream.clients import making_client
 from backplane.upstream.cost import read_price
@@ -35,7 +36,7 @@ CONNECTIONS_MAX: Final = 64
 WAITING_MAX: Final = 64
 """Connections not yet accepted."""
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of a request's head; servers take 8 to 64 KiB."""
+"""Of a request's head; servers take 8 to 64 KiB. Of the next requests no more is read before one is answered."""
 CHUNK_BYTES: Final = 64 * 1024
 """Read at once in each direction; the most that is held here."""
 CONNECT_S_MAX: Final = 20.0
@@ -140,12 +141,17 @@ async def open_key_proxy(base_url: str, key: str, use: KeyUse) -> AsyncIterator[
         use: filled with what was asked for.
 
     Raises:
+        BackendError: `backend_unavailable`, this machine has no such address.
         ConfigError: `config_invalid`, the certificates of this machine cannot be read, or its proxy is none.
     """
     async with AsyncExitStack() as opened:
         door = opened.enter_context(socket.socket())
-        door.bind((HOST, 0))
-        door.listen(WAITING_MAX)
+        try:
+            door.bind((HOST, 0))
+            door.listen(WAITING_MAX)
+        except OSError as error:
+            fact = f"the key proxy cannot listen on {HOST}: {error.strerror}"
+            raise BackendError("backend_unavailable", fact, hint="leave key_proxy out") from error
         door.setblocking(False)
         proxy = KeyProxy(base_url=base_url, key=key.strip(), placeholder=placeholder_for(key), use=use, door=door)
 
@@ -173,13 +179,15 @@ class _Visit:
         """The whole request has been read."""
 
     async def attend(self) -> None:
-        # Half an answer has no end that could be told otherwise: then the connection breaks off here, too.
-        with suppress(OSError, httpx.HTTPError, h11.ProtocolError):
+        # Half an answer has no end that could be told otherwise: then the connection breaks off here, too. This is an
+        # outermost edge: what one connection says, or its service, ends neither others nor the run.
+        with suppress(Exception):
             while await self._one_request():
                 self._http.start_next_cycle()
 
     async def _one_request(self) -> bool:
         """Attend to one; whether another may follow."""
+        request = None
         with anyio.move_on_after(IDLE_S_MAX):
             request = await self._next_event()
         if not isinstance(request, h11.Request):
@@ -198,9 +206,14 @@ class _Visit:
             await self._next_event()
             self._heard.set()
         use = self._proxy.use
+        try:
+            asked = self._with_key(request)
+        except httpx.InvalidURL:
+            await self._refuse(400, "the path has a #, or is over 65,536 bytes")
+            return
         has_key = use.note(request, self._proxy.placeholder.encode())
         try:
-            answer = await self._client.send(self._with_key(request), stream=True)
+            answer = await self._client.send(asked, stream=True)
         except httpx.HTTPError as error:
             use.unanswered += 1
             host = urlsplit(self._proxy.base_url).netloc.rpartition("@")[2]
@@ -217,6 +230,7 @@ class _Visit:
                 await answer.aclose()
 
     def _with_key(self, request: h11.Request) -> httpx.Request:
+        """Return the service's request. Raises httpx.InvalidURL."""
         given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
         headers = ((name, value) for name, value in _passed_on(request.headers) if name != b"accept-encoding")
         kept = [(name, value.replace(given, key)) for name, value in headers]
@@ -265,8 +279,13 @@ class _Visit:
         """End a request whose asker has gone: its model would go on for nobody."""
         await self._heard.wait()
         with suppress(OSError):
-            while data := await receive(self._visitor, CHUNK_BYTES):
+            while len(self._http.trailing_data[0]) < HEAD_BYTES_MAX:
+                data = await receive(self._visitor, CHUNK_BYTES)
+                if not data:
+                    break
                 self._http.receive_data(data)  # Of the next request.
+            else:
+                return
         request.cancel()
 
     async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
