@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import anyio.abc
@@ -84,22 +85,57 @@ async def test_the_key_is_put_in_where_the_placeholder_stands_and_nowhere_else()
             bearer = await ask(proxy, headers={"authorization": f"Bearer {proxy.placeholder}"})
             assert bearer.status_code == 200
             async with httpx.AsyncClient(base_url=proxy.address) as client:
-                await client.get("/v1/models", params={"key": proxy.placeholder})
                 await client.get("/v1/models", headers={"x-api-key": "another's"})
-    first, second, third, fourth = server.requests
+    first, second, third = server.requests
     assert first.headers["x-api-key"] == KEY
     assert second.headers["authorization"] == f"Bearer {KEY}"
-    assert third.query == {"key": KEY}
-    assert fourth.headers["x-api-key"] == "another's"
+    assert third.headers["x-api-key"] == "another's"
     assert first.headers["host"] == server.url.removeprefix("http://")
     assert proxy.placeholder not in str([(request.headers, request.query) for request in server.requests])
     assert use.to_wire() == {
-        "with_key": 3,
+        "with_key": 2,
         "without_key": 1,
         "unanswered": 0,
-        "paths": {"POST /v1/messages": 2, "GET /v1/models": 2},
+        "paths": {"POST /v1/messages": 2, "GET /v1/models": 1},
         "answers": {"counted": 2, "uncounted": 0},
     }
+
+
+async def test_the_key_is_put_in_only_where_a_service_looks_for_one() -> None:
+    use = KeyUse()
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, use) as proxy, httpx.AsyncClient(base_url=proxy.address) as client:
+            given = proxy.placeholder
+            # A service may say each of these in its answer.
+            for name, value in {
+                "origin": given,
+                "access-control-request-headers": given,
+                "x-request-id": given,
+                "idempotency-key": given,
+                "authorization": f"Bearer {given}x",
+                "x-api-key": f"{given} {given}",
+            }.items():
+                await client.get("/v1/models", headers={name: value})
+            await client.get(f"/{given}", params={"key": given, "x": given})
+    assert KEY not in str([(request.path, request.headers, request.query) for request in server.requests])
+    assert (use.with_key, use.without_key) == (0, 7)
+
+
+async def test_a_query_has_the_key_where_the_service_takes_it_there_and_a_redirect_does_not_tell_it() -> None:
+    key = "AIza+&the-key"
+    with ModelServer([Turn(fault=Fault(status=302, headers={"location": f"/{quote(key)}?key={key}"}))]) as server:
+        async with open_key_proxy(server.url, key, KeyUse(), key_in_query=True) as proxy:
+            answer = await ask(proxy, headers={}, params={"key": proxy.placeholder, "alt": "sse"})
+    assert server.requests[0].query == {"key": key, "alt": "sse"}
+    assert answer.headers["location"] == f"/{proxy.placeholder}?key={proxy.placeholder}"
+
+
+async def test_a_request_whose_answer_would_be_itself_is_refused() -> None:
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, httpx.AsyncClient() as client:
+            answer = await client.request("TRACE", proxy.address, headers={"x-api-key": proxy.placeholder})
+    assert answer.status_code == 405
+    assert server.requests == ()
 
 
 async def test_a_stream_comes_through_piece_by_piece() -> None:
@@ -400,7 +436,7 @@ LOOKS = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -ac 'the-key-itsel[f]'
 
 def settings_for(server: ModelServer, isolation: Isolation = "best_effort") -> Settings:
     options = {"protocol": "anthropic", "base_url": f"{server.url}/v1", "key_env": "A_KEY", "model": "m"}
-    env = {"A_KEY": KEY, "AS_JSON": json.dumps({"key": KEY})}
+    env = {"A_KEY": f"{KEY}\n", "AS_JSON": json.dumps({"key": KEY})}
     declared = BackendSettings(host="api", options=options, env=env, key_proxy=True)
     return Settings(backends={"mine": declared}, isolation=isolation)
 

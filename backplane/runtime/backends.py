@@ -91,6 +91,7 @@ class HeldKey(msgspec.Struct, frozen=True):
     variable: str
     base_url: str
     """Of the service that it is for."""
+    key_in_query: bool = False
     prices: dict[str, Any] | None = None
     """What its model costs, as configured."""
 
@@ -205,8 +206,9 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         # Who has no such backend shall not pay for loading an HTTP client.
         from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
 
-        key = command.env[held.variable]
-        async with open_key_proxy(held.base_url, key, use or KeyUse()) as proxy:
+        key = command.env[held.variable].strip()
+        counted = use or KeyUse()
+        async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
             env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
             env |= {name: _and(env.get(name, ""), proxy.host) for name in ("NO_PROXY", "no_proxy")}
             env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
@@ -508,7 +510,7 @@ def _held_key(
         from backplane.upstream.cost import read_price  # Its table takes a while to make.
 
         read_price(prices, f"[backends.{name}] options.prices")
-    return HeldKey(asked.key_env, asked.base_url, prices)
+    return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
 
 
 def _without_proxy(name: str, why: str) -> ConfigError:

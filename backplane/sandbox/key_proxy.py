@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import anyio
 import h11
@@ -52,6 +52,12 @@ _OF_ONE_CONNECTION: Final = frozenset(
 ) | {b"transfer-encoding", b"host"}
 """Headers that do not go on (RFC 9110, 7.6.1); the other side has its own."""
 
+_KEY_HEADERS: Final = re.compile(rb"(?:authorization|api-?key|auth-token|subscription-key)$", re.IGNORECASE)
+"""Names of headers that are for a key. Put in elsewhere, as in `Origin`, many a service would say it in its answer."""
+
+_SCHEMES: Final = frozenset({b"", b"bearer", b"token", b"key"})
+"""What may stand before a key in its header."""
+
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """One of these stands in a request with a body."""
 
@@ -76,15 +82,12 @@ class KeyUse:
         self.on_answer: Callable[[Usage], None] | None = None
         """Called with all that was used so far, after each answer."""
 
-    def note(self, request: h11.Request, placeholder: bytes) -> bool:
-        """Count a request; whether it has the placeholder."""
-        has_key = placeholder in request.target or any(placeholder in value for _, value in request.headers)
+    def note(self, request: h11.Request, has_key: bool) -> None:
         self.with_key += has_key
         self.without_key += not has_key
         name = f"{request.method.decode('ascii')} {path_of(request)[:PATH_CHARS_MAX]}"
         name = name if name in self.paths or len(self.paths) < PATHS_MAX else "other"
         self.paths[name] = self.paths.get(name, 0) + 1
-        return has_key
 
     def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         self.meter.end(answer.finish() if is_whole else None)
@@ -112,6 +115,7 @@ class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
 
     base_url: str
     key: str
+    key_in_query: bool
     placeholder: str
     use: KeyUse
     door: socket.socket
@@ -132,13 +136,16 @@ class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_key_proxy(base_url: str, key: str, use: KeyUse) -> AsyncIterator[KeyProxy]:
+async def open_key_proxy(
+    base_url: str, key: str, use: KeyUse, *, key_in_query: bool = False
+) -> AsyncIterator[KeyProxy]:
     """Listen, and attend to requests while the block lasts.
 
     Args:
         base_url: of the service; requests go to its host, whatever their path.
-        key: in place of the placeholder, in headers and addresses.
+        key: in place of the placeholder, in headers that are for a key.
         use: filled with what was asked for.
+        key_in_query: put it in the query's `key`, too.
 
     Raises:
         BackendError: `backend_unavailable`, this machine has no such address.
@@ -153,7 +160,10 @@ async def open_key_proxy(base_url: str, key: str, use: KeyUse) -> AsyncIterator[
             fact = f"the key proxy cannot listen on {HOST}: {error.strerror}"
             raise BackendError("backend_unavailable", fact, hint="leave key_proxy out") from error
         door.setblocking(False)
-        proxy = KeyProxy(base_url=base_url, key=key.strip(), placeholder=placeholder_for(key), use=use, door=door)
+        placeholder = placeholder_for(key)
+        proxy = KeyProxy(
+            base_url=base_url, key=key, key_in_query=key_in_query, placeholder=placeholder, use=use, door=door
+        )
 
         times = httpx.Timeout(IDLE_S_MAX, connect=CONNECT_S_MAX, pool=None)
         with making_client():
@@ -205,19 +215,23 @@ class _Visit:
         if not _LENGTHS & {name for name, _ in request.headers}:
             await self._next_event()
             self._heard.set()
+        if request.method.upper() == b"TRACE":
+            await self._refuse(405, "the answer would be the request, with its key")
+            return
         use = self._proxy.use
         try:
-            asked = self._with_key(request)
+            asked, has_key = self._with_key(request)
         except httpx.InvalidURL:
             await self._refuse(400, "the path has a #, or is over 65,536 bytes")
             return
-        has_key = use.note(request, self._proxy.placeholder.encode())
+        use.note(request, has_key)
         try:
             answer = await self._client.send(asked, stream=True)
         except httpx.HTTPError as error:
             use.unanswered += 1
             host = urlsplit(self._proxy.base_url).netloc.rpartition("@")[2]
-            await self._refuse(502, f"the service at {host} does not answer: {error or type(error).__name__}")
+            why = str(error).replace(self._proxy.key, self._proxy.placeholder) or type(error).__name__
+            await self._refuse(502, f"the service at {host} does not answer: {why}")
             return
         try:
             meter = use.meter.begin(path_of(request)) if has_key and answer.is_success else None
@@ -229,22 +243,38 @@ class _Visit:
             with anyio.CancelScope(shield=True):
                 await answer.aclose()
 
-    def _with_key(self, request: h11.Request) -> httpx.Request:
-        """Return the service's request. Raises httpx.InvalidURL."""
+    def _with_key(self, request: h11.Request) -> tuple[httpx.Request, bool]:
+        """Return the service's request, and whether the key was put in. Raises httpx.InvalidURL."""
         given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
-        headers = ((name, value) for name, value in _passed_on(request.headers) if name != b"accept-encoding")
-        kept = [(name, value.replace(given, key)) for name, value in headers]
-        return httpx.Request(
-            request.method.decode("ascii"),
-            httpx.URL(self._proxy.base_url).copy_with(raw_path=request.target.replace(given, key)),
-            # What comes packed waits in the packer's window, and nobody here could count in it.
-            headers=[*kept, (b"accept-encoding", b"identity")],
-            content=None if self._heard.is_set() else self._body(),
-        )
+        path, mark, query = request.target.partition(b"?")
+        fields = query.split(b"&")
+        has_key = False
+        if self._proxy.key_in_query and b"key=" + given in fields:
+            has_key = True
+            query = b"&".join(b"key=" + quote(key).encode() if field == b"key=" + given else field for field in fields)
+        headers: list[tuple[bytes, bytes]] = []
+        for name, value in _passed_on(request.headers):
+            if name == b"accept-encoding":
+                continue
+            # Alone or after its scheme: of a key with more around it a service may say in full that it is wrong.
+            scheme, _, word = value.rpartition(b" ")
+            if word == given and scheme.lower() in _SCHEMES and _KEY_HEADERS.search(name):
+                has_key, value = True, value[: -len(word)] + key
+            headers.append((name, value))
+        # What comes packed waits in the packer's window, and nobody here could count in it.
+        headers.append((b"accept-encoding", b"identity"))
+        url = httpx.URL(self._proxy.base_url).copy_with(raw_path=path + mark + query)
+        body = None if self._heard.is_set() else self._body()
+        return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
+
+    def _without_key(self, value: bytes) -> bytes:
+        given, key = self._proxy.placeholder.encode(), self._proxy.key
+        return value.replace(key.encode(), given).replace(quote(key).encode(), given)
 
     async def _answer(self, answer: httpx.Response, meter: AnswerMeter | None) -> None:
         reason = answer.extensions.get("reason_phrase", b"")
-        headers = list(_passed_on(answer.headers.raw))
+        # Where a redirect leads, say: it repeats the query.
+        headers = [(name, self._without_key(value)) for name, value in _passed_on(answer.headers.raw)]
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
         is_whole = False
         try:
