@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 import backplane
+from backplane.agents import shipped
 from backplane.config import BackendSettings, Isolation, Settings
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
@@ -414,6 +415,14 @@ def test_a_proxy_needs_a_key() -> None:
     with pytest.raises(BackendError, match="ANTHROPIC_API_KEY is not set") as error:
         find(BackendSettings(host="claude", key_proxy=True))
     assert error.value.code == "backend_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [({}, "h"), ({"NO_PROXY": "a,b"}, "a,b,h"), ({"no_proxy": "a"}, "a,h"), ({"NO_PROXY": "", "no_proxy": "a"}, "a,h")],
+)
+def test_a_host_is_added_to_what_is_asked_past_proxies_in_both_spellings(given: dict[str, str], listed: str) -> None:
+    assert shipped.past_proxies(given, "h") == {"NO_PROXY": listed, "no_proxy": listed}
 
 
 def test_behind_a_proxy_the_service_itself_is_out_of_reach() -> None:

@@ -76,6 +76,15 @@ class ShippedAgent(msgspec.Struct, frozen=True):
         return (f"{parts.hostname}:{port}",) if parts.hostname else ()
 
 
+def past_proxies(env: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return the variables that let programs ask a host without a proxy, beside those that they ask so already.
+
+    Many programs look at one spelling alone, so both list what either did.
+    """
+    listed = {name: env.get(name) or env.get(name.swapcase()) for name in ("NO_PROXY", "no_proxy")}
+    return {name: f"{others},{host}" if others else host for name, others in listed.items()}
+
+
 SERVERS_MAX: Final = 256
 """MCP servers of a run whose files are looked for, as each is a look at the disk; the next ones' may be hidden."""
 WORDS_MAX: Final = 64

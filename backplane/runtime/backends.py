@@ -210,7 +210,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         counted = use or KeyUse()
         async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
             env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
-            env |= {name: _and(env.get(name, ""), proxy.host) for name in ("NO_PROXY", "no_proxy")}
+            env |= shipped.past_proxies(env, proxy.host)
             env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
             behind = msgspec.structs.replace(command, env=env)
             async with opener(behind, self._stderr_bytes_max, (f"{proxy.host}:{proxy.port}",)) as link:
@@ -241,10 +241,6 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 def _without(key: str, value: str, placeholder: str) -> str:
     """A variable's value with the placeholder wherever it has the key: a configuration of the agent's may."""
     return value.replace(key, placeholder) if len(key) >= SECRET_CHARS_MIN else value
-
-
-def _and(listed: str, name: str) -> str:
-    return f"{listed},{name}" if listed else name
 
 
 def _stamp(word: str) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from backplane.agents.order import (
     shows_results,
 )
 from backplane.agents.program import Started
+from backplane.agents.shipped import past_proxies
 from backplane.errors import BackendError, ConfigError
 from backplane.host import HostRun
 
@@ -64,8 +65,7 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
     env = variables_of(profile, environment_of(run, place, {}), address)
     if profile.own_server is not None:
-        for name in ("NO_PROXY", "no_proxy"):
-            env[name] = ",".join(filter(None, (env.get(name), profile.own_server)))
+        env |= past_proxies(env, profile.own_server)
     program = found(profile.program, profile.install, env)
     if place.config is not None:
         for variable, folder in profile.home.items():
