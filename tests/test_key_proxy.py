@@ -18,7 +18,7 @@ import pytest
 
 import backplane
 from backplane.agents import shipped
-from backplane.config import BackendSettings, Isolation, Settings
+from backplane.config import BackendSettings, Isolation, ServerSettings, Settings
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
@@ -379,6 +379,9 @@ def test_a_placeholder_looks_like_its_key_and_says_nothing_of_it(key: str, begin
 # Backends -------------------------------------------------------------------------------------------------------------
 
 
+OWN = {"preset": "openai"}
+
+
 def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
     return backends.find("mine", Settings(backends={"mine": declared}), environ)
 
@@ -393,10 +396,16 @@ def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
         (BackendSettings(host="claude", key_proxy=True, options={"own_state": True}), "a login of its own"),
         (BackendSettings(host="claude", key_proxy=True, remote=True), "another machine"),
         (
-            BackendSettings(host="api", key_proxy=True, options={"preset": "openai", "headers": {"x": "$OTHER"}}),
-            "keys beside that of key_env",
+            BackendSettings(host="api", key_proxy=True, options={**OWN, "headers": {"x": "$OTHER"}}),
+            "its headers carry keys",
         ),
         (BackendSettings(host="api", key_proxy=True, options={"preset": "ollama"}), "nothing says which variable"),
+        (
+            BackendSettings(host="api", key_proxy=True, options={**OWN, "headers": {"x": "$OPENAI_API_KEY"}}),
+            "its headers carry keys",
+        ),
+        (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://u:p@x.example"}), "no plain"),
+        (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://x.example?a=b"}), "no plain"),
     ],
 )
 def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
@@ -411,10 +420,32 @@ def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
     assert why in told
 
 
-def test_a_proxy_needs_a_key() -> None:
+@pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": " \n"}], ids=["none", "blank"])
+def test_a_proxy_needs_a_key(environ: dict[str, str]) -> None:
     with pytest.raises(BackendError, match="ANTHROPIC_API_KEY is not set") as error:
-        find(BackendSettings(host="claude", key_proxy=True))
+        find(BackendSettings(host="claude", key_proxy=True), **environ)
     assert error.value.code == "backend_unavailable"
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n{KEY}", f"{KEY} # mine", "schlüssel-des-nutzers"])
+def test_a_key_that_no_header_can_carry_is_refused_without_being_told(key: str) -> None:
+    with pytest.raises(ConfigError, match="a character that no header can carry") as error:
+        find(BackendSettings(host="claude", key_proxy=True), ANTHROPIC_API_KEY=key)
+    assert key not in f"{error.value.message} {error.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        ServerSettings(command=("/bin/cat",), env={"K": "$ANTHROPIC_API_KEY"}),
+        ServerSettings(url="https://x.example", headers={"authorization": f"Bearer {KEY}"}),
+    ],
+    ids=["env", "headers"],
+)
+def test_a_server_of_the_agent_that_is_given_its_key_is_refused(server: ServerSettings) -> None:
+    settings = Settings(backends={"mine": BackendSettings(host="claude", key_proxy=True)}, mcp_servers={"docs": server})
+    with pytest.raises(ConfigError, match=r"\[mcp_servers\] docs is given the key"):
+        backends.find("mine", settings, {"ANTHROPIC_API_KEY": KEY})
 
 
 @pytest.mark.parametrize(

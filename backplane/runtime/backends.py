@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -457,10 +458,9 @@ def _from_settings(
     held_key, endpoints = _held_key(name, declared, agent, service), declared.endpoints
     if held_key is None:  # Behind a proxy it asks nobody else.
         endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
-    elif held_key.variable not in env:
-        fact = f"backend {name!r} has a key_proxy and no key: {held_key.variable} is not set"
-        raise BackendError("backend_unavailable", fact, hint=f"export {held_key.variable}=…")
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
+    if held_key is not None:
+        _check_key(name, held_key.variable, env.get(held_key.variable, "").strip(), servers)
     return ProcessBackend(
         id=name,
         argv=argv,
@@ -494,19 +494,42 @@ def _held_key(
         raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
     if agent is not None and agent.options.own_state:
         raise _without_proxy(name, "with own_state the agent has a login of its own")
-    if service is not None and len(service.variables) > 1:
-        raise _without_proxy(name, "its headers carry keys beside that of key_env")
+    if service is not None and service.has_key_headers:
+        raise _without_proxy(name, "its headers carry keys, and a proxy that of key_env alone")
     asked = agent or service
     if asked is None:
         raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
     if asked.key_env is None or asked.base_url is None:
         raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
+    parts = urlsplit(asked.base_url)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
     prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
     if prices is not None:
         from backplane.upstream.cost import read_price  # Its table takes a while to make.
 
         read_price(prices, f"[backends.{name}] options.prices")
     return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
+
+
+def _check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a key that the proxy cannot put in, or that reaches the agent another way.
+
+    Raises:
+        BackendError: `backend_unavailable`, there is none.
+        ConfigError: `config_invalid`, no header can carry it, or a configured MCP server is given it.
+    """
+    if not key:
+        fact = f"backend {name!r} has a key_proxy and no key: {variable} is not set"
+        raise BackendError("backend_unavailable", fact, hint=f"export {variable}=…")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        fact = f"the key in {variable} has a blank, or a character that no header can carry"
+        raise ConfigError("config_invalid", fact, hint=f"correct {variable}: one word of ASCII")
+    for row in servers:
+        # The agent starts its servers: what they have its commands can read.
+        if any(key in value for part in ("env", "headers") for value in row.get(part, {}).values()):
+            fact = f"[mcp_servers] {row['name']} is given the key that the agent of {name!r} is not to have"
+            raise ConfigError("config_invalid", fact, hint="give the server another key, or leave key_proxy out")
 
 
 def _without_proxy(name: str, why: str) -> ConfigError:

@@ -95,6 +95,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(dict.fromkeys(name for name in named if name))
 
     @property
+    def has_key_headers(self) -> bool:
+        return any(VARIABLE.search(value) for value in self.headers.values())
+
+    @property
     def endpoint(self) -> str:
         """Where it always may be connected to, as `host:port`."""
         parts = urlsplit(self.base_url)
