@@ -709,6 +709,27 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
 
 
+@pytest.mark.parametrize("follows", ["submit", "events"])
+def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: Queue, follows: str) -> None:
+    words = ["submit", "true", "--root", ".", "-b", "shell", "--label", "gpuu"]
+    words = (
+        [*words, "--wait"] if follows == "submit" else ["queue", "events", "--follow", queue.cli(*words).stdout[:36]]
+    )
+    log = queue.folder / "follower.log"
+    with log.open("wb") as file:
+        command, env = queue.command(*words), queue.env(queue.home)
+        follower = subprocess.Popen(command, env=env, cwd=queue.folder, stdout=file, stderr=file)
+    try:
+        until(lambda: "no worker of the label gpuu is there: backplane worker --label gpuu\n" in log.read_text())
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(30) == 128 + signal.SIGINT
+    finally:
+        follower.kill()
+        follower.wait(10)
+    assert log.read_text().count("it waits in the queue until a worker takes it") == 1
+    assert "\nthe order goes on: backplane queue show " in log.read_text()
+
+
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     worker = queue.worker()
     order_id = queue.cli("submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()

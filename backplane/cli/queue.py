@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,8 @@ LEASE_S_MIN: Final = 1.0
 """Ten beats of a lease are ten transactions."""
 POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
+HELD_S: Final = 3.0
+"""Between two looks at what holds an order that is followed: a beat is 2 s, so what is told is rarely over."""
 ID_CHARS_MIN: Final = 4
 """Of an order's id, where its beginning names it."""
 ID_CHARS: Final = 36
@@ -179,9 +181,37 @@ def submit(options: Options) -> int:
             streams.complain("it was submitted before, and stays as it was\n")
         if not options.wait:
             return 0
-        return await _brought(engine, job, content, home, work.workspace.root)
+        async with _told_what_holds(engine, job.order.id):
+            return await _brought(engine, job, content, home, work.workspace.root)
 
     return _do(submit, engine)
+
+
+@asynccontextmanager
+async def _told_what_holds(engine: DurableEngine, order_id: str) -> AsyncIterator[None]:
+    """Say on stderr what an order waits for while the block follows it, and what becomes of it when that is left."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_tell_what_holds, engine, order_id)
+        try:
+            yield
+        except anyio.get_cancelled_exc_class():
+            show = f"backplane queue show {order_id}"
+            streams.note(f"the order goes on: {show}; backplane queue cancel {order_id} ends it")
+            raise
+        tasks.cancel_scope.cancel()
+
+
+async def _tell_what_holds(engine: DurableEngine, order_id: str) -> None:
+    told = None
+    while True:
+        await anyio.sleep(HELD_S)  # First, as an order that a worker takes at once waits for nothing.
+        status = await engine.status(order_id)
+        if status.state in ("done", "broken"):
+            return
+        found = await held(engine, status)
+        if found.kind != "nothing" and (words := f"{found.verdict}: {found.fact}") != told:
+            streams.note(words)
+            told = words
 
 
 async def _brought(
@@ -522,7 +552,8 @@ async def _events(options: Options, engine: DurableEngine, place: QueuePlace) ->
     from backplane.scale.mirror import bring
 
     job = await engine.job(options.order)
-    row, result = await bring(engine, job, place.contents(), config.home(os.environ), _write_event)
+    async with _told_what_holds(engine, options.order):
+        row, result = await bring(engine, job, place.contents(), config.home(os.environ), _write_event)
     streams.complain(_ended(row, result) + "\n")
     return 0
 
