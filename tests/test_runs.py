@@ -39,6 +39,14 @@ def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
 
 
+def test_an_order_that_was_refused_is_found_by_its_words(tmp_path: Path) -> None:
+    refused = cli("run", "--backend", "shell", "--root", str(tmp_path), "--require", "mcp_client", "count the marmots")
+    assert refused.returncode == 4
+    assert len(ids("--text", "marmots")) == 1
+    assert "count the marmots" in cli("why").stdout
+    assert "next: drop mcp_client, or choose another backend" in cli("why").stdout
+
+
 def ids(*words: str) -> list[str]:
     done = cli("runs", *words, "--json")
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def seal_run(
     """Take the diff, let the lane have its effect, seal and store. Blocks; never raises for what the run did.
 
     Args:
-        journal: None for a run that was refused before anything was started.
+        journal: None where it could not be made.
         workspace: None when the order was never sent; its temporary parts are removed here.
         duration_s: by a monotonic clock.
         remote: the way back of a patch that was made on another machine.

@@ -1026,6 +1026,10 @@ class Run:
                 self.facts.added["guard"] = "lost"
         if self.error is not None:
             self.facts.added["error"] = cause(self._without_secrets(self.error))
+        if self._environment.journal is None:
+            # A refused order is remembered, too; where it cannot be, the receipt cannot be stored, which is told.
+            with suppress(StoreError):
+                self._environment.journal = self._plane.state_folder.journal(self.facts)
         return finalize.seal_run(
             self._plane.state_folder,
             self.facts,

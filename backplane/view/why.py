@@ -684,9 +684,7 @@ def _crashed(picture: Picture, end: Ended) -> Cause:
 
 
 def _refused(picture: Picture, end: Ended) -> Cause:
-    change = as_list(as_object(end.added.get("negotiation")).get("smallest_change"))
-    changes = "; ".join(map(str, change[:3]))
-    return _cause("refused", picture, _said(end), hint=changes or end.hint)
+    return _cause("refused", picture, _said(end), hint=end.hint)
 
 
 _REASONS: Final[dict[str, Callable[[Picture, Ended], Cause]]] = {
