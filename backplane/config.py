@@ -98,8 +98,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     folder, relative paths count from the file's folder."""
     credentials: tuple[str, ...] = ()
     """Names of stores of credentials that a contained host may read, `git` say: `contracts/credentials.md` has them."""
-    key_proxy: bool = False
-    """Its host gets a placeholder for its model's key, and a proxy here puts the key in: `contracts/isolation.md`."""
+    key_proxy: bool | None = None
+    """Its host gets a placeholder for its model's key, and a proxy here puts the key in: `contracts/isolation.md`. None
+    takes that of all backends."""
     models: tuple[str, ...] = ()
     """Models that the router may take it for, the one that it asks by itself first; none are that one alone."""
     group: str | None = None
@@ -220,6 +221,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long, how large, how many."""
     isolation: Isolation = "best_effort"
     """How a host is kept inside its workspace; an order may be stricter, never weaker."""
+    key_proxy: bool = False
+    """Hosts that come with the package and ask a model get a placeholder for its key, as `[backends.NAME]` says it."""
     policy: str | PolicyProfile | None = None
     """Policy of orders that bring none: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or
     its rules as the table `[policy]`."""

@@ -420,6 +420,31 @@ def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
     assert why in told
 
 
+@pytest.mark.parametrize(
+    ("declared", "held"),
+    [
+        (BackendSettings(host="claude"), "ANTHROPIC_API_KEY"),
+        (BackendSettings(host="api", options={"preset": "openai"}), "OPENAI_API_KEY"),
+        (BackendSettings(host="api", options={"preset": "ollama"}), None),
+        (BackendSettings(host="shell"), None),
+        (BackendSettings(command=("/bin/cat",)), None),
+        (BackendSettings(host="claude", key_proxy=False), None),
+        (BackendSettings(host="opencode", key_proxy=False), None),
+    ],
+    ids=["claude", "api", "no key", "no model", "a command", "not this one", "not that one"],
+)
+def test_all_backends_that_ask_a_model_are_behind_a_proxy_where_the_configuration_says_so(
+    declared: BackendSettings, held: str | None
+) -> None:
+    environ = {"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}
+    found = backends.find("mine", Settings(backends={"mine": declared}, key_proxy=True), environ)
+    assert (found.held_key and found.held_key.variable) == held
+    assert backends.find("claude", Settings(key_proxy=True), environ).held_key is not None
+    with pytest.raises(ConfigError, match="nothing says which variable") as error:
+        backends.find("opencode", Settings(key_proxy=True), environ)
+    assert "key_proxy = false" in str(error.value.hint)
+
+
 @pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": " \n"}], ids=["none", "blank"])
 def test_a_proxy_needs_a_key(environ: dict[str, str]) -> None:
     with pytest.raises(BackendError, match="ANTHROPIC_API_KEY is not set") as error:

@@ -455,7 +455,7 @@ def _from_settings(
             secrets.append(key)
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
-    held_key, endpoints = _held_key(name, declared, agent, service), declared.endpoints
+    held_key, endpoints = _held_key(name, declared, settings, agent, service), declared.endpoints
     if held_key is None:  # Behind a proxy it asks nobody else.
         endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
@@ -481,14 +481,20 @@ def _from_settings(
 
 
 def _held_key(
-    name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None, service: presets.Service | None
+    name: str,
+    declared: BackendSettings,
+    settings: Settings,
+    agent: shipped.ShippedAgent | None,
+    service: presets.Service | None,
 ) -> HeldKey | None:
     """The key that the host's agent is not to have; None where it is given its key.
 
     Raises:
         ConfigError: `config_invalid`, a proxy would have no effect.
     """
-    if not declared.key_proxy:
+    wanted = settings.key_proxy if declared.key_proxy is None else declared.key_proxy
+    has_none = (agent is None and service is None) or (service is not None and not service.variables)
+    if not wanted or (declared.key_proxy is None and has_none):
         return None
     if declared.remote:
         raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
@@ -533,7 +539,7 @@ def _check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str
 
 
 def _without_proxy(name: str, why: str) -> ConfigError:
-    fix = "give options = { key_env = …, base_url = … }, or leave key_proxy out"
+    fix = f"give options = {{ key_env = …, base_url = … }}, or set key_proxy = false in [backends.{name}]"
     return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
 
 
@@ -623,7 +629,7 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
             _open_stores(name, declared, None)
             if declared.command is None:
                 shipped_command(declared.host or name)
-            _held_key(name, declared, *_asks(name, declared))
+            _held_key(name, declared, settings, *_asks(name, declared))
         except (ConfigError, PolicyError) as error:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
