@@ -26,6 +26,7 @@ from backplane.sandbox import key_proxy
 from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.runs import order
+from tests.test_runs import cli
 
 KEY = "sk-ant-api03-the-key-itself"
 ASK = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
@@ -550,6 +551,21 @@ async def test_a_warm_host_asks_for_its_own_run(tmp_path: Path) -> None:
                 receipts.append(run.receipt.usage_raw["backplane"])
     assert [added.get("start") for added in receipts] == ["cold", "cold", "warm"]
     assert [added["key_proxy"]["with_key"] for added in receipts] == [1, 1, 1]
+
+
+@pytest.mark.needs("bwrap")
+def test_the_command_line_says_what_kept_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ModelServer([Turn(text="done")]) as server:
+        service = f'protocol = "anthropic", base_url = "{server.url}/v1", key_env = "A_KEY", model = "m"'
+        body = f'key_proxy = true\n[backends.mine]\nhost = "api"\noptions = {{ {service} }}\n'
+        (tmp_path / "backplane.toml").write_text(body)
+        done = cli("run", "-v", "--backend", "mine", "look", A_KEY=KEY)
+    assert "model's key: enforced by key proxy (requests: 1)" in done.stderr
+    assert server.requests[0].headers["x-api-key"] == KEY
+    assert "model&#x27;s key" in cli("report", "last").stdout
+    shown = cli("receipts", "show", "last", "--json").stdout
+    assert KEY not in shown
 
 
 async def test_without_isolation_the_receipt_claims_nothing(tmp_path: Path) -> None:

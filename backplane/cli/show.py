@@ -61,6 +61,8 @@ def decided(receipt: Receipt) -> Iterator[str]:
     for name, row in as_object(held.get("kinds")).items():
         by = ", ".join(map(str, as_object(row).get("by", ())))
         yield f"{name}: {as_object(row).get('state')}{f' by {by}' if by else ''}"
+    if proxy := as_object(added.get("key_proxy")):
+        yield f"model's key: {proxy.get('state')} by key proxy (requests: {proxy.get('with_key')})"
     yield f"approvals: {held.get('approvals', 'unknown')}"
     yield f"receipt {receipt.receipt_sha256}"
 

@@ -305,6 +305,8 @@ def _enforcement(run: Shown) -> Html:
         (text(name), tag("b", text(_member(kind, "state"))), text(_member(kind, "gap") or _member(kind, "why")))
         for name, kind in as_object(held.get("kinds")).items()
     ]
+    if proxy := as_object(end.added.get("key_proxy") if end is not None else None):
+        rows.append((text("model's key"), tag("b", text(_member(proxy, "state"))), text(_member(proxy, "gap"))))
     rows.append((text("approvals"), tag("b", text(held.get("approvals", "?"))), NOTHING))
     rules = [
         (
