@@ -54,7 +54,7 @@ def options_of(agent: str, url: str) -> str:
     """What a control plane sends to the host, all of it."""
     program = str(found.program(agent))
     more = {"base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"} if agent == "codex" else {"base_url": url}
-    whole = agent_of(Path(HOSTS[agent].__file__), (agent,), {"program": program, **more}, "the options")
+    whole = agent_of(Path(HOSTS[agent].__file__), (agent,), {"program": program, **more}, {}, "the options")
     assert whole is not None
     return msgspec.json.encode(whole.options).decode()
 

@@ -406,6 +406,10 @@ def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
             "its headers carry keys",
         ),
         (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://u:p@x.example"}), "no plain"),
+        (
+            BackendSettings(host="opencode", key_proxy=True, options={"key_env": "K", "base_url": "https://x.example"}),
+            "nothing tells the agent where to ask",
+        ),
         (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://x.example?a=b"}), "no plain"),
     ],
 )
@@ -476,7 +480,7 @@ def test_a_server_of_the_agent_that_is_given_its_key_is_refused(server: ServerSe
 
 @pytest.mark.parametrize(
     ("given", "listed"),
-    [({}, "h"), ({"NO_PROXY": "a,b"}, "a,b,h"), ({"no_proxy": "a"}, "a,h"), ({"NO_PROXY": "", "no_proxy": "a"}, "a,h")],
+    [({}, "h"), ({"NO_PROXY": "a,b"}, "a,b,h"), ({"no_proxy": "a"}, "a,h")],
 )
 def test_a_host_is_added_to_what_is_asked_past_proxies_in_both_spellings(given: dict[str, str], listed: str) -> None:
     assert shipped.past_proxies(given, "h") == {"NO_PROXY": listed, "no_proxy": listed}
@@ -489,10 +493,17 @@ def test_behind_a_proxy_the_service_itself_is_out_of_reach() -> None:
     assert find(BackendSettings(host="claude"), ANTHROPIC_API_KEY=KEY).endpoints == ("api.anthropic.com:443",)
 
 
-def test_an_address_without_a_name_for_it_is_refused() -> None:
-    options = {"program": "mine", "arguments": ["--url", "{base_url}"]}
+@pytest.mark.parametrize(
+    "declared",
+    [
+        BackendSettings(host="acp", options={"program": "mine", "arguments": ["--url", "{base_url}"]}),
+        BackendSettings(host="opencode", env={"OPENCODE_CONFIG_CONTENT": '{"a": "{base_url}"}'}),
+    ],
+    ids=["options", "env"],
+)
+def test_an_address_without_a_name_for_it_is_refused(declared: BackendSettings) -> None:
     with pytest.raises(ConfigError, match=r"say \{base_url\}, and there is no base_url"):
-        find(BackendSettings(host="acp", options=options))
+        find(declared)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents.options import BASE_URL, McpServer, Options, read, rows_of
+from backplane.agents.options import BASE_URL, McpServer, Options, Profile, read, rows_of
 from backplane.agents.options import KEY_PROXY as KEY_PROXY
 from backplane.agents.options import OPTIONS as OPTIONS
 from backplane.errors import ConfigError
@@ -79,9 +79,9 @@ class ShippedAgent(msgspec.Struct, frozen=True):
 def past_proxies(env: Mapping[str, str], host: str) -> dict[str, str]:
     """Return the variables that let programs ask a host without a proxy, beside those that they ask so already.
 
-    Many programs look at one spelling alone, so both list what either did.
+    Many programs look at one spelling alone, so one that is not set lists what the other does.
     """
-    listed = {name: env.get(name) or env.get(name.swapcase()) for name in ("NO_PROXY", "no_proxy")}
+    listed = {name: env.get(name, env.get(name.swapcase())) for name in ("NO_PROXY", "no_proxy")}
     return {name: f"{others},{host}" if others else host for name, others in listed.items()}
 
 
@@ -118,13 +118,25 @@ class _Configured(msgspec.Struct):
     mcp_servers: list[object] = []
 
 
-def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> ShippedAgent | None:
+def is_told(agent: ShippedAgent, env: Mapping[str, str]) -> bool:
+    """Whether the agent learns where to ask: of its host, or where `{base_url}` stands in its options or variables."""
+    return not isinstance(agent.options, Profile) or _says_base_url(agent, env)
+
+
+def _says_base_url(agent: ShippedAgent, env: Mapping[str, str]) -> bool:
+    return BASE_URL in msgspec.json.encode([agent.options, env]).decode()
+
+
+def agent_of(
+    host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], env: Mapping[str, str], where: str
+) -> ShippedAgent | None:
     """The agent that a shipped host is to drive; None for a host that drives none.
 
     Args:
         host: the host's file.
         arguments: of the host; the first names a row.
         options: of the backend: `profile` names another row, `program` another program.
+        env: of the backend.
         where: what an error calls the options.
 
     Raises:
@@ -141,8 +153,8 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
     known = rows.get(row, {})
     agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
-    if agent.base_url is None and BASE_URL in msgspec.json.encode(agent.options).decode():
-        fact = f"{where} say {BASE_URL}, and there is no base_url"
+    if agent.base_url is None and _says_base_url(agent, env):
+        fact = f"{where} or its env say {BASE_URL}, and there is no base_url"
         raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')
     if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
         fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"

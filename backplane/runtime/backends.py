@@ -507,6 +507,8 @@ def _held_key(
         raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
     if asked.key_env is None or asked.base_url is None:
         raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
+    if agent is not None and not shipped.is_told(agent, declared.env):
+        raise _without_proxy(name, "nothing tells the agent where to ask: put {base_url} into env or options")
     parts = urlsplit(asked.base_url)
     if parts.username is not None or parts.query or parts.fragment:
         raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
@@ -643,7 +645,8 @@ def _asks(name: str, declared: BackendSettings) -> tuple[shipped.ShippedAgent | 
         return None, presets.read_options(declared.options, f"backends.{name}.options")
     if host in shipped.HOSTS:
         file, *arguments = SHIPPED[host]
-        return shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where), None
+        path, words = find_shared("hosts") / file, tuple(arguments)
+        return shipped.agent_of(path, words, declared.options, declared.env, where), None
     if declared.options:
         raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
     return None, None
