@@ -99,7 +99,7 @@ async def test_the_key_is_put_in_where_the_placeholder_stands_and_nowhere_else()
         "without_key": 1,
         "unanswered": 0,
         "paths": {"POST /v1/messages": 2, "GET /v1/models": 1},
-        "answers": {"counted": 2, "uncounted": 0},
+        "answers": {"counted": 2, "uncounted": 0, "models": {"m": 2}},
     }
 
 
@@ -250,7 +250,7 @@ async def test_tokens_are_what_the_service_says_of_every_answer(protocol: Protoc
     usage = use.meter.usage
     assert usage is not None
     assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (200, 20, 80)
-    assert use.to_wire()["answers"] == {"counted": 2, "uncounted": 0}
+    assert use.to_wire()["answers"] == {"counted": 2, "uncounted": 0, "models": {"m": 2}}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ async def test_tokens_are_what_the_service_says_of_every_answer(protocol: Protoc
 async def test_an_answer_that_cannot_be_counted_leaves_the_sum_unknown(fault: Fault) -> None:
     use = await counted("anthropic", [Turn(text="one", usage=COUNTED), Turn(text="x" * 400, fault=fault)], stream=True)
     assert use.meter.usage is None
-    assert use.to_wire()["answers"] == {"counted": 1, "uncounted": 1}
+    assert (use.meter.spent.requests, use.meter.uncounted) == (1, 1)
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ async def test_a_run_asks_with_a_key_that_it_does_not_have(tmp_path: Path, polic
         "without_key": 0,
         "unanswered": 0,
         "paths": {"POST /v1/messages": 2},
-        "answers": {"counted": 2, "uncounted": 0},
+        "answers": {"counted": 2, "uncounted": 0, "models": {"m": 2}},
     }
     assert ("network" in added) == bool(policy.deny_network)
 

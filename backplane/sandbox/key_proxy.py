@@ -90,14 +90,15 @@ class KeyUse:
         self.paths[name] = self.paths.get(name, 0) + 1
 
     def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
-        self.meter.end(answer.finish() if is_whole else None)
+        self.meter.end(answer, is_whole=is_whole)
         if self.on_answer is not None:
             self.on_answer(self.meter.spent.usage())
 
     def to_wire(self) -> dict[str, Json]:
         counts = {"with_key": self.with_key, "without_key": self.without_key, "unanswered": self.unanswered}
         answers = {"counted": self.meter.spent.requests, "uncounted": self.meter.uncounted}
-        return {**counts, "paths": dict(self.paths), "answers": answers}
+        models: dict[str, Json] = {"models": dict(self.meter.models)} if self.meter.models else {}
+        return {**counts, "paths": dict(self.paths), "answers": answers | models}
 
 
 def path_of(request: h11.Request) -> str:

@@ -195,6 +195,7 @@ BACKPLANE: Final[Json] = _object(
             ["counted", "uncounted"],
             counted=_COUNT,
             uncounted=_COUNT,
+            models={"description": "Model, as the service calls the one that answered → answers.", **_COUNTS},
         ),
     ),
     noise=_object(

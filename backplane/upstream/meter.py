@@ -9,7 +9,7 @@ import msgspec
 
 from backplane.contract.receipt import Usage
 from backplane.dialects import dialect, framing
-from backplane.ir import StreamFailed, TokenCounts, UsageSeen
+from backplane.ir import Began, StreamFailed, TokenCounts, UsageSeen
 from backplane.upstream.cost import Price, Spent
 
 _ANSWERS: Final = (
@@ -21,12 +21,18 @@ _ANSWERS: Final = (
 """End of a request's path → dialect of its answer."""
 
 
+MODELS_MAX: Final = 32
+"""Models that are named in the receipt; answers of others count as `other`."""
+MODEL_CHARS_MAX: Final = 200
+
+
 class AnswerMeter:
     """Reads the counters of one answer, streamed or whole; it never raises for what a service says."""
 
     def __init__(self, dialect_name: str) -> None:
         self._framing = framing.Detecting()
         self._reader: Any = dialect(dialect_name).StreamReader()
+        self.model: str | None = None
         self._counts: TokenCounts | None = None
         self._failed = False
 
@@ -49,6 +55,8 @@ class AnswerMeter:
         for event in events:
             if type(event) is UsageSeen:
                 self._counts = event.usage
+            elif type(event) is Began and isinstance(event.model, str):
+                self.model = event.model
             elif type(event) is StreamFailed:
                 self._failed = True
 
@@ -70,6 +78,8 @@ class ServiceMeter:
         self.spent = Spent()
         self.uncounted = 0
         """Answers that broke off, or said no counters that could be read."""
+        self.models: dict[str, int] = {}
+        """Model, as the service calls the one that answered → answers."""
         self._price = price
 
     def begin(self, path: str) -> AnswerMeter | None:
@@ -77,8 +87,13 @@ class ServiceMeter:
         name = next((name for pattern, name in _ANSWERS if pattern.search(path)), None)
         return None if name is None else AnswerMeter(name)
 
-    def end(self, counts: TokenCounts | None) -> None:
-        """Add the counters of an answer; None for one that has none, or was not read to its end."""
+    def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
+        """Add what an answer says, whole or cut."""
+        counts = answer.finish() if is_whole else None
+        if answer.model is not None:
+            model = answer.model[:MODEL_CHARS_MAX]
+            name = model if model in self.models or len(self.models) < MODELS_MAX else "other"
+            self.models[name] = self.models.get(name, 0) + 1
         if counts is None or counts.input is None or counts.output is None:
             self.uncounted += 1
         else:
