@@ -181,6 +181,14 @@ def test_bad_words_are_refused_with_the_next_step(tmp_path: Path, monkeypatch: A
     assert "not so many receipts" in cli("replay", "--policy", "strict", "last").stderr
 
 
+def test_a_rule_that_matches_nothing_is_told_where_it_is_tried(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.json").write_text('{"disallowed_tools": ["Bash(git push:*)"], "deny_write": ["src/"]}')
+    told = cli("replay", "--policy", "new.json", "--all").stderr
+    assert "not known here: Bash(git push:*) (bash?)" in told
+    assert "match no file of the workspace: src/ (src?)" in told
+
+
 def test_a_run_of_200_events_is_judged_in_a_small_part_of_its_share_of_ten_seconds(tmp_path: Path) -> None:
     events = [call("bash", command=f"make {n}") if n % 2 else call("read_file", path=f"a{n}") for n in range(200)]
     with Store.open(tmp_path) as store:

@@ -195,6 +195,7 @@ def test_a_pruned_run_is_counted_and_says_nothing_of_a_policy(root: Path, monkey
     cli("receipts", "prune", "--keep", "0")
     gone = cli("replay", "--policy", "default", "--all")
     assert (gone.returncode, "1 run not wholly judged" in gone.stdout) == (4, True), gone
+    assert gone.stdout.startswith("not judged, 1 run: its order is not kept here"), "counted, and not named"
     cli("run", "echo new", "--backend", "shell")
     (root / "new.json").write_text('{"disallowed_tools": ["bash"]}')
     for policy, code in (("default", 0), ("new.json", 1)):

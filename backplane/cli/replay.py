@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ from backplane.cli import DONE, FAILED, REFUSED, streams
 from backplane.cli.parser import Options
 from backplane.cli.show import Look
 from backplane.cli.start import open_store, wrong
+from backplane.contract.work import WorkOrder
 from backplane.receipts.backtest import Rejudge, Rejudged
-from backplane.runtime.orders import read_policy
+from backplane.runtime.orders import read_policy, without_effect
 from backplane.view.diff import changes
 
 if TYPE_CHECKING:
@@ -26,8 +28,11 @@ def replay(options: Options) -> int:
     if bool(options.runs) == options.all:
         raise wrong("name a RUN or more, or --all", "backplane replay --help")
     profile = read_policy(options.policy)
+    for _, _, fact in without_effect(WorkOrder("", policy=profile), ()):
+        streams.note(fact)  # That it changes no decision would be said of such a rule, and be no comfort.
     look = Look.here()
     runs = decisions = differing = unjudged = 0
+    alike: Counter[str] = Counter()
     with open_store() as store:
         rejudge = Rejudge(store, profile, _files)
         for row in _rows(store, options):
@@ -38,9 +43,14 @@ def replay(options: Options) -> int:
             unjudged += found.unjudged is not None
             if options.json:
                 streams.write_record(found)
+            elif options.all and found.unjudged is not None and not found.differing:
+                alike[found.unjudged] += 1  # A store has hundreds that were pruned, and they say nothing.
             else:
                 _tell(found, look)
     if not options.json:
+        for why, count in alike.items():
+            told = f"not judged, {streams.count(count, 'run')}: "
+            streams.write(f"{look.dress('yellow', told)}{streams.one_line(why)}\n")
         rest = f", {streams.count(unjudged, 'run')} not wholly judged" if unjudged else ""
         counted = f"{streams.count(runs, 'run')}, {streams.count(decisions, 'decision')}"
         streams.write(f"{counted}, {differing} would differ{rest}\n")
