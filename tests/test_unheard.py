@@ -304,6 +304,19 @@ def test_paths_that_no_file_of_a_workspace_has_are_warned_of(work: Path) -> None
     assert not any(unmatched_paths(policy, WorkspaceSpec()) for policy in (well.policy, *PROFILES.values()))
 
 
+def test_a_hook_for_a_tool_that_nobody_knows_is_warned_of(work: Path) -> None:
+    settings = """[[hooks]]
+event = "pre_tool"
+command = ["true"]
+tools = ["bash", "Bsh", "mcp__git__*"]
+"""
+    (work / "backplane.toml").write_text(settings)
+    done = command(work, "run", "--backend", "shell", "true", stdin="")
+    assert "warning: tools of hooks that are not known here: Bsh (bash?); " in done.stdout
+    (note,) = validate(settings.encode(), "backplane.toml").findings
+    assert (note.pointer, note.note) == ("/hooks/0/tools/1", True)
+
+
 @pytest.mark.parametrize(
     ("policy", "valid"),
     [

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -333,13 +333,18 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
 
 
 def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
-    """Return the tool names of a policy that are not known here, each with the known one it is most like.
+    """Return the tool names of a policy that are not known here, each with the known one it is most like."""
+    return unknown_names(_named_tools(profile))
+
+
+def unknown_names(tools: Iterable[str]) -> dict[str, str | None]:
+    """Return those of these tool names that are not known here, each with the known one it is most like.
 
     Patterns and tools of MCP servers are passed over: what they will meet is not known before the run.
     """
     # What a shipped profile names is no slip, though only some agents have such a tool.
     known = (*TOOLS, *SPELLINGS, *(name for shipped in PROFILES.values() for name in _named_tools(shipped)))
-    plain = {name for name in _named_tools(profile) if not _PATTERN.match(name) and not name.startswith("mcp__")}
+    plain = {name for name in tools if not _PATTERN.match(name) and not name.startswith("mcp__")}
     meant = {name: name.partition("(")[0] for name in sorted(plain.difference(known))}
     return {name: _MEANT.get(tool.lower()) or nearest_name(tool, known) for name, tool in meant.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -15,7 +15,14 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
-from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy, unknown_tools, unmatched_paths
+from backplane.policy.rules import (
+    POLICY_BYTES_MAX,
+    PROFILES,
+    parse_policy,
+    unknown_names,
+    unknown_tools,
+    unmatched_paths,
+)
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
 
@@ -95,22 +102,30 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
     return parse_policy(data, policy)
 
 
-def without_effect(order: WorkOrder, unheard: Sequence[str]) -> Iterator[tuple[str, Json, str]]:
+def without_effect(
+    order: WorkOrder, unheard: Sequence[str], hooked: Iterable[str] = ()
+) -> Iterator[tuple[str, Json, str]]:
     """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words.
 
     Args:
         unheard: its `unheard_names`.
+        hooked: names of tools in its run's hooks.
     """
     if unheard:
         yield "unheard", list(unheard), f"without effect in the order: {', '.join(unheard)}"
     if tools := unknown_tools(order.policy):
-        shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
-        fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
+        fact = f"tools of the policy that are not known here: {_shown(tools)}; each rule holds for exactly its name"
         yield "unknown_tools", dict(tools), fact
+    if tools := unknown_names(hooked):
+        fact = f"tools of hooks that are not known here: {_shown(tools)}; a hook is asked for exactly these names"
+        yield "unknown_hook_tools", dict(tools), fact
     if paths := unmatched_paths(order.policy, order.workspace):
-        shown = ", ".join(f"{path} ({near}?)" if near else path for path, near in paths.items())
-        fact = f"patterns that match no file of the workspace: {shown}; each is compared with the path from its root"
+        fact = f"patterns that match no file of the workspace: {_shown(paths)}; each is held against the path from its root"
         yield "unmatched_paths", dict(paths), fact
+
+
+def _shown(found: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} ({near}?)" if near else name for name, near in found.items())
 
 
 def check_order(order: WorkOrder) -> None:

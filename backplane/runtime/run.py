@@ -693,12 +693,13 @@ class Run:
         self._report_unheard()
 
     def _report_unheard(self) -> None:
-        """Warn of what has no effect: members of the order or the hello, tools of its policy, MCP servers that the cage
+        """Warn of what has no effect: members of the order or the hello, rules, tools of hooks, MCP servers that the cage
         hides."""
         if unheard := self._line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
             self._inbound.report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
-        for name, value, fact in without_effect(self.order, self.facts.added.get("unheard", ())):
+        hooked = [tool for hook in self._inbound.hooks.all for tool in hook.tools] if self._inbound.hooks else ()
+        for name, value, fact in without_effect(self.order, self.facts.added.get("unheard", ()), hooked):
             self._inbound.report(name, value, fact)
         if servers := self._environment.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())

@@ -30,7 +30,7 @@ from backplane.contract.unheard import (
     unknown_members,
 )
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
-from backplane.policy.rules import TOOL_LISTS, unknown_tools, unmatched_paths
+from backplane.policy.rules import TOOL_LISTS, unknown_names, unknown_tools, unmatched_paths
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -348,8 +348,15 @@ def _without_match(value: Json, kind: str) -> Iterator[DocumentFault]:
             for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
                 if pattern in (found := tools if name in TOOL_LISTS else paths):
                     what = "no tool that is known here" if found is tools else "no file of a workspace"
-                    near = f"; {found[pattern]!r} may be meant" if found[pattern] else ""
-                    yield DocumentFault(f"{where}/{name}/{index}", f"matches {what}{near}", note=True)
+                    yield _matches_none(f"{where}/{name}/{index}", what, found[pattern])
+    for number, hook in enumerate(value.get("hooks", ()) if kind == "configuration" else ()):
+        hooked = hook.get("tools", ())
+        for name, near in unknown_names(hooked).items():
+            yield _matches_none(f"/hooks/{number}/tools/{hooked.index(name)}", "no tool that is known here", near)
+
+
+def _matches_none(pointer: str, what: str, near: str | None) -> DocumentFault:
+    return DocumentFault(pointer, f"matches {what}" + (f"; {near!r} may be meant" if near else ""), note=True)
 
 
 def _why_unheard(one: Unheard, refused: bool) -> str:
