@@ -120,7 +120,7 @@ def without_effect(
         fact = f"tools of hooks that are not known here: {_shown(tools)}; a hook is asked for exactly these names"
         yield "unknown_hook_tools", dict(tools), fact
     if paths := unmatched_paths(order.policy, order.workspace):
-        fact = f"patterns that match no file of the workspace: {_shown(paths)}; each is held against the path from its root"
+        fact = f"patterns that match no file of the workspace: {_shown(paths)}; each is to be a path from its root"
         yield "unmatched_paths", dict(paths), fact
 
 

@@ -693,8 +693,8 @@ class Run:
         self._report_unheard()
 
     def _report_unheard(self) -> None:
-        """Warn of what has no effect: members of the order or the hello, rules, tools of hooks, MCP servers that the cage
-        hides."""
+        """Warn of what has no effect: members of the order or the hello, rules, tools of hooks, MCP servers that
+        the cage hides."""
         if unheard := self._line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
             self._inbound.report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
