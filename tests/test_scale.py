@@ -709,6 +709,29 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
 
 
+def test_a_worker_logs_what_it_takes_and_how_it_ended(queue: Queue) -> None:
+    words = ("--root", ".", "-b", "shell")
+    good, bad = (queue.cli("submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
+    worker = queue.worker()
+    until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
+    worker.terminate()
+    assert worker.wait(30) == 0
+    lines = (queue.folder / "worker0.log").read_text().splitlines()
+    assert lines[0] == "takes orders of the label default, 1 slot; a signal ends it in order"
+    for order_id, end in ((good, "complete"), (bad, "failed (execution_tool_failed)")):
+        begins, ended = (line for line in lines if line.startswith(order_id))
+        assert begins.startswith(f"{order_id}  begins, attempt 1: run ")
+        assert ended == f"{order_id}  {end}"
+
+
+def test_an_age_is_told_in_units_that_people_read(queue: Queue) -> None:
+    queue.cli("submit", "true", "--root", ".", "-b", "shell")
+    with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
+        connection.execute("UPDATE workflow_status SET created_at = created_at - 7800000")
+    assert "  2 h 10 min" in queue.cli("queue", "list").stdout
+    assert "oldest 2 h 10 min" in queue.cli("queue", "status").stdout
+
+
 @pytest.mark.parametrize("follows", ["submit", "events"])
 def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: Queue, follows: str) -> None:
     words = ["submit", "true", "--root", ".", "-b", "shell", "--label", "gpuu"]

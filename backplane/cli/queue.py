@@ -25,12 +25,14 @@ from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
 from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority, unknown_order
+from backplane.view.figures import elapsed
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
+    from backplane.runtime.plane import Run
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Event, Job, OrderResult
+    from backplane.scale.engine import Attempt, Event, Job, OrderResult
 
 LISTED_MAX: Final = 10_000
 """Orders that `status` counts: more than that wait for a day."""
@@ -89,7 +91,7 @@ class QueuePlace:
     def none_there(self) -> ConfigError:
         """What somebody is told who looks for a queue where there is none."""
         fact = f"there is no queue at {streams.one_line(str(self._file))}"
-        return wrong(fact, "see --engine; `backplane submit` makes a new one")
+        return wrong(fact, "see --engine; `backplane submit` or `backplane worker` makes a new one")
 
     def contents(self) -> Contents:
         """The content store. Raises ConfigError `config_invalid`: none is named, or there is no such place."""
@@ -306,7 +308,7 @@ def list_orders(options: Options) -> int:
 def _line(status: Status) -> str:
     word = "cancelling" if status.cancelled and status.state in ("waiting", "running") else status.state
     attempts = f"attempt {len(status.attempts)}" if status.attempts else ""
-    age = f"{status.waiting_ms // 1000} s"
+    age = elapsed(status.waiting_ms // 1000)
     return streams.one_line(f"{status.order_id}  {word:<10}  {status.label}  {age}  {attempts}".rstrip())
 
 
@@ -369,7 +371,7 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
     own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
     if own is None or own.age_ms > lease_ms:
         others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
-        beat = f"did not beat for {own.age_ms // 1000} s" if own is not None else "is not known any more"
+        beat = f"did not beat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not known any more"
         start = f"backplane worker --label {status.label}"
         takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
         fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
@@ -610,7 +612,7 @@ def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
     oldest = {"waiting": found.oldest_waiting_ms, "running": found.oldest_running_ms}
     for state in STATES:
         age = oldest.get(state)
-        more = f"  oldest {age // 1000} s" if age is not None else ""
+        more = f"  oldest {elapsed(age // 1000)}" if age is not None else ""
         streams.write(f"{state:<8} {getattr(found, state)}{more}\n")
     within = f"{found.ended_in_1_min} in 60 s, {found.ended_in_10_min} in 600 s, {found.ended_in_1_h} in 3600 s"
     streams.write(f"ended    {within}\n")
@@ -641,11 +643,22 @@ def work(options: Options) -> int:
         ):
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
-                await engine.serve(Runner(plane, content), slots=options.slots, label=options.label)
+                slots = streams.count(options.slots, "slot")
+                streams.note(f"takes orders of the label {options.label}, {slots}; a signal ends it in order")
+                await engine.serve(Runner(plane, content, _tell_attempt), slots=options.slots, label=options.label)
             tasks.cancel_scope.cancel()
         return 0
 
     return _do(work, engine)
+
+
+def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
+    """Say on stderr that an attempt begins or how its run ended: a worker's log, which repeats nobody's words."""
+    if run is None:
+        streams.note(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
+        return
+    code = f" ({failure.code})" if (failure := failure_of(run.receipt)) is not None else ""
+    streams.note(f"{attempt.order_id}  {run.receipt.outcome}{code}")
 
 
 def _share_a_heap() -> None:

@@ -6,7 +6,7 @@ worker's store, and nobody waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,11 +43,15 @@ class Runner:
 
     Args:
         content: where workspaces come from and patches go.
+        told: called for each attempt that begins, with no run, and with its run once that is sealed.
     """
 
-    def __init__(self, plane: ControlPlane, content: Contents) -> None:
+    def __init__(
+        self, plane: ControlPlane, content: Contents, told: Callable[[Attempt, Run | None], object] | None = None
+    ) -> None:
         self._plane = plane
         self._content = content
+        self._told = told or (lambda _, __: None)
 
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         """Run one attempt to its receipt.
@@ -60,6 +64,7 @@ class Runner:
         for name in OF_QUEUE:
             order = order.without_abp(name)
         added: dict[str, Json] = {"queue": _place(job, attempt)}
+        self._told(attempt, None)
         async with incoming(self._plane.home) as folder:
             try:
                 if attempt.cancelled is None:
@@ -123,6 +128,7 @@ class Runner:
 
     async def _result(self, run: Run, attempt: Attempt) -> OrderResult:
         attempts = (*attempt.earlier, attempt.id)
+        self._told(attempt, run)
 
         def gathered() -> OrderResult:
             patch = None
