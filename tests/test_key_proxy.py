@@ -68,6 +68,11 @@ async def raw(proxy: KeyProxy) -> AsyncIterator[anyio.abc.SocketStream]:
         yield stream
 
 
+def head(proxy: KeyProxy, what: str, *headers: str) -> bytes:
+    lines = (f"{what} HTTP/1.1", "Host: x", f"X-Api-Key: {proxy.placeholder}", *headers, "", "")
+    return "\r\n".join(lines).encode()
+
+
 async def until(stream: anyio.abc.SocketStream, words: bytes) -> bytes:
     data = b""
     while words not in data:
@@ -87,16 +92,16 @@ async def test_the_key_is_put_in_where_the_placeholder_stands_and_nowhere_else()
             bearer = await ask(proxy, headers={"authorization": f"Bearer {proxy.placeholder}"})
             assert bearer.status_code == 200
             async with httpx.AsyncClient(base_url=proxy.address) as client:
-                await client.get("/v1/models", headers={"x-api-key": "another's"})
+                await client.get("/v1/models", headers={"x-api-key": proxy.placeholder, "authorization": "another's"})
     first, second, third = server.requests
     assert first.headers["x-api-key"] == KEY
     assert second.headers["authorization"] == f"Bearer {KEY}"
-    assert third.headers["x-api-key"] == "another's"
+    assert (third.headers["x-api-key"], third.headers.get("authorization")) == (KEY, None)
     assert first.headers["host"] == server.url.removeprefix("http://")
     assert proxy.placeholder not in str([(request.headers, request.query) for request in server.requests])
     assert use.to_wire() == {
-        "with_key": 2,
-        "without_key": 1,
+        "with_key": 3,
+        "without_key": 0,
         "unanswered": 0,
         "paths": {"POST /v1/messages": 2, "GET /v1/models": 1},
         "answers": {"counted": 2, "uncounted": 0, "models": {"m": 2}},
@@ -117,10 +122,19 @@ async def test_the_key_is_put_in_only_where_a_service_looks_for_one() -> None:
                 "authorization": f"Bearer {given}x",
                 "x-api-key": f"{given} {given}",
             }.items():
-                await client.get("/v1/models", headers={name: value})
-            await client.get(f"/{given}", params={"key": given, "x": given})
-    assert KEY not in str([(request.path, request.headers, request.query) for request in server.requests])
-    assert (use.with_key, use.without_key) == (0, 7)
+                assert (await client.get("/v1/models", headers={name: value})).status_code == 401
+                await client.get(f"/{given}?key={given}", headers={"api-key": given, name: value})
+    assert all(str((asked.path, asked.headers, asked.query)).count(KEY) == 1 for asked in server.requests)
+    assert (use.with_key, use.without_key, len(server.requests)) == (6, 6, 6)
+
+
+async def test_a_request_with_another_key_is_refused() -> None:
+    """With one that it brought, a command would send what it sees to an account of somebody else's."""
+    with ModelServer([]) as server:
+        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
+            answer = await ask(proxy, headers={"x-api-key": "another's"})
+    assert answer.status_code == 401
+    assert server.requests == ()
 
 
 async def test_a_query_has_the_key_where_the_service_takes_it_there_and_a_redirect_does_not_tell_it() -> None:
@@ -188,10 +202,9 @@ async def test_bodies_of_any_length_go_on_in_either_framing() -> None:
 
 
 async def test_requests_follow_each_other_on_one_connection() -> None:
-    get = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     with ModelServer([]) as server:
         async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-            await stream.send(get + get)  # The second before the first is answered.
+            await stream.send(head(proxy, "GET /v1/models") * 2)  # The second before the first is answered.
             data = b""
             while data.count(b"HTTP/1.1 200") < 2 or data.count(b'"list"') < 2:
                 data += await stream.receive()
@@ -199,10 +212,9 @@ async def test_requests_follow_each_other_on_one_connection() -> None:
 
 
 async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
-    head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     with ModelServer([Turn(text="one")]) as server:
         async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-            await stream.send(head)
+            await stream.send(head(proxy, "POST /v1/messages", "Content-Length: 2", "Expect: 100-continue"))
             await until(stream, b"100")
             await stream.send(b"{}")
             await until(stream, b"HTTP/1.1 ")
@@ -285,7 +297,7 @@ async def test_an_asker_that_leaves_ends_its_request() -> None:
 
     async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy:
         async with raw(proxy) as stream:
-            await stream.send(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            await stream.send(head(proxy, "POST /v1/messages", "Content-Length: 2") + b"{}")
             await anyio.wait_all_tasks_blocked()
         await left.wait()
 
@@ -346,7 +358,7 @@ async def test_what_is_said_ahead_of_an_answer_is_not_all_held() -> None:
         await anyio.sleep_forever()
 
     async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-        await stream.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        await stream.send(head(proxy, "GET /v1/models"))
         sent = 0
         with anyio.move_on_after(1):
             while sent < 1 << 26:

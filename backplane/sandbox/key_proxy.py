@@ -76,6 +76,7 @@ class KeyUse:
         self.paths: dict[str, int] = {}
         self.with_key = 0
         self.without_key = 0
+        """Were refused."""
         self.unanswered = 0
         """The service could not be reached, or broke off."""
         self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
@@ -226,6 +227,9 @@ class _Visit:
             await self._refuse(400, "the path has a #, or is over 65,536 bytes")
             return
         use.note(request, has_key)
+        if not has_key:  # With another key a command would send what it sees to an account of somebody else's.
+            await self._refuse(401, "the key that stands in the environment has to come in a header that is for one")
+            return
         try:
             answer = await self._client.send(asked, stream=True)
         except httpx.HTTPError as error:
@@ -235,7 +239,7 @@ class _Visit:
             await self._refuse(502, f"the service at {host} does not answer: {why}")
             return
         try:
-            meter = use.meter.begin(path_of(request)) if has_key and answer.is_success else None
+            meter = use.meter.begin(path_of(request)) if answer.is_success else None
             await self._answer(answer, meter)
         except httpx.HTTPError:
             use.unanswered += 1
@@ -257,9 +261,11 @@ class _Visit:
         for name, value in _passed_on(request.headers):
             if name == b"accept-encoding":
                 continue
-            # Alone or after its scheme: of a key with more around it a service may say in full that it is wrong.
-            scheme, _, word = value.rpartition(b" ")
-            if word == given and scheme.lower() in _SCHEMES and _KEY_HEADERS.search(name):
+            if _KEY_HEADERS.search(name):
+                # Alone or after its scheme: of a key with more around it a service may say in full that it is wrong.
+                scheme, _, word = value.rpartition(b" ")
+                if word != given or scheme.lower() not in _SCHEMES:
+                    continue
                 has_key, value = True, value[: -len(word)] + key
             headers.append((name, value))
         # What comes packed waits in the packer's window, and nobody here could count in it.
