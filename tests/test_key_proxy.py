@@ -25,6 +25,7 @@ from backplane.runtime import backends
 from backplane.sandbox import key_proxy
 from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
+from backplane.upstream.meter import ServiceMeter
 from tests.runs import order
 from tests.test_runs import cli
 
@@ -280,6 +281,11 @@ async def test_an_answer_that_cannot_be_counted_leaves_the_sum_unknown(fault: Fa
     use = await counted("anthropic", [Turn(text="one", usage=COUNTED), Turn(text="x" * 400, fault=fault)], stream=True)
     assert use.meter.usage is None
     assert (use.meter.spent.requests, use.meter.uncounted) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/%6Dessages", "/v1/messages/", "/v1beta/models/m%3AgenerateContent"])
+def test_an_answer_is_counted_however_its_path_is_spelt(path: str) -> None:
+    assert ServiceMeter().begin(path) is not None
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -84,7 +85,8 @@ class ServiceMeter:
 
     def begin(self, path: str) -> AnswerMeter | None:
         """Return what reads the answer to a request; None where such a request asks no model."""
-        name = next((name for pattern, name in _ANSWERS if pattern.search(path)), None)
+        spelt = unquote(path).rstrip("/")  # As the service reads it: a budget counts on this.
+        name = next((name for pattern, name in _ANSWERS if pattern.search(spelt)), None)
         return None if name is None else AnswerMeter(name)
 
     def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
