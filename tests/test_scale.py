@@ -709,7 +709,7 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
 
 
-def test_a_worker_logs_what_it_takes_and_how_it_ended(queue: Queue) -> None:
+def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue: Queue) -> None:
     words = ("--root", ".", "-b", "shell")
     good, bad = (queue.cli("submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
     worker = queue.worker()
@@ -718,6 +718,9 @@ def test_a_worker_logs_what_it_takes_and_how_it_ended(queue: Queue) -> None:
     assert worker.wait(30) == 0
     lines = (queue.folder / "worker0.log").read_text().splitlines()
     assert lines[0] == "takes orders of the label default, 1 slot; a signal ends it in order"
+    listed = queue.cli("queue", "list").stdout
+    assert f"{good}  complete " in listed
+    assert f"{bad}  failed " in listed, "and not `done` alone"
     for order_id, end in ((good, "complete"), (bad, "failed (execution_tool_failed)")):
         begins, ended = (line for line in lines if line.startswith(order_id))
         assert begins.startswith(f"{order_id}  begins, attempt 1: run ")

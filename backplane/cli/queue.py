@@ -300,13 +300,14 @@ def list_orders(options: Options) -> int:
         return 0
 
     async def look(_: Options, engine: DurableEngine, __: QueuePlace) -> int:
-        return show(await engine.list(limit=options.limit, label=options.label))
+        return show(await engine.list(limit=options.limit, label=options.label, outcomes=True))
 
     return _queue(look, options, lambda: show(()))
 
 
 def _line(status: Status) -> str:
-    word = "cancelling" if status.cancelled and status.state in ("waiting", "running") else status.state
+    is_cancelled = status.cancelled is not None and status.state in ("waiting", "running")
+    word = "cancelling" if is_cancelled else status.outcome or status.state
     attempts = f"attempt {len(status.attempts)}" if status.attempts else ""
     age = elapsed(status.waiting_ms // 1000)
     return streams.one_line(f"{status.order_id}  {word:<10}  {status.label}  {age}  {attempts}".rstrip())

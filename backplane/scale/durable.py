@@ -265,7 +265,7 @@ class DurableEngine:
 
     async def status(self, order_id: str) -> Status:
         """Where one order is. Raises ConfigError `config_invalid`, no such order."""
-        row = await anyio.to_thread.run_sync(self._row, order_id)
+        row = await anyio.to_thread.run_sync(self._row, order_id, True)
         return (await anyio.to_thread.run_sync(self._statuses, [row]))[0]
 
     async def job(self, order_id: str) -> Job:
@@ -273,14 +273,20 @@ class DurableEngine:
         row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
         return read_row(next(iter(_argument(row.input)), None), Job, "order")
 
-    async def list(self, *, limit: int = 50, state: State | None = None, label: str | None = None) -> Sequence[Status]:
-        """The newest orders first, of all states and labels or of one."""
+    async def list(
+        self, *, limit: int = 50, state: State | None = None, label: str | None = None, outcomes: bool = False
+    ) -> Sequence[Status]:
+        """The newest orders first, of all states and labels or of one.
+
+        Args:
+            outcomes: also how those that are done ended, which reads a result of up to 1 MiB each.
+        """
 
         def found() -> Sequence[Status]:
             wanted: Any = _OF_STATE[state] if state is not None else None
             rows = self._client.list_workflows(
                 name=WORKFLOW, status=wanted, queue_name=_queue(label) if label is not None else None, limit=limit,
-                sort_desc=True, load_input=False, load_output=False,
+                sort_desc=True, load_input=False, load_output=outcomes,
             )  # fmt: skip
             return self._statuses(rows)
 
@@ -377,6 +383,7 @@ class DurableEngine:
                 max(int(now_ms - (row.created_at or now_ms)), 0),
                 None if row.status in _STATES else f"{row.status} {row.error or ''}".strip(),
                 int(now_ms - row.completed_at) if row.completed_at else None,
+                _outcome(row),
             )
             for row in rows
         ]
@@ -441,6 +448,14 @@ def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
     if row.executor_id is None or row.status == "ENQUEUED":
         return lost
     return tuple(dict.fromkeys((*lost, attempt_id(row.workflow_id, row.executor_id))))
+
+
+def _outcome(row: Any) -> str | None:
+    if _STATES.get(row.status) != "done" or row.output is None:
+        return None
+    with suppress(BackplaneError):  # One row that cannot be read hides no other from a list.
+        return read_row(row.output, OrderResult, "result").outcome
+    return None
 
 
 class _Batch(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -89,6 +89,8 @@ class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SHA-256 of the patch in the content store; None when it stands in the receipt, or there is none."""
     cost_usd_micros: int | None = None
     """Of the attempt that counts; None where it is not known for sure."""
+    outcome: str | None = None
+    """Of the receipt, for who lists orders and reads none."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -106,6 +108,8 @@ class Status(msgspec.Struct, frozen=True):
     error: str | None = None
     ended_ms_ago: int | None = None
     """None until it has ended."""
+    outcome: str | None = None
+    """What the receipt of a done one says: `done` alone is also how a failed run ends."""
 
 
 class Worker(msgspec.Struct, frozen=True):

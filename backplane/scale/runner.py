@@ -137,8 +137,9 @@ class Runner:
             data = b"".join(run.receipt_chunks())
             cost = _cost_usd_micros(run)
             if len(data) <= RECEIPT_BYTES_MAX:
-                return OrderResult(attempts, data.decode(), None, patch, cost)
-            return OrderResult(attempts, None, self._content.put(iter((data,))), patch, cost)
+                return OrderResult(attempts, data.decode(), None, patch, cost, run.receipt.outcome)
+            kept = self._content.put(iter((data,)))
+            return OrderResult(attempts, None, kept, patch, cost, run.receipt.outcome)
 
         return await anyio.to_thread.run_sync(gathered)
 
