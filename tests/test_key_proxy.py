@@ -323,15 +323,21 @@ async def test_a_service_that_is_not_there_is_told() -> None:
         b"GET http://elsewhere.example/v1/models HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"GET nonsense HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1x/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/../key HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/%2e%2E/key HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/..%2fkey HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET //elsewhere.example/v1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/a#b HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /" + b"x" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
 async def test_it_is_a_proxy_for_one_service(asked: bytes) -> None:
     with ModelServer([]) as server:
-        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-            await stream.send(asked)
-            assert (await until(stream, b"}")).startswith(b"HTTP/1.1 400 ")
+        async with open_key_proxy(f"{server.url}/v1", KEY, KeyUse()) as proxy, raw(proxy) as stream:
+            await stream.send(asked.replace(b"\r\n", f"\r\nX-Api-Key: {proxy.placeholder}\r\n".encode(), 1))
+            assert (await until(stream, b"}")).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 "))
     assert server.requests == ()
 
 

@@ -144,7 +144,7 @@ async def open_key_proxy(
     """Listen, and attend to requests while the block lasts.
 
     Args:
-        base_url: of the service; requests go to its host, whatever their path.
+        base_url: of the service; requests go below it alone.
         key: in place of the placeholder, in headers that are for a key.
         use: filled with what was asked for.
         key_in_query: put it in the query's `key`, too.
@@ -226,6 +226,9 @@ class _Visit:
         except httpx.InvalidURL:
             await self._refuse(400, "the path has a #, or is over 65,536 bytes")
             return
+        if not self._is_below_base(asked.url):
+            await self._refuse(403, "this is a proxy for one service: ask below the path of its address")
+            return
         use.note(request, has_key)
         if not has_key:  # With another key a command would send what it sees to an account of somebody else's.
             await self._refuse(401, "the key that stands in the environment has to come in a header that is for one")
@@ -273,6 +276,11 @@ class _Visit:
         url = httpx.URL(self._proxy.base_url).copy_with(raw_path=path + mark + query)
         body = None if self._heard.is_set() else self._body()
         return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
+
+    def _is_below_base(self, url: httpx.URL) -> bool:
+        """Whether it is the service's: a gateway has others beside it, and paths that make new keys."""
+        base = httpx.URL(self._proxy.base_url).path.rstrip("/")
+        return f"{url.path}/".startswith(f"{base}/") and ".." not in url.path.split("/")
 
     def _without_key(self, value: bytes) -> bytes:
         given, key = self._proxy.placeholder.encode(), self._proxy.key
