@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.cli import streams
+from backplane.cli.copies import Copy
 from backplane.cli.parser import Options
 from backplane.cli.start import wrong
 from backplane.contract import canonical
@@ -32,8 +33,14 @@ def translate_input(options: Options) -> int:
         dialect(options.source), dialect(options.target)
     if options.asked is not None and options.target != AUGMENT:
         raise wrong(f"--asked is for --to {AUGMENT}", "leave it out")
-    losses = _stream(options) if options.kind == "stream" else _document(options)
-    _report(losses, options)
+    # Tried before anything is translated: a stream cannot be said again for its losses.
+    copy = Copy(options.losses) if options.losses is not None else None
+    try:
+        losses = _stream(options) if options.kind == "stream" else _document(options)
+        _report(losses, copy, every=options.all)
+    finally:
+        if copy is not None:
+            copy.close()
     return 1 if options.strict and any(loss.is_material for loss in losses) else 0
 
 
@@ -127,20 +134,16 @@ def _pieces(name: str) -> Iterator[bytes]:
                 os.close(fd)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        raise wrong(f"{streams.source(name)} cannot be read: {why}") from fault
+        hint = None if name == "-" else "name a file that is there and that this user can read"
+        raise wrong(f"{streams.source(name)} cannot be read: {why}", hint) from fault
 
 
-def _report(losses: Sequence[Any], options: Options) -> None:
+def _report(losses: Sequence[Any], copy: Copy | None, *, every: bool) -> None:
     lines = b"".join(msgspec.json.encode(loss) + b"\n" for loss in losses)
-    if options.losses is not None:
-        try:
-            with open(options.losses, "wb") as file:
-                file.write(lines)
-        except OSError as fault:
-            name = streams.one_line(options.losses)
-            raise wrong(f"{name} cannot be written: {fault.strerror}") from fault
+    if copy is not None:
+        copy.write(iter((lines,)))
     elif streams.is_terminal(streams.STDERR):
-        for line in _for_people(losses, every=options.all):
+        for line in _for_people(losses, every=every):
             streams.note(line)
     else:
         streams.complain(lines.decode())

@@ -16,6 +16,7 @@ import msgspec
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
+from backplane.contract.unheard import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
 from backplane.dialects.codec import LossLedger, kind_of
@@ -84,7 +85,9 @@ def _plugged(name: str) -> Any:
     if len(found) != 1:
         there = sorted({*DIALECTS, *(entry.name for entry in entries())})
         fact = f"two wheels bring a dialect {name!r}" if found else f"no dialect {name!r}"
-        raise TranslationError("dialect_unknown", fact, hint=f"there are {', '.join(there)}")
+        near = nearest_name(name, there) if not found else None
+        meant = f"did you mean {near}? " if near else ""
+        raise TranslationError("dialect_unknown", fact, hint=f"{meant}there are {', '.join(there)}")
     try:
         made = found[0].load()
     except Exception as error:  # Somebody else's code, whatever it raises.

@@ -44,6 +44,19 @@ def test_losses_are_json_lines_on_stderr_or_in_a_file(tmp_path: Path) -> None:
     assert [json.loads(line) for line in file.read_text().splitlines()] == losses
 
 
+@pytest.mark.parametrize("kind", ["request", "stream"])
+def test_a_place_for_losses_that_cannot_be_written_is_refused_first(tmp_path: Path, kind: str) -> None:
+    words = ("--from", "claude", "--to", "openai", "--kind", kind, "--losses", str(tmp_path / "none" / "losses"))
+    done = translate(*words, data=json.dumps(REQUEST).encode())
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"cannot be written: No such file or directory\n  name a file in a folder that is there\n" in done.stderr
+
+
+def test_a_misspelt_dialect_is_told_with_the_nearest_one() -> None:
+    done = translate("--from", "opnai", "--to", "claude", data=b"{}")
+    assert (done.returncode, b"did you mean openai? there are " in done.stderr) == (2, True), done.stderr
+
+
 def test_strict_fails_on_a_loss_and_not_on_a_form() -> None:
     data = json.dumps({**REQUEST, "top_k": 5}).encode()
     assert translate("--from", "claude", "--to", "openai", "--strict", data=data).returncode == 1
