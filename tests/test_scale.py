@@ -661,6 +661,8 @@ def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:
     for name, fact in (("zzzz", "the queue has no order"), (first[:3], "the queue has no order")):
         refused = queue.cli("queue", "show", name)
         assert (refused.returncode, fact in refused.stderr) == (2, True), refused
+    for words in (("watch", first), ("cancel", first), ("answer", first, "ask-1", "allow")):
+        assert "an order that waits in a queue: backplane queue list" in here_cli(queue, *words).stderr
 
 
 def test_submit_refuses_what_no_run_would_begin_with(queue: Queue) -> None:

@@ -195,9 +195,9 @@ class Store:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise ConfigError(
-                "config_invalid", f"no receipt of a run {run!r} is stored", hint="backplane receipts list shows them"
-            )
+            # An order of a queue has no run here until somebody follows it, and its id looks the same.
+            hint = "backplane receipts list shows them; an order that waits in a queue: backplane queue list"
+            raise ConfigError("config_invalid", f"no receipt of a run {run!r} is stored", hint=hint)
         names = ", ".join(row.run_id for row in found[:AMBIGUOUS_SHOWN])
         more = " and more" if len(found) > AMBIGUOUS_SHOWN else ""
         raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
