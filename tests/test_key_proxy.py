@@ -176,6 +176,17 @@ async def test_a_stream_that_breaks_off_breaks_off_here_too() -> None:
     assert use.unanswered == 1
 
 
+@pytest.mark.parametrize("says", [b"", b"connection: close\r\n"], ids=["kept", "closed"])
+async def test_a_connection_that_the_service_closes_is_closed_here(says: bytes) -> None:
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        await until(stream, b"{}")
+        await stream.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n" + says + b"\r\n2\r\n{}\r\n0\r\n\r\n")
+
+    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy:
+        answer = await ask(proxy, content=b"{}", json=None)
+    assert answer.headers.get("connection") == ("close" if says else None)
+
+
 @pytest.mark.parametrize("status", [401, 429, 529, 302])
 async def test_an_answer_is_passed_on_as_it_is(status: int) -> None:
     fault = Fault(status=status, headers={"retry-after": "7", "location": "/elsewhere"}, message="as it was")

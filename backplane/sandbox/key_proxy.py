@@ -290,6 +290,9 @@ class _Visit:
         reason = answer.extensions.get("reason_phrase", b"")
         # Where a redirect leads, say: it repeats the query.
         headers = [(name, self._without_key(value)) for name, value in _passed_on(answer.headers.raw)]
+        if answer.headers.get("connection", "").lower() == "close":
+            # What breaks off is to look as it does without us: Node takes it for an end then, and programs ask again.
+            headers.append((b"connection", b"close"))
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
         is_whole = False
         try:
