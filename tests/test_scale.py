@@ -729,6 +729,15 @@ def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue
         assert ended == f"{order_id}  {end}"
 
 
+def test_a_worker_without_its_database_takes_nothing(tmp_path: Path) -> None:
+    needs_queue()
+    (tmp_path / "q.sqlite").write_bytes(b"no database" * 100)
+    with a_queue(tmp_path, f"sqlite:///{tmp_path / 'q.sqlite'}") as queue:
+        assert queue.worker().wait(30) == 1
+        log = (queue.folder / "worker0.log").read_text()
+    assert log.startswith("receipt_store_failed: the queue's database cannot be used"), log
+
+
 def test_an_age_is_told_in_units_that_people_read(queue: Queue) -> None:
     queue.cli("submit", "true", "--root", ".", "-b", "shell")
     with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from backplane import config
@@ -644,6 +645,7 @@ def work(options: Options) -> int:
         ):
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
+                await anyio.to_thread.run_sync(engine.prepare)  # Or it would be said of a database that is not there.
                 slots = streams.count(options.slots, "slot")
                 streams.note(f"takes orders of the label {options.label}, {slots}; a signal ends it in order")
                 await engine.serve(Runner(plane, content, _tell_attempt), slots=options.slots, label=options.label)
