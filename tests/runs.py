@@ -95,6 +95,13 @@ def mock_backend(way: str, *, capabilities: dict[str, Level] = mock.CAPABILITIES
     return memory(mock.work_of(), sidecar.Host(id="mock", capabilities=capabilities), **options)
 
 
+def not_begun(run: Run) -> bool:
+    """Whether all that is kept of a run is what it was asked and how it ended: nothing of a host, and no event."""
+    assert run.folder is not None
+    facts = [json.loads(line)["fact"] for line in (run.folder / "head.jsonl").read_text().splitlines()]
+    return facts == ["order", "sealed"] and (run.folder / "trace.jsonl").read_bytes() == b""
+
+
 def memory(work: sidecar.Work, host: sidecar.Host | None = None, **options: Any) -> Backend:
     host = host or sidecar.Host(id="memory", capabilities={"streaming": NATIVE})
     return MemoryBackend(id=host.id, serve=functools.partial(serve_host, host, work), **options)

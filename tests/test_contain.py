@@ -40,7 +40,7 @@ from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
 from backplane.sandbox.probe import Name, Probe, probe, try_layers, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
-from tests.runs import QUICK, go, mock_backend, one_loop, order, script
+from tests.runs import QUICK, go, mock_backend, not_begun, one_loop, order, script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("bwrap")]
 
@@ -651,7 +651,7 @@ async def test_required_refuses_before_anything_starts_where_a_layer_is_missing(
         assert run.error is not None
         assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
         assert name in run.error.message
-        assert run.folder is None
+        assert not_begun(run)
     assert not mark.exists()
 
 

@@ -15,7 +15,7 @@ import pytest
 from backplane.errors import BackplaneError
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
-from tests.runs import QUICK, check, ended, go, one_loop, order, plane, script, texts, within
+from tests.runs import QUICK, check, ended, go, not_begun, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
 
@@ -240,7 +240,7 @@ async def test_a_host_that_cannot_be_started_is_named_and_leaves_a_receipt(
     assert run.error is not None
     assert words in run.error.message + str(run.error.evidence)
     assert len(os.listdir("/proc/self/fd")) <= before + 2
-    assert run.folder is None
+    assert not_begun(run)
 
 
 @pytest.mark.parametrize("isolation", ["best_effort", "off"])

@@ -15,7 +15,7 @@ from backplane.host import Done, HostRun
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.run import Run
-from tests.runs import HELLO, backplane_of, go, memory, one_loop, order, plane, script
+from tests.runs import HELLO, backplane_of, go, memory, not_begun, one_loop, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +85,7 @@ async def test_an_order_runs_only_where_every_requirement_is_met(
             refused(again, "capability_unsupported")
             # From the hello that was kept: nothing at all is started the second time.
             assert log.read_text().split() == ["started"]
-            assert again.folder is None
+            assert not_begun(again)
             assert again.receipt is not None
             assert again.receipt.capabilities == {}
             assert backplane_of(again)["negotiation"]["satisfied"] is False

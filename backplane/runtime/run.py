@@ -282,7 +282,7 @@ class Run:
 
     @property
     def folder(self) -> Path | None:
-        """The run's own folder in the state directory; None when nothing was started."""
+        """The run's own folder in the state directory; None before something of it is, or could not be, kept."""
         journal = self._environment.journal
         return journal.folder if journal is not None else None
 
@@ -1027,8 +1027,9 @@ class Run:
                 self.facts.added["guard"] = "lost"
         if self.error is not None:
             self.facts.added["error"] = cause(self._without_secrets(self.error))
-        if self._environment.journal is None:
-            # A refused order is remembered, too; where it cannot be, the receipt cannot be stored, which is told.
+        if self._environment.journal is None and end.reason != "cancelled":
+            # What an order asked is remembered although it could not begin. Where it cannot be, no receipt is stored
+            # either, which is told.
             with suppress(StoreError):
                 self._environment.journal = self._plane.state_folder.journal(self.facts)
         return finalize.seal_run(

@@ -55,15 +55,15 @@ opencode, Qwen Code and codex-acp are driven through answers, tools, denials, a 
 (`test_acp_agents.py`), and two of them through what an order can say beside that; Gemini CLI, which is behind this
 host, too, through all cases above. Whatever the protocol has no word for the host does, or the order is refused.
 Conversations of opencode and Qwen Code stay with the folder they began in, so an order that keeps one works in place.
-A budget is held where each request's tokens are told (Qwen Code, Gemini CLI) and `prices` are configured; else it is
-refused, as are hooks after tools.
+A budget is held where `prices` are configured and each request's tokens are told (Qwen Code, Gemini CLI) or seen
+(`key_proxy`); else it is refused, as are hooks after tools.
 
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
 of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.
 
 Kimi takes no proxy to a model on the usual addresses of its own machine, so with rules on the network it reaches
-models elsewhere alone. It asks nobody about writes in a folder of git; the hook of its host does.
+models elsewhere alone, or by `key_proxy`. It asks nobody about writes in a folder of git; the hook of its host does.
 
 Of the protocol's registry these were tried by hand on 2026-11-24 against a scripted model, with an answer, a command, a
 denied command and a refused key:
