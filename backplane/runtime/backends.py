@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -36,8 +35,8 @@ from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process.aio import beside
 from backplane.process.child import Exit, open_child
 from backplane.process.launch import StartCommand
-from backplane.redact.secrets import SECRET_CHARS_MIN
 from backplane.resources import find as find_shared
+from backplane.runtime.held_key import HeldKey, behind_proxy, check_key, held_key_of
 from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
 
@@ -84,17 +83,6 @@ class Link(Protocol):
 
 Opener = Callable[[StartCommand, int, tuple[str, ...]], AbstractAsyncContextManager[Link]]
 """Starts a command, keeping so many bytes of its stderr, and lets it connect to these addresses."""
-
-
-class HeldKey(msgspec.Struct, frozen=True):
-    """A key that its host is not given, as a proxy here puts it in."""
-
-    variable: str
-    base_url: str
-    """Of the service that it is for."""
-    key_in_query: bool = False
-    prices: dict[str, Any] | None = None
-    """What its model costs, as configured."""
 
 
 class Backend(Protocol):
@@ -188,34 +176,16 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         command = self.command(order, environ)
         if opener is None:
             self.make_writable(order)
-        started = opener or self._plainly
+        kept = (self.limits or Limits()).stderr_bytes_max
+
+        def start(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
+            if opener is not None:
+                return opener(command, kept, endpoints)
+            return open_child(command, guard=self.guard, stderr_bytes_max=kept)
+
         if self.held_key is not None:
-            return self._behind_proxy(self.held_key, command, started, use)
-        return started(command, self._stderr_bytes_max, ())
-
-    @property
-    def _stderr_bytes_max(self) -> int:
-        return (self.limits or Limits()).stderr_bytes_max
-
-    def _plainly(self, command: StartCommand, kept: int, _: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
-        return open_child(command, guard=self.guard, stderr_bytes_max=kept)
-
-    @asynccontextmanager
-    async def _behind_proxy(
-        self, held: HeldKey, command: StartCommand, opener: Opener, use: KeyUse | None
-    ) -> AsyncIterator[Link]:
-        # Who has no such backend shall not pay for loading an HTTP client.
-        from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
-
-        key = command.env[held.variable].strip()
-        counted = use or KeyUse()
-        async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
-            env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
-            env |= shipped.past_proxies(env, proxy.host)
-            env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
-            behind = msgspec.structs.replace(command, env=env)
-            async with opener(behind, self._stderr_bytes_max, (f"{proxy.host}:{proxy.port}",)) as link:
-                yield link
+            return behind_proxy(self.held_key, command, start, use)
+        return start(command, ())
 
     def make_writable(self, order: WorkOrder) -> tuple[str, ...]:
         """Make the missing folders that the host may change, and return all paths that it may; blocking.
@@ -237,11 +207,6 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
                 fix = f"make it, or correct `writable` of [backends.{self.id}]; state lies in BACKPLANE_HOME"
                 raise BackendError("backend_unavailable", fact, hint=fix) from error
         return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
-
-
-def _without(key: str, value: str, placeholder: str) -> str:
-    """A variable's value with the placeholder wherever it has the key: a configuration of the agent's may."""
-    return value.replace(key, placeholder) if len(key) >= SECRET_CHARS_MIN else value
 
 
 def _stamp(word: str) -> tuple[int, ...]:
@@ -455,12 +420,12 @@ def _from_settings(
             secrets.append(key)
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
-    held_key, endpoints = _held_key(name, declared, settings, agent, service), declared.endpoints
+    held_key, endpoints = held_key_of(name, declared, settings, agent, service), declared.endpoints
     if held_key is None:  # Behind a proxy it asks nobody else.
         endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
     if held_key is not None:
-        _check_key(name, held_key.variable, env.get(held_key.variable, "").strip(), servers)
+        check_key(name, held_key.variable, env.get(held_key.variable, "").strip(), servers)
     return ProcessBackend(
         id=name,
         argv=argv,
@@ -478,71 +443,6 @@ def _from_settings(
         servers_given=tuple(servers),
         servers_required=tuple(row["name"] for row in servers if settings.mcp_servers[row["name"]].required),
     )
-
-
-def _held_key(
-    name: str,
-    declared: BackendSettings,
-    settings: Settings,
-    agent: shipped.ShippedAgent | None,
-    service: presets.Service | None,
-) -> HeldKey | None:
-    """The key that the host's agent is not to have; None where it is given its key.
-
-    Raises:
-        ConfigError: `config_invalid`, a proxy would have no effect.
-    """
-    wanted = settings.key_proxy if declared.key_proxy is None else declared.key_proxy
-    has_none = (agent is None and service is None) or (service is not None and not service.variables)
-    if not wanted or (declared.key_proxy is None and has_none):
-        return None
-    if declared.remote:
-        raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
-    if agent is not None and agent.options.own_state:
-        raise _without_proxy(name, "with own_state the agent has a login of its own")
-    if service is not None and service.has_key_headers:
-        raise _without_proxy(name, "its headers carry keys, and a proxy that of key_env alone")
-    asked = agent or service
-    if asked is None:
-        raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
-    if asked.key_env is None or asked.base_url is None:
-        raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
-    if agent is not None and not shipped.is_told(agent, declared.env):
-        raise _without_proxy(name, "nothing tells the agent where to ask: put {base_url} into env or options")
-    parts = urlsplit(asked.base_url)
-    if parts.username is not None or parts.query or parts.fragment:
-        raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
-    prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
-    if prices is not None:
-        from backplane.upstream.cost import read_price  # Its table takes a while to make.
-
-        read_price(prices, f"[backends.{name}] options.prices")
-    return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
-
-
-def _check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a key that the proxy cannot put in, or that reaches the agent another way.
-
-    Raises:
-        BackendError: `backend_unavailable`, there is none.
-        ConfigError: `config_invalid`, no header can carry it, or a configured MCP server is given it.
-    """
-    if not key:
-        fact = f"backend {name!r} has a key_proxy and no key: {variable} is not set"
-        raise BackendError("backend_unavailable", fact, hint=f"export {variable}=…")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        fact = f"the key in {variable} has a blank, or a character that no header can carry"
-        raise ConfigError("config_invalid", fact, hint=f"correct {variable}: one word of ASCII")
-    for row in servers:
-        # The agent starts its servers: what they have its commands can read.
-        if any(key in value for part in ("env", "headers") for value in row.get(part, {}).values()):
-            fact = f"[mcp_servers] {row['name']} is given the key that the agent of {name!r} is not to have"
-            raise ConfigError("config_invalid", fact, hint="give the server another key, or leave key_proxy out")
-
-
-def _without_proxy(name: str, why: str) -> ConfigError:
-    fix = f"give options = {{ key_env = …, base_url = … }}, or set key_proxy = false in [backends.{name}]"
-    return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
 
 
 def _own_variables(
@@ -631,7 +531,7 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
             _open_stores(name, declared, None)
             if declared.command is None:
                 shipped_command(declared.host or name)
-            _held_key(name, declared, settings, *_asks(name, declared))
+            held_key_of(name, declared, settings, *_asks(name, declared))
         except (ConfigError, PolicyError) as error:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 

@@ -1,0 +1,133 @@
+"""A model's key that its host is not given: whether it can be kept from it, and the host's start behind the proxy.
+
+What the proxy does is `sandbox.key_proxy`'s affair; what it promises is in `contracts/isolation.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backplane.agents import shipped
+from backplane.config import BackendSettings, Settings
+from backplane.errors import BackendError, ConfigError
+from backplane.process.launch import StartCommand
+from backplane.redact.secrets import SECRET_CHARS_MIN
+from backplane.upstream import presets
+
+if TYPE_CHECKING:
+    from backplane.sandbox.key_proxy import KeyUse
+
+Link = TypeVar("Link")
+
+
+class HeldKey(msgspec.Struct, frozen=True):
+    """A key that its host is not given, as a proxy here puts it in."""
+
+    variable: str
+    base_url: str
+    """Of the service that it is for."""
+    key_in_query: bool = False
+    prices: dict[str, Any] | None = None
+    """What its model costs, as configured."""
+
+
+def held_key_of(
+    name: str,
+    declared: BackendSettings,
+    settings: Settings,
+    agent: shipped.ShippedAgent | None,
+    service: presets.Service | None,
+) -> HeldKey | None:
+    """The key that the host's agent is not to have; None where it is given its key.
+
+    Raises:
+        ConfigError: `config_invalid`, a proxy would have no effect.
+    """
+    wanted = settings.key_proxy if declared.key_proxy is None else declared.key_proxy
+    has_none = (agent is None and service is None) or (service is not None and not service.variables)
+    if not wanted or (declared.key_proxy is None and has_none):
+        return None
+    if declared.remote:
+        raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
+    if agent is not None and agent.options.own_state:
+        raise _without_proxy(name, "with own_state the agent has a login of its own")
+    if service is not None and service.has_key_headers:
+        raise _without_proxy(name, "its headers carry keys, and a proxy that of key_env alone")
+    asked = agent or service
+    if asked is None:
+        raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
+    if asked.key_env is None or asked.base_url is None:
+        raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
+    if agent is not None and not shipped.is_told(agent, declared.env):
+        raise _without_proxy(name, "nothing tells the agent where to ask: put {base_url} into env or options")
+    parts = urlsplit(asked.base_url)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
+    prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
+    if prices is not None:
+        from backplane.upstream.cost import read_price  # Its table takes a while to make.
+
+        read_price(prices, f"[backends.{name}] options.prices")
+    return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
+
+
+def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a key that the proxy cannot put in, or that reaches the agent another way.
+
+    Raises:
+        BackendError: `backend_unavailable`, there is none.
+        ConfigError: `config_invalid`, no header can carry it, or a configured MCP server is given it.
+    """
+    if not key:
+        fact = f"backend {name!r} has a key_proxy and no key: {variable} is not set"
+        raise BackendError("backend_unavailable", fact, hint=f"export {variable}=…")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        fact = f"the key in {variable} has a blank, or a character that no header can carry"
+        raise ConfigError("config_invalid", fact, hint=f"correct {variable}: one word of ASCII")
+    for row in servers:
+        # The agent starts its servers: what they have its commands can read.
+        if any(key in value for part in ("env", "headers") for value in row.get(part, {}).values()):
+            fact = f"[mcp_servers] {row['name']} is given the key that the agent of {name!r} is not to have"
+            raise ConfigError("config_invalid", fact, hint="give the server another key, or leave key_proxy out")
+
+
+def _without_proxy(name: str, why: str) -> ConfigError:
+    fix = f"give options = {{ key_env = …, base_url = … }}, or set key_proxy = false in [backends.{name}]"
+    return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
+
+
+Start = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]
+"""Starts a command, and lets it connect to these addresses."""
+
+
+@asynccontextmanager
+async def behind_proxy(
+    held: HeldKey, command: StartCommand, start: Start[Link], use: KeyUse | None
+) -> AsyncIterator[Link]:
+    """Start a host that has a placeholder for its key, and the proxy that has the key, for as long as the block lasts.
+
+    Args:
+        use: filled with what is asked for; None counts it for nobody.
+    """
+    # Who has no such backend shall not pay for loading an HTTP client.
+    from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
+
+    key = command.env[held.variable].strip()
+    counted = use or KeyUse()
+    async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
+        env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
+        env |= shipped.past_proxies(env, proxy.host)
+        env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
+        behind = msgspec.structs.replace(command, env=env)
+        async with start(behind, (f"{proxy.host}:{proxy.port}",)) as link:
+            yield link
+
+
+def _without(key: str, value: str, placeholder: str) -> str:
+    """A variable's value with the placeholder wherever it has the key: a configuration of the agent's may."""
+    return value.replace(key, placeholder) if len(key) >= SECRET_CHARS_MIN else value
