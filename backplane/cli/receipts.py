@@ -251,7 +251,7 @@ def audit_receipt(options: Options) -> int:
         )
     for kind, counts in sorted(found.counts.items()):
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-        streams.write(f"  {streams.one_line(kind):<25} {verdicts}\n")
+        streams.write(f"  {streams.one_line(kind):<23} {verdicts}\n")
     return _AUDITED[found.verdict]
 
 
