@@ -187,6 +187,16 @@ async def test_a_connection_that_the_service_closes_is_closed_here(says: bytes) 
     assert answer.headers.get("connection") == ("close" if says else None)
 
 
+async def test_nothing_is_asked_once_a_budget_is_used_up() -> None:
+    use = KeyUse()
+    with ModelServer([Turn(text="one"), Turn(text="two")]) as server:
+        async with open_key_proxy(server.url, KEY, use) as proxy:
+            use.on_answer = lambda usage: setattr(use, "over", f"{usage.output_tokens} tokens are enough")
+            first, second = await ask(proxy), await ask(proxy)
+    assert (first.status_code, second.status_code, len(server.requests)) == (200, 403, 1)
+    assert "tokens are enough" in second.text
+
+
 @pytest.mark.parametrize("status", [401, 429, 529, 302])
 async def test_an_answer_is_passed_on_as_it_is(status: int) -> None:
     fault = Fault(status=status, headers={"retry-after": "7", "location": "/elsewhere"}, message="as it was")

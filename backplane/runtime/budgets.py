@@ -51,8 +51,8 @@ BY_CALL: Final = (
     "usage is known: nothing goes beyond the budget"
 )
 BY_SHARE: Final = (
-    "its share was reserved before it started; its agent reports usage afterwards, so at most one call of its model "
-    "goes beyond it"
+    "its share was reserved before it started; its agent reports usage afterwards, so the call of its model that used "
+    "it up goes beyond it, and one that was begun before it was ended"
 )
 SETTLED: Final = "; settled by the receipt: what is unknown, or was cut off, counts as all that was reserved"
 

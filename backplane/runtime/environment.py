@@ -204,6 +204,8 @@ class RunEnvironment:
 
     def _spent(self, so_far: Usage) -> None:
         self._facts.spent(so_far.input_tokens, so_far.output_tokens, so_far.estimated_cost_usd)
+        if self._facts.limit is not None and self._key_use is not None:
+            self._key_use.over = self._facts.limit[1]  # The agent may ask once more before it is ended.
         if self.on_spent is not None:
             self.on_spent()
 

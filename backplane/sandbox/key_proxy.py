@@ -80,6 +80,8 @@ class KeyUse:
         self.unanswered = 0
         """The service could not be reached, or broke off."""
         self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
+        self.over: str | None = None
+        """Why nothing more is asked: a budget is used up. None while it may be."""
         self.on_answer: Callable[[Usage], None] | None = None
         """Called with all that was used so far, after each answer."""
 
@@ -232,6 +234,9 @@ class _Visit:
         use.note(request, has_key)
         if not has_key:  # With another key a command would send what it sees to an account of somebody else's.
             await self._refuse(401, "the key that stands in the environment has to come in a header that is for one")
+            return
+        if use.over is not None:
+            await self._refuse(403, use.over)
             return
         try:
             answer = await self._client.send(asked, stream=True)

@@ -214,7 +214,7 @@ async def test_a_budget_holds_of_an_agent_that_tells_no_tokens(ground: Ground) -
     seen = await ground.play([again], options=prices, key_proxy=True, max_budget_usd=0.25)
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
     assert "0.3 USD spent of 0.25" in str(seen.run.error)
-    assert len(seen.server.requests) in (3, 4)  # The next may have been asked before this one was ended.
+    assert len(seen.server.requests) == 3
     # Where nobody sees its service, the same is refused.
     alone = await ground.play([again], options=prices, max_budget_usd=0.25)
     assert (alone.receipt.outcome, alone.end["code"]) == ("failed", "capability_unsupported")
