@@ -167,6 +167,23 @@ class beside:  # a context manager; of a generator, much would be kept as long a
         await self._tasks.__aexit__(None, None, None)
 
 
+VISITORS_WAITING_MAX: Final = 64
+"""Connections not yet accepted."""
+
+
+def listening(host: str) -> socket.socket:
+    """Return a socket as `visited` takes it, on a port of this address that was free. Raises OSError."""
+    listener = socket.socket()
+    try:
+        listener.bind((host, 0))
+        listener.listen(VISITORS_WAITING_MAX)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
 async def visited(listener: socket.socket, visit: Callable[[socket.socket], Awaitable[object]], most: int) -> None:
     """Accept connections until cancelled, and have `visit` attend to each in a task, so many at once; the next wait.
 

@@ -626,12 +626,9 @@ def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
     """Counters as the service said them, else of the final, else as reported under way; and whose word each one is."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    claimed = facts.claim.usage if facts.claim else None
+    words = {"seen": facts.usage_seen, "claimed": claimed, "reported": facts.folded.usage}
     for name in Usage.__struct_fields__:
-        words = {
-            "seen": facts.usage_seen,
-            "claimed": facts.claim.usage if facts.claim else None,
-            "reported": facts.folded.usage,
-        }
         found = {whose: getattr(said, name, None) for whose, said in words.items()}
         sources[name] = next((whose for whose, value in found.items() if value is not None), "unknown")
         values[name] = found.get(sources[name])
@@ -654,10 +651,10 @@ def _claims(facts: RunState, meta: RunMetadata, outcome: Outcome, git_diff: str 
         claims["receipt_sha256"] = claim.receipt_sha256
     if claim.outcome != outcome:
         claims["outcome"] = claim.outcome
-    told = {name: getattr(claim.usage, name) for name in Usage.__struct_fields__}
-    seen = {name: getattr(facts.usage_seen, name, None) for name in told}
-    other = {name: told[name] for name in told if None not in (told[name], seen[name]) and told[name] != seen[name]}
-    if other:
+    counters = (
+        (name, getattr(claim.usage, name), getattr(facts.usage_seen, name, None)) for name in Usage.__struct_fields__
+    )
+    if other := {name: told for name, told, seen in counters if None not in (told, seen) and told != seen}:
         claims["usage"] = other
     if claim.verification.git_diff not in (None, git_diff):
         claims["git_diff"] = _brief(claim.verification.git_diff)

@@ -23,34 +23,22 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.errors import BackendError
-from backplane.process.aio import beside, receive, send, visited
+from backplane.process.aio import beside, listening, receive, send, visited
+from backplane.sandbox.proxy import CHUNK_BYTES, CONNECT_S_MAX, DROPPED_HEADERS, HEAD_BYTES_MAX, IDLE_S_MAX
 from backplane.upstream.clients import making_client
 from backplane.upstream.cost import read_price
-from backplane.upstream.meter import AnswerMeter, ServiceMeter
+from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
 
 HOST: Final = "127.0.0.2"
 """Of the loopback, and not the usual one: some programs go there past every other proxy, and so nowhere where a policy
 holds the network."""
 CONNECTIONS_MAX: Final = 64
 """Open at once; the next wait at the door. An agent with helpers of its own opens some five."""
-WAITING_MAX: Final = 64
-"""Connections not yet accepted."""
-HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of a request's head; servers take 8 to 64 KiB. Of the next requests no more is read before one is answered."""
-CHUNK_BYTES: Final = 64 * 1024
-"""Read at once in each direction; the most that is held here."""
-CONNECT_S_MAX: Final = 20.0
-"""To reach the service."""
-IDLE_S_MAX: Final = 600.0
-"""For a connection on which nothing moves: a model may think for minutes before its first word."""
 PATHS_MAX: Final = 32
 """Paths that are named in the receipt; requests for others count as `other`."""
-PATH_CHARS_MAX: Final = 200
 
-_OF_ONE_CONNECTION: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"trailer", b"upgrade"}
-) | {b"transfer-encoding", b"host"}
-"""Headers that do not go on (RFC 9110, 7.6.1); the other side has its own."""
+_OF_ONE_CONNECTION: Final = frozenset({*DROPPED_HEADERS, b"trailer", b"transfer-encoding", b"host"})
+"""Headers that do not go on; the other side has its own."""
 
 _KEY_HEADERS: Final = re.compile(rb"(?:authorization|api-?key|auth-token|subscription-key)$", re.IGNORECASE)
 """Names of headers that are for a key. Put in elsewhere, as in `Origin`, many a service would say it in its answer."""
@@ -88,9 +76,7 @@ class KeyUse:
     def note(self, request: h11.Request, has_key: bool) -> None:
         self.with_key += has_key
         self.without_key += not has_key
-        name = f"{request.method.decode('ascii')} {path_of(request)[:PATH_CHARS_MAX]}"
-        name = name if name in self.paths or len(self.paths) < PATHS_MAX else "other"
-        self.paths[name] = self.paths.get(name, 0) + 1
+        tally(self.paths, f"{request.method.decode('ascii')} {path_of(request)[:NAME_CHARS_MAX]}", PATHS_MAX)
 
     def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         self.meter.end(answer, is_whole=is_whole)
@@ -156,14 +142,11 @@ async def open_key_proxy(
         ConfigError: `config_invalid`, the certificates of this machine cannot be read, or its proxy is none.
     """
     async with AsyncExitStack() as opened:
-        door = opened.enter_context(socket.socket())
         try:
-            door.bind((HOST, 0))
-            door.listen(WAITING_MAX)
+            door = opened.enter_context(listening(HOST))
         except OSError as error:
             fact = f"the key proxy cannot listen on {HOST}: {error.strerror}"
             raise BackendError("backend_unavailable", fact, hint="leave key_proxy out") from error
-        door.setblocking(False)
         placeholder = placeholder_for(key)
         proxy = KeyProxy(
             base_url=base_url, key=key, key_in_query=key_in_query, placeholder=placeholder, use=use, door=door
@@ -336,7 +319,7 @@ class _Visit:
                 data = await receive(self._visitor, CHUNK_BYTES)
                 if not data:
                     break
-                self._http.receive_data(data)  # Of the next request.
+                self._http.receive_data(data)  # Of the next requests; of them no more than that is read before.
             else:
                 return
         request.cancel()

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process.aio import beside
+from backplane.process.aio import beside, listening
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import landlock
@@ -29,9 +29,6 @@ PORT: Final = 3128
 
 DOOR_S_MAX: Final = 10.0
 """For the guard to hand out its socket; it does so before it starts the host."""
-
-WAITING_MAX: Final = 64
-"""Connections not yet accepted."""
 
 
 @asynccontextmanager
@@ -56,7 +53,7 @@ async def open_contained(
             ours, theirs = (opened.enter_context(end) for end in _line())
             cage = msgspec.structs.replace(held.cage, door=(theirs.fileno(), PORT))
         else:
-            door = opened.enter_context(_listen())
+            door = opened.enter_context(listening("127.0.0.1"))
             port = door.getsockname()[1]
             rules = landlock.rules(held.interface, list(held.writable), tcp_port=port)
             cage, ours = msgspec.structs.replace(held.cage, landlock=rules), None
@@ -79,14 +76,6 @@ def variables(port: int) -> dict[str, str]:
 
 def _line() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _listen() -> socket.socket:
-    door = socket.socket()
-    door.bind(("127.0.0.1", 0))
-    door.listen(WAITING_MAX)
-    door.setblocking(False)
-    return door
 
 
 async def _receive(line: socket.socket) -> socket.socket:

@@ -58,7 +58,7 @@ _HTTPS_PORT: Final = 443
 _NOT_LISTED: Final = Rule("allow_network")
 """Decides where a list of allowed hosts names another one."""
 
-_DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
+DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
 """For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
 
 
@@ -273,7 +273,7 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
             if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes:
                 raise ConnectionRefused("400 Bad Request", "the length of the body is no number")
             body_bytes = int(digits)
-        if name not in _DROPPED_HEADERS and name != b"host":
+        if name not in DROPPED_HEADERS and name != b"host":
             kept.append(line)
     parts = urlsplit(target)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -24,7 +24,14 @@ _ANSWERS: Final = (
 
 MODELS_MAX: Final = 32
 """Models that are named in the receipt; answers of others count as `other`."""
-MODEL_CHARS_MAX: Final = 200
+NAME_CHARS_MAX: Final = 200
+"""Of a name that is counted."""
+
+
+def tally(counts: dict[str, int], name: str, most: int) -> None:
+    """Count a name; beyond so many names all that are new count as `other`."""
+    name = name if name in counts or len(counts) < most else "other"
+    counts[name] = counts.get(name, 0) + 1
 
 
 class AnswerMeter:
@@ -93,9 +100,7 @@ class ServiceMeter:
         """Add what an answer says, whole or cut."""
         counts = answer.finish() if is_whole else None
         if answer.model is not None:
-            model = answer.model[:MODEL_CHARS_MAX]
-            name = model if model in self.models or len(self.models) < MODELS_MAX else "other"
-            self.models[name] = self.models.get(name, 0) + 1
+            tally(self.models, answer.model[:NAME_CHARS_MAX], MODELS_MAX)
         if counts is None or counts.input is None or counts.output is None:
             self.uncounted += 1
         else:
