@@ -172,7 +172,7 @@ class RunEnvironment:
 
             self._key_use = KeyUse(backend.held_key.prices)
             self._key_use.on_answer = self._spent
-            plain = functools.partial(backend.open, order, environ, use=self._key_use)
+            plain = functools.partial(plain, use=self._key_use)
         plainly: tuple[object, ...] = ()
         if program is not None and (self._waits or warm is not None):
             plainly = program.command(order, environ), order.policy, None

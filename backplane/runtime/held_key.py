@@ -16,7 +16,6 @@ from backplane.agents import shipped
 from backplane.config import BackendSettings, Settings
 from backplane.errors import BackendError, ConfigError
 from backplane.process.launch import StartCommand
-from backplane.redact.secrets import SECRET_CHARS_MIN
 from backplane.upstream import presets
 
 if TYPE_CHECKING:
@@ -115,19 +114,17 @@ async def behind_proxy(
         use: filled with what is asked for; None counts it for nobody.
     """
     # Who has no such backend shall not pay for loading an HTTP client.
+    from backplane.redact.secrets import SECRET_CHARS_MIN
     from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
 
     key = command.env[held.variable].strip()
     counted = use or KeyUse()
     async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
-        env = {name: _without(key, value, proxy.placeholder) for name, value in command.env.items()}
+        env = dict(command.env)
+        if len(key) >= SECRET_CHARS_MIN:  # It may stand in other values: a configuration of the agent's, say.
+            env = {name: value.replace(key, proxy.placeholder) for name, value in env.items()}
         env |= shipped.past_proxies(env, proxy.host)
         env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
         behind = msgspec.structs.replace(command, env=env)
         async with start(behind, (f"{proxy.host}:{proxy.port}",)) as link:
             yield link
-
-
-def _without(key: str, value: str, placeholder: str) -> str:
-    """A variable's value with the placeholder wherever it has the key: a configuration of the agent's may."""
-    return value.replace(key, placeholder) if len(key) >= SECRET_CHARS_MIN else value
