@@ -596,6 +596,39 @@ put(final(run)); end()
     assert [row["rule"] for row in backplane_of(run)["enforcement"]["violations"]] == ["disallowed_tools"]
 
 
+@one_loop
+async def test_the_receipt_counts_the_calls_that_were_asked_about(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+def ask(id, **members): put({"t": "ask", "ref_id": run["id"], "id": id, **members}); take()
+ask("a", kind="tool", name="x", input={})
+ask("b", kind="tool", name="y", input={})
+ask("c", kind="patch", files=["a.txt"])
+ask("d", kind="patch", files=["../out"])
+ask("e", kind="input", question="which?")
+put(final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=PolicyProfile(disallowed_tools=("y",))), script(tmp_path, body))
+    assert backplane_of(run)["calls"] == {"asked": 4, "allowed": 2, "denied": 2, "denied_then_done": 0}
+
+
+@one_loop
+async def test_the_receipt_of_a_host_that_asked_about_no_call_counts_none(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "input", "question": "which?"}); take()
+put(final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body))
+    assert "calls" not in backplane_of(run)
+
+
 CALL, ASK, ERROR, OK, RAN = "call", "ask", "error", "ok", "ran"
 
 

@@ -256,6 +256,8 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     _noise_bytes: int = 0
     _tools: dict[str, _Uses] = {}
     """By the tool's name."""
+    _calls: Counter[str] = field(default_factory=Counter)
+    """Calls of tools and patches that the host asked about: asked, allowed and denied."""
     _commands: int = 0
     _turns: int = 0
     _losses: tuple[Json, ...] = ()
@@ -291,10 +293,12 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._noise_bytes += len(kept) + 1
 
     def asked(self, ask: Ask) -> None:
+        self._calls["asked"] += ask.kind in ("tool", "patch")
         if ask.kind == "tool" and isinstance(ask.name, str):
             self._uses(_tool(ask.name)).asked += 1
 
     def answered(self, ask: Ask, decision: str) -> None:
+        self._calls["denied" if decision == "deny" else "allowed"] += ask.kind in ("tool", "patch")
         if ask.kind == "tool" and isinstance(ask.name, str):
             uses = self._uses(_tool(ask.name))
             if decision == "deny":
@@ -463,8 +467,15 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
+        if self._calls["asked"]:
+            members["calls"] = self._counted_calls()
         members["enforcement"] = self._enforcement()
         return members
+
+    def _counted_calls(self) -> dict[str, Json]:
+        """Count the calls that were asked about, by what was decided, and the denied ones that were done anyway."""
+        done = sum(min(uses.denied, max(0, uses.succeeded - uses.approved)) for uses in self._tools.values())
+        return {name: self._calls[name] for name in ("asked", "allowed", "denied")} | {"denied_then_done": done}
 
     def _enforcement(self) -> Json:
         if self.policy is None:

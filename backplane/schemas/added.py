@@ -127,6 +127,15 @@ BACKPLANE: Final[Json] = _object(
         violations=_JUDGED,
         attempts=_JUDGED,
     ),
+    calls=_object(
+        "Calls of tools and patches that the host asked about; a question to the user is none. Absent where it asked "
+        "about none.",
+        ["asked", "allowed", "denied", "denied_then_done"],
+        asked=_COUNT,
+        allowed={"description": "Allowed by a policy, a hook or an answer, as they were or modified.", **_COUNT},
+        denied={"description": "Denied by a policy, a hook, an answer or a default.", **_COUNT},
+        denied_then_done={"description": "Denied, and done all the same: each is a violation.", **_COUNT},
+    ),
     claimed=_object(
         "What the host claims, held against what was seen (contracts/claims.md): verdicts by kind, the layers in "
         "force, and the false ones. Absent where nothing was sent, in a replay, and where recovery sealed the run.",
