@@ -103,7 +103,6 @@ _RUN_ROWS = (
         many("--tag", "TAG", "find it again by it: a word, or KEY=VALUE"),
         flag("--hash-task", "keep the order with a hash of its task; events may repeat its text, those of `shell` "
              "always do"),
-        value("--log-file", "FILE", "add a line of JSON there for each event, without its texts"),
         Rows(
             None,
             flag("-v", "--verbose", "say on stderr where it runs and what was decided"),

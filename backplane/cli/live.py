@@ -20,7 +20,6 @@ import msgspec
 
 from backplane.cli import FAILED, READER_GONE, asking, code_of, show, streams
 from backplane.cli.copies import Copy
-from backplane.cli.log import RunLog
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract import canonical
@@ -68,8 +67,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     """Only the answer is printed."""
     verbose: bool = False
-    log: RunLog | None = None
-    """Takes a line for each event; None for no log."""
     receipt: Copy | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
     patch: Copy | None
@@ -103,8 +100,6 @@ def _end(plan: Plan, live: _Live) -> int:
             _say_last_message(plan, ended, live)
         streams.error(ended.error)
         return FAILED
-    if plan.log is not None and plan.log.failed is not None:
-        streams.complain(f"the log has not all lines: {plan.log.failed}\n")
     if plan.verbose:
         for line in show.decided(ended.receipt):
             streams.note(line)
@@ -219,14 +214,10 @@ class _Live:
             except Exception as error:
                 self.run.fail(error)
             beside.cancel_scope.cancel()
-        if self.plan.log is not None and self.run.is_sealed:
-            self.plan.log.end(self.run)
 
     def _say_begin(self, run: Run) -> None:
         if self.plan.run_id is not None:
             self.plan.run_id.write(iter((f"{run.id}\n".encode(),)))
-        if self.plan.log is not None:
-            self.plan.log.begin(run)
         if self.plan.verbose:
             streams.note(f"run {run.id} on {run.backend_id}, kept in {run.folder}")
 
@@ -260,8 +251,6 @@ class _Live:
                 await self._cancel()
 
     async def _write(self, batch: Events) -> None:
-        if self.plan.log is not None and self.run is not None:
-            self.plan.log.events(self.run.id, batch.events)
         if self.plan.json:
             await self.outlet.write(messages.events(batch.ref_id, batch.records))
             return

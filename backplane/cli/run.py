@@ -14,7 +14,6 @@ import msgspec
 from backplane import config
 from backplane.cli import asking, live, order, streams
 from backplane.cli.copies import Copy
-from backplane.cli.log import RunLog
 from backplane.cli.parser import Options
 from backplane.cli.start import wrong
 from backplane.config import Settings, absolute_command
@@ -92,7 +91,6 @@ def run(options: Options) -> int:
             plain=options.plain,
             quiet=options.quiet,
             verbose=options.verbose,
-            log=opened.enter_context(RunLog(options.log_file)) if options.log_file is not None else None,
             receipt=receipt,
             patch=patch,
             run_id=run_id,
@@ -135,7 +133,7 @@ def _choose(
 
 def _require_no_files(options: Options) -> None:
     """Refuse what a run alone would write; raises ConfigError `config_invalid`."""
-    for name in ("receipt", "patch", "run_id_file", "log_file"):
+    for name in ("receipt", "patch", "run_id_file"):
         if getattr(options, name) is not None:
             fact = f"--{name.replace('_', '-')} has no effect with --dry-run, which starts nothing"
             raise wrong(fact, "leave one of them out")
