@@ -21,7 +21,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.runtime.backends import Backend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.testing import Fault, ModelServer, Turn
+from backplane.testing import Fault, ModelServer, Turn, When
 from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
@@ -83,6 +83,38 @@ async def test_a_service_that_counts_nothing_leaves_usage_and_cost_unknown(
 async def test_an_answer_cut_at_its_length_is_a_part(tmp_path: Path, backplane_home: Path) -> None:
     run, _, _ = await solve(backplane_home, [Turn(text="half of", stop="max_tokens")], job(tmp_path))
     assert ended(run)[2] == "partial"
+
+
+def refusing(words: str) -> Turn:
+    return Turn(when=When(has="/tools"), times=None, fault=Fault(status=400, message=words))
+
+
+@pytest.mark.parametrize("protocol", ["anthropic", "gemini_ai_studio"])
+async def test_a_run_whose_service_took_no_tools_is_partial_unless_the_order_allows_it(
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+) -> None:
+    turns = [refusing("tools are not supported by this model"), Turn(text="I cannot write files.", times=None)]
+    run, events, _ = await solve(backplane_home, turns, job(tmp_path), protocol)
+    assert ended(run)[2] == "partial"
+    assert "took no tools" in everything(run, events)
+    assert "config.vendor.api.without_tools" in everything(run, events)
+    allowed = job(tmp_path, config=RuntimeConfig(vendor={"api": {"without_tools": True}}))
+    run, events, _ = await solve(backplane_home, turns, allowed, protocol)
+    assert ended(run)[2] == "complete"
+    assert "the service takes no tools" in everything(run, events)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_service_that_refuses_one_tool_is_offered_the_others_and_the_receipt_names_it(
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+) -> None:
+    words = "Invalid schema for function 'web_fetch': a format is not supported"
+    refusal = Turn(when=When(anywhere='"web_fetch"'), times=None, fault=Fault(status=400, message=words))
+    turns = [refusal, Turn(calls=(call("write_file", path="a.txt", content="x"),)), Turn(text="written")]
+    run, events, _ = await solve(backplane_home, turns, job(tmp_path, mode="pass_through"), protocol)
+    assert ended(run)[2] == "complete"
+    assert (tmp_path / "a.txt").read_text() == "x"
+    assert "refuses the tool 'web_fetch'" in everything(run, events)
 
 
 # Failures -------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,15 @@ PARAMETERS: Final = (
     "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "frequency_penalty", "presence_penalty",
     "reasoning_effort", "reasoning_budget", "reasoning_shown", "verbosity", "service_tier",
 )  # fmt: skip
-"""What `config.vendor.api` may set, beside `system`; the others belong to the loop."""
+"""Parameters of the model that `config.vendor.api` may set, beside the members in `OWN`."""
+
+OWN: Final = ("system", "without_tools")
+"""Members of `config.vendor.api` that are not parameters of the model."""
+
+NO_TOOLS: Final = (
+    "the service took no tools, so the model could change nothing and look at nothing; "
+    "config.vendor.api.without_tools = true calls such a run complete"
+)
 
 MARKED: Final = frozenset({"claude"})
 """Dialects whose services keep a prompt only up to a mark; the others do so by themselves, or not at all."""
@@ -110,6 +118,8 @@ class Task(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
     images: tuple[Image, ...] = ()
     """Shown with the order's words."""
+    without_tools: bool = False
+    """A run whose service takes no tools may be complete."""
 
 
 def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
@@ -123,7 +133,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
     if not model:
         raise ConfigError("config_invalid", "no model is named", hint='--model NAME, or options = {model = "…"}')
     own = config.vendor.get("api", {})
-    allowed = {*PARAMETERS, "system"}
+    allowed = {*PARAMETERS, *OWN}
     if not isinstance(own, dict) or not set(own) <= allowed:
         unknown = sorted(set(own) - allowed) if isinstance(own, dict) else ["api"]
         raise ConfigError("config_invalid", f"config.vendor.api: {unknown[0]!r}", hint=", ".join(sorted(allowed)))
@@ -136,7 +146,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
         raise ConfigError("config_invalid", "config.vendor.abp.budget_tokens", hint="give a whole number of tokens")
     shape = shape_of(run)
     words = (SYSTEM, own.get("system"), run.order.abp("system"), shape.request() if shape is not None else None)
-    parameters = {name: value for name, value in own.items() if name != "system"} | sampling_of(run)
+    parameters = {name: value for name, value in own.items() if name not in OWN} | sampling_of(run)
     if service.max_output_tokens is not None:
         parameters = {"max_tokens": service.max_output_tokens, **parameters}
     return Task(
@@ -154,6 +164,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
         reserved=isinstance(run.order.abp("parent"), str) or tokens is not None,
         budget_tokens=tokens,
         images=read_images(run),
+        without_tools=own.get("without_tools") is True,
     )
 
 
@@ -312,6 +323,8 @@ class Agent(BaseAgent):
             raise BackendError("backend_content_filtered", fact, hint="say the task in other words")
         if turn.stop == "max_tokens":
             words = "the answer was cut at the limit of its length (max_tokens)"
+        elif self.model.has_lost_tools and not self.task.without_tools:
+            words = NO_TOOLS
         else:
             words = "" if turn.text else "the model ended without an answer"
         return Ending(outcome="partial" if words else "complete", words=words, text=turn.text)
@@ -469,10 +482,7 @@ async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator
         idle_s=service.idle_s,
     )
     async with Upstream(endpoint) as upstream:
-        yield ModelClient(
-            upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut,
-            dialect=service.dialect,
-        )  # fmt: skip
+        yield ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, dialect=service.dialect)
 
 
 def _filled(value: str, keys: Mapping[str, str]) -> str:

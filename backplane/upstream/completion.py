@@ -33,7 +33,7 @@ from backplane.ir import (
 from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
-from backplane.upstream.ladder import LadderStep, climb, next_step, prepare
+from backplane.upstream.ladder import WITHOUT_TOOLS, LadderStep, climb, next_step, prepare
 
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
@@ -102,16 +102,14 @@ class ModelClient:
     Args:
         parallel: let the model call several tools in one turn.
         stream: ask for streams; whatever comes is read.
-        may_cut: take tools or images out of a request that was refused without saying why.
         dialect: of the service's documents; None is the protocol's own.
     """
 
     def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
-                 may_cut: bool = False, dialect: str | None = None) -> None:  # fmt: skip
+                 dialect: str | None = None) -> None:  # fmt: skip
         self.upstream = upstream
         self.parallel = parallel
         self.stream = stream
-        self.may_cut = may_cut
         self.protocol = upstream.endpoint.protocol
         self.dialect = dialect or PROTOCOLS[self.protocol].dialect
         self.keeps_limit = False
@@ -119,6 +117,11 @@ class ModelClient:
         self.taken: tuple[str, ...] = ()
         """Rungs that were needed, for all turns that follow."""
         self._named: set[tuple[str, str, str]] = set()
+
+    @property
+    def has_lost_tools(self) -> bool:
+        """Return True if the service took no tools, so none is offered to the model any more."""
+        return WITHOUT_TOOLS in self.taken
 
     async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> ModelTurn:
         """Put one conversation to the model and give its answer.
@@ -171,7 +174,6 @@ class ModelClient:
                 step = next_step(
                     self.protocol, request, failure, taken,
                     tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
-                    may_cut=self.may_cut,
                 )  # fmt: skip
                 if step is None or (self.keeps_limit and step.rung in UNLIMITED):
                     await self._tell_pause(failure, hear, now)

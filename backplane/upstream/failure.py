@@ -45,6 +45,8 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     """None when no answer came."""
     labels: tuple[str, ...] = ()
     """The service's own words for its failure, in lower case."""
+    place: str = ""
+    """The member of the request that the service names beside its words, as in `tools[5].function.parameters`."""
     retry_after_s: float | None = None
     may_pass: bool = False
     """Whether the same request may succeed a little later."""
@@ -196,6 +198,7 @@ def failure_of(
         message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
         status=status,
         labels=labels,
+        place=place_of(document),
         retry_after_s=retry_after_s(headers, document, now),
         # Only 429 is a limit that a pause lifts; a quota that a service refuses as a bad request is used up.
         may_pass=CODES[code].retryable
@@ -266,6 +269,13 @@ def labels_of(document: Json) -> tuple[str, ...]:
     details = error.get("details")
     found += [one.get("reason") for one in (details if isinstance(details, list) else ()) if isinstance(one, dict)]
     return tuple(dict.fromkeys(str(label).lower()[:LABEL_CHARS_MAX] for label in found if isinstance(label, str | int)))
+
+
+def place_of(document: Json) -> str:
+    """Return the member of the request that a failure names; empty if it names none."""
+    error = _error(document)
+    found = error.get("param") if isinstance(error, dict) else None
+    return found[:LABEL_CHARS_MAX] if isinstance(found, str) else ""
 
 
 def message_of(document: Json) -> str:

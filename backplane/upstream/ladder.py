@@ -15,7 +15,7 @@ from backplane.ir import Loss
 from backplane.upstream import rewrites
 from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import INVALID, UpstreamFailure
-from backplane.upstream.rewrites import Request, Rewrite
+from backplane.upstream.rewrites import Request, Rewrite, offered_tools
 
 WAIT_S_MAX: Final = 30.0
 """Longest pause before a repeat. Past half a minute another upstream is the better bet."""
@@ -33,7 +33,7 @@ class Rung(msgspec.Struct, frozen=True):
     rewrite: Rewrite
     reason: str
     is_cut: bool = False
-    """Whether the model can do or see less afterwards. Only the rung's own words take it, unless the options allow."""
+    """The model can do or see less afterwards, so only the rung's own words take it."""
 
 
 REFUSING: Final = (
@@ -58,7 +58,35 @@ _PARALLEL: Final = Rung(
     "the service does not know whether calls may be parallel",
 )  # fmt: skip
 
-_TOOLS: Final = r"\btools?\b(?!_)|tool (use|call)\w*|function[ _]?(call\w*|declarations?)|functions"
+_TOOLS: Final = r"(tools|tool[ _](use|calls|calling)|function[ _](calls|calling))"
+_NOT_TAKEN: Final = (
+    r"(is|are)( currently| yet)? (not( yet)? (supported|enabled|allowed|available|permitted|accepted)|unsupported"
+    r"|disabled|unavailable)"
+)
+_AFTER: Final = r"(?=\W*$|[.,;\n]| (here|yet|by|for|on|in)\b)"
+_DEFINITION: Final = "schema|parameters|definition|declaration"
+NO_TOOLS: Final = (
+    rf"^(?!(.|\n)*({_DEFINITION}))(.|\n)*?("
+    rf"(?<![-\w.])(?<!parallel )(?<!combining ){_TOOLS}\b\W? {_NOT_TAKEN}{_AFTER}"
+    rf"|(does|do)(n't| not) (support|accept|take|allow)( the)? {_TOOLS}{_AFTER}"
+    rf"|(takes|accepts|supports) no {_TOOLS}{_AFTER}"
+    rf"|(^|: |\n)\W?tools\W?: (extra|unknown|unexpected|unsupported)"
+    rf"|(unsupported|unknown|unexpected)( \w+)?: \W?tools\W*$"
+    rf"|no endpoints? (found )?that support {_TOOLS})"
+)
+"""Matches words about tools as such; those about some of them ("tools of the type computer"), about results or about
+one tool's schema do not match."""
+
+WITHOUT_TOOLS: Final = "no-tools"
+"""Rung that leaves out all tools."""
+
+LEFT_OUT: Final = "without-tool "
+"""Rung that leaves out one tool, whose name follows."""
+
+TOOLS_LEFT_OUT_MAX: Final = 8
+"""Most tools left out one by one in a run; each costs a request, and a service that refuses more wants another list."""
+
+_TOOL_PLACE: Final = re.compile(r"(?<!\w)tools[.\[/](\d+)\]?([./]function_?declarations[.\[/](\d+))?", re.IGNORECASE)
 _PLAIN: Final = r"content.{0,40}(string|str\b)|(list|array).{0,40}content"
 
 LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
@@ -86,7 +114,7 @@ LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
              "the service does not take tool_choice; the model calls what it likes"),
         Rung("no-images", _refused("image|media|vision|document"), rewrites.claude_no_media,
              "the service takes no images or documents; they were left out", is_cut=True),
-        Rung("no-tools", _refused(_TOOLS), rewrites.claude_no_tools,
+        Rung(WITHOUT_TOOLS, NO_TOOLS, rewrites.claude_no_tools,
              "the service takes no tools; earlier calls and results are said in words", is_cut=True),
     ),
     "gemini_ai_studio": (
@@ -94,7 +122,7 @@ LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
              rewrites.gemini_no_defaults, "the service does not take these settings"),
         Rung("no-images", _refused(r"image|media|mime|inline_?data|file_?data"), rewrites.gemini_no_media,
              "the service takes no media; it was left out", is_cut=True),
-        Rung("no-tools", _refused(_TOOLS), rewrites.gemini_no_tools,
+        Rung(WITHOUT_TOOLS, NO_TOOLS, rewrites.gemini_no_tools,
              "the service takes no tools; earlier calls and results are said in words", is_cut=True),
     ),
 }  # fmt: skip
@@ -152,12 +180,15 @@ def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
     for rung in LADDERS[protocol]:
         if rung.name in taken:
             request, _ = rung.rewrite(request)
+    for name in taken:
+        if name.startswith(LEFT_OUT):
+            request, _ = rewrites.without_tool(name.removeprefix(LEFT_OUT))(request)
     return request
 
 
 def next_step(
     protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...] = (), *,
-    tries: int = 1, tries_max: int = 3, backoff_ms: int = 500, may_cut: bool = False,
+    tries: int = 1, tries_max: int = 3, backoff_ms: int = 500,
 ) -> LadderStep | None:  # fmt: skip
     """Choose the attempt after a failure before which nothing was handed on; None when nothing is left to try.
 
@@ -165,9 +196,8 @@ def next_step(
         request: what failed.
         taken: rungs that were taken before.
         tries: attempts at this same request so far, this one included.
-        may_cut: take tools or images out also where the service's words do not ask for it.
     """
-    step = _rung(protocol, request, failure, taken, may_cut)
+    step = _rung(protocol, request, failure, taken)
     if step is not None or not failure.may_pass or tries >= tries_max:
         return step
     wait_s = failure.retry_after_s
@@ -176,9 +206,7 @@ def next_step(
     return LadderStep(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
 
 
-def _rung(
-    protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...], may_cut: bool
-) -> LadderStep | None:
+def _rung(protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...]) -> LadderStep | None:
     is_refusal = failure.code == INVALID
     # Gateways say 500 for what they cannot pass on; only their words tell it from a fault that passes.
     is_broken = failure.code == "backend_unavailable" and failure.status is not None
@@ -186,13 +214,50 @@ def _rung(
         return None
     left = [rung for rung in LADDERS[protocol] if rung.name not in taken]
     named = [rung for rung in left if re.search(rung.words, failure.message, re.IGNORECASE)]
-    blind = [rung for rung in left if may_cut or not rung.is_cut] if is_refusal else []
+    blind = [rung for rung in left if not rung.is_cut] if is_refusal else []
+    if (tool := blamed_tool(request, failure)) is not None:
+        # Words about one tool ask for nothing that costs the model another ability.
+        named = [rung for rung in named if not rung.is_cut] + _for_one(tool, request, left, taken)
     for rung in [*named, *blind]:
         rewritten, paths = rung.rewrite(request)
         if paths:
-            losses = _losses(protocol, paths, "fallback", rung.reason, "degraded")
+            losses = _losses(protocol, paths, "fallback", rung.reason, "dropped" if rung.is_cut else "degraded")
             return LadderStep(request=rewritten, rung=rung.name, losses=losses)
     return None
+
+
+def _for_one(tool: str, request: Request, left: list[Rung], taken: tuple[str, ...]) -> list[Rung]:
+    """Return what may be tried for one refused tool: it is not strict, then it is not offered."""
+    strict = [rung for rung in left if rung is _STRICT]
+    gone = sum(name.startswith(LEFT_OUT) for name in taken)
+    is_last = len({name for _, name in offered_tools(request)}) == 1
+    return strict if is_last or gone >= TOOLS_LEFT_OUT_MAX else [*strict, _without_tool(tool)]
+
+
+def _without_tool(name: str) -> Rung:
+    reason = f"the service refuses the tool {name!r}; it was not offered to the model"
+    return Rung(f"{LEFT_OUT}{name}", "", rewrites.without_tool(name), reason, is_cut=True)
+
+
+def blamed_tool(request: Request, failure: UpstreamFailure) -> str | None:
+    """Return the name of the offered tool that a refusal is about, None if it is about none or about several.
+
+    A service names a tool by its place in the request, or by its name beside a word for its definition.
+    """
+    offered = offered_tools(request)
+    if found := _TOOL_PLACE.search(f"{failure.place} {failure.message}"):
+        places = tuple(int(number) for number in (found[1], found[3]) if number is not None)
+        return next((name for place, name in offered if place == places), None)
+    if not re.search(_DEFINITION, failure.message, re.IGNORECASE):
+        return None
+    blamed = {name for _, name in offered if re.search(_named(name), failure.message)}
+    return blamed.pop() if len(blamed) == 1 else None
+
+
+def _named(name: str) -> str:
+    """Return the pattern of a tool's name in quotation marks, or after the word for what it is."""
+    word = re.escape(name)
+    return rf"['\"`‘“]{word}['\"`’”]|\b([Ff]unction|[Tt]ool) {word}(?![-\w])"
 
 
 def _losses(protocol: str, paths: tuple[str, ...], code: str, reason: str, kind: Any) -> tuple[Loss, ...]:

@@ -76,8 +76,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_output_tokens: int | None = None
     stream: bool = True
     parallel_tools: bool = True
-    may_cut: bool = False
-    """Take tools or images out of a request that the service refused without saying why."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
     listed: bool = False

@@ -170,6 +170,56 @@ def is_strict(schema: Any, depth: int = 0) -> bool:
     return all(is_strict(one, depth + 1) for one in [*members.values(), *below])
 
 
+# Tools ----------------------------------------------------------------------------------------------------------------
+
+
+def offered_tools(request: Request) -> list[tuple[tuple[int, ...], str]]:
+    """Return the places of a request's tools in its lists, and their names; Gemini has lists inside the list."""
+    found: list[tuple[tuple[int, ...], Any]] = []
+    for number, tool in enumerate(request.get("tools") or ()):
+        if not isinstance(tool, dict):
+            continue
+        inner = tool.get("functionDeclarations") or tool.get("function_declarations")
+        if isinstance(inner, list):
+            found += [((number, place), one.get("name")) for place, one in enumerate(inner) if isinstance(one, dict)]
+        else:
+            body = tool.get("function")
+            found.append(((number,), (body if isinstance(body, dict) else tool).get("name")))
+    return [(places, name) for places, name in found if isinstance(name, str)]
+
+
+TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
+"""Members that may force one tool."""
+
+
+def without_tool(name: str) -> Rewrite:
+    """Make a rewrite that leaves one tool out, and a choice that forces it."""
+
+    def drop(request: Request) -> Rewritten:
+        places = [place for place, own in offered_tools(request) if own == name]
+        if not places:
+            return request, ()
+        tools = [_without_places(tool, number, places) for number, tool in enumerate(request["tools"])]
+        request = {**request, "tools": [tool for tool in tools if tool is not None]}
+        choices = [one for one in TOOL_CHOICES if f'"{name}"' in _json(request.get(one))]
+        paths = tuple("/tools/" + "/".join(map(str, place)) for place in places)
+        return {key: value for key, value in request.items() if key not in choices}, paths
+
+    return drop
+
+
+def _without_places(tool: Any, number: int, places: list[tuple[int, ...]]) -> Any:
+    """Return an entry of the list of tools without the tools at these places; None if nothing is left of it."""
+    if (number,) in places:
+        return None
+    for member in ("functionDeclarations", "function_declarations"):
+        inner = tool.get(member) if isinstance(tool, dict) else None
+        if isinstance(inner, list):
+            left = [one for place, one in enumerate(inner) if (number, place) not in places]
+            return {**tool, member: left} if left else None
+    return tool
+
+
 # What is spared -------------------------------------------------------------------------------------------------------
 
 

@@ -103,7 +103,7 @@ def worked() -> tuple[Message, ...]:
 
 def talk(
     protocol: str, script: Sequence[Turn], *asked: Conversation, parallel: bool = True, stream: bool = True,
-    may_cut: bool = False, backend: str = "asyncio", **settings: Any,
+    backend: str = "asyncio", **settings: Any,
 ) -> Talk:  # fmt: skip
     """Play a script to one model that is asked each conversation in turn."""
     done = Talk()
@@ -114,7 +114,7 @@ def talk(
     async def ask(server: ModelServer) -> None:
         with anyio.fail_after(BOUND_S):
             async with Upstream(endpoint(server, protocol, **settings)) as up:
-                model = ModelClient(up, parallel=parallel, stream=stream, may_cut=may_cut)
+                model = ModelClient(up, parallel=parallel, stream=stream)
                 for one in asked or (conversation(protocol),):
                     done.turns.append(await model.ask(one, hear, lambda: timestamp_at(time.time_ns())))
 

@@ -89,13 +89,17 @@ def gate_id(gate: Gate) -> str:
     return f"{gate.protocol}-{gate.rung}"
 
 
-@pytest.mark.parametrize("words", ["named", "unnamed"])
-@pytest.mark.parametrize("gate", GATES, ids=gate_id)
+CUTS = {"no-tools", "no-images"}
+SPARED = [
+    (gate, words) for gate in GATES for words in ("named", "unnamed") if words == "named" or gate.rung not in CUTS
+]
+
+
+@pytest.mark.parametrize(("gate", "words"), SPARED, ids=lambda one: one if isinstance(one, str) else gate_id(one))
 def test_a_service_that_refuses_something_is_spared_it_and_the_receipt_can_say_so(gate: Gate, words: str) -> None:
     said = gate.words if words == "named" else "Bad Request"
-    rung = next(rung for rung in LADDERS[gate.protocol] if rung.name == gate.rung)
     done = talk(gate.protocol, [refusal(gate, said), Turn(text="done")], gate.conversation(),
-                parallel=gate.parallel, stream=gate.stream, may_cut=rung.is_cut and words == "unnamed")  # fmt: skip
+                parallel=gate.parallel, stream=gate.stream)  # fmt: skip
     assert done.turn.text == "done"
     steps = [retry["step"] for retry in done.carried("retry")]
     assert gate.rung in steps
@@ -156,19 +160,19 @@ MENTIONS = (
 
 
 @pytest.mark.parametrize("words", MENTIONS)
-@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in ("no-tools", "no-images")], ids=gate_id)
-def test_tools_and_images_are_left_out_only_where_the_words_or_the_options_say_so(gate: Gate, words: str) -> None:
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in CUTS], ids=gate_id)
+def test_tools_and_images_are_left_out_only_where_the_words_say_so(gate: Gate, words: str) -> None:
     done = talk(gate.protocol, [refusal(gate, words), Turn(text="done")], gate.conversation())
-    assert (done.failed.code, {"no-tools", "no-images"} & {step["step"] for step in done.carried("retry")}) == (
+    assert (done.failed.code, CUTS & {step["step"] for step in done.carried("retry")}) == (
         INVALID, set()
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in ("no-tools", "no-images")], ids=gate_id)
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in CUTS], ids=gate_id)
 @pytest.mark.parametrize("words", ["The credit balance of this account is too low", "the monthly quota is exhausted",
                                    "blocked by the safety system"])  # fmt: skip
 def test_no_rung_answers_a_lack_of_money_or_a_rule(gate: Gate, words: str) -> None:
-    done = talk(gate.protocol, [refusal(gate, words), Turn(text="done")], gate.conversation(), may_cut=True)
+    done = talk(gate.protocol, [refusal(gate, words), Turn(text="done")], gate.conversation())
     assert done.failed.code != INVALID
     assert len(done.requests) == 1
 

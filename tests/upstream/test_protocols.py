@@ -173,10 +173,10 @@ def test_chat_without_stream_options_works_and_does_not_know_its_usage() -> None
 
 
 def test_chat_of_many_parts_becomes_plain_text_where_the_gateway_takes_no_other() -> None:
-    refuses = Turn(when=When(has="/messages/0/content/0"), times=None, fault=Fault(status=400, message="not a string"))
-    done = talk(
-        "openai_compatible", [refuses, Turn(text="ok")], conversation("openai_compatible", picture()), may_cut=True
+    refuses = Turn(
+        when=When(has="/messages/0/content/0"), times=None, fault=Fault(status=400, message="content: no string")
     )
+    done = talk("openai_compatible", [refuses, Turn(text="ok")], conversation("openai_compatible", picture()))
     content = done.bodies[-1]["messages"][0]["content"]
     assert content.startswith("look\n[image_url left out")
     assert "left out" in done.carried("loss")[-1]["reason"]
@@ -325,10 +325,13 @@ def test_gemini_reasons_for_an_end_are_kept_beside_what_they_mean(raw: str) -> N
 
 def test_gemini_goes_down_its_ladder_one_rung_after_the_other() -> None:
     refuses = [
-        Turn(when=When(has=pointer), times=None, fault=Fault(status=400, message="Bad Request"))
-        for pointer in ("/generationConfig", "/contents/0/parts/1/inlineData", "/tools")
-    ]
+        Turn(when=When(has=pointer), times=None, fault=Fault(status=400, message=words))
+        for pointer, words in (
+            ("/generationConfig", "Bad Request"), ("/contents/0/parts/1/inlineData", "inlineData is not supported"),
+            ("/tools", "function calling is not enabled"),
+        )
+    ]  # fmt: skip
     asked = conversation("gemini_ai_studio", picture(), tools=(READ,), options={"temperature": 0.5})
-    done = talk("gemini_ai_studio", [*refuses, Turn(text="ok")], asked, may_cut=True)
+    done = talk("gemini_ai_studio", [*refuses, Turn(text="ok")], asked)
     assert done.turn.text == "ok"
     assert [retry["step"] for retry in done.carried("retry")] == ["no-defaults", "no-images", "no-tools"]
