@@ -228,7 +228,7 @@ class _Live:
             return False
         goes_on = await attempts.after(plane, run)
         if attempts.stopped is not None:
-            streams.note(f"not handed over: {attempts.stopped.message}")
+            streams.note(f"not tried on another backend: {attempts.stopped.message}")
         return goes_on
 
     def _say_choice(self, attempts: Attempts) -> None:

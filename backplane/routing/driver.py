@@ -33,11 +33,12 @@ from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.memory import Remembered, remembered
 from backplane.receipts.store import Store
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
-from backplane.routing.failover import FailoverAttempt, first_effect, moves_on
+from backplane.routing.failover import LIMITS, FailoverAttempt, first_effect, moves_on
 from backplane.routing.handover import check_place, hand_over
 from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
 from backplane.runtime import backends
+from backplane.runtime.budgets import Limit, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY, Hook
 from backplane.runtime.inbound import OnAsk
@@ -270,7 +271,7 @@ class Attempts:
 
     Attributes:
         tried: those that failed, oldest first.
-        stopped: why a failed order was not handed over, though it wanted that; None where that is not so.
+        stopped: why a failed order that may go on elsewhere does not: its budget, or the hand-over; else None.
 
     Raises:
         ConfigError: `config_invalid`, what the order asks of the router; or a conversation lies with one backend, and
@@ -331,6 +332,11 @@ class Attempts:
         if not moves_on(len(self.tried) + 1, failed, hands_over=self._hands_over):
             return False
         self.tried = (*self.tried, failed)
+        try:
+            self._order, self._next = await anyio.to_thread.run_sync(self._rest, plane, run, failed)
+        except BackplaneError as error:
+            self.stopped = error
+            return False
         decision = await anyio.to_thread.run_sync(self._decide)
         if decision.option is None:
             return False
@@ -343,6 +349,11 @@ class Attempts:
                 return False
         self.decision = decision
         return True
+
+    def _rest(self, plane: ControlPlane, run: Run, failed: FailoverAttempt) -> tuple[WorkOrder, WorkOrder]:
+        """The order, as it was given and as it goes on, with what is left of its budgets."""
+        used, store = Limit(failed.used_usd_micros, failed.used_tokens), plane.state_folder.store()
+        return after_run(store, self._order, run.id, used), after_run(store, self._next, run.id, used)
 
 
 async def first_choice(
@@ -412,11 +423,16 @@ def attempt_of(run: Run) -> FailoverAttempt:
         said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
         code = said[-1] if said and isinstance(said[-1], str) else None
     size, lane = patch_claim(receipt).get("bytes"), receipt.backplane.get("lane")
+    used = used_by(receipt, code, was_sent=run.was_sent)
+    reason = run.end.reason if run.end is not None else None
     return FailoverAttempt(
         backend=run.backend_id,
         model=run.order.config.model,
         run_id=run.id,
         code=code,
+        limit=reason if reason in LIMITS else None,
+        used_usd_micros=used.usd_micros,
+        used_tokens=used.tokens,
         effect=first_effect(receipt.trace, patch_bytes=size if isinstance(size, int) else 0, applied=bool(lane)),
     )
 

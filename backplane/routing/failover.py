@@ -14,6 +14,9 @@ from backplane.policy.paths import SPELLINGS, TOOLS
 ATTEMPTS_MAX: Final = 3
 """Backends that one order is tried on: what fails on three is most often the order."""
 
+LIMITS: Final = frozenset({"budget", "max_turns"})
+"""Ends of a run by a limit of its order, which holds on every backend."""
+
 READING: Final = frozenset(
     name for name, shape in TOOLS.items() if shape.reads and not shape.writes and not shape.connects
 )
@@ -28,6 +31,11 @@ class FailoverAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     run_id: str
     code: str | None = None
     """Why it did not complete."""
+    limit: str | None = None
+    """The limit of the order that ended it: `budget` or `max_turns`; then the order is not tried elsewhere."""
+    used_usd_micros: int | None = None
+    """Its cost, which is subtracted from the next attempt's budget; None is unknown. `used_tokens` likewise."""
+    used_tokens: int | None = None
     effect: str | None = None
     """The first side effect that was seen; where there is one, the order was handed over."""
 
@@ -67,5 +75,5 @@ def moves_on(attempts: int, failed: FailoverAttempt, *, hands_over: bool = False
         attempts: that were made, the failed one included.
         hands_over: whether the order wants to go on after a side effect, too.
     """
-    retryable = failed.code in CODES and CODES[failed.code].retryable
+    retryable = failed.code in CODES and CODES[failed.code].retryable and failed.limit is None
     return retryable and (hands_over or failed.effect is None) and attempts < ATTEMPTS_MAX

@@ -6,6 +6,7 @@ is settled from the child's receipt when somebody looks next, so a kill leaves n
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
+from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, FileChanged, ToolCall
+from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated
@@ -42,6 +46,12 @@ CREATE TABLE IF NOT EXISTS reservations (
 """
 
 MICROS: Final = 1_000_000
+
+UNBILLED: Final = frozenset({"backend_rate_limited", "backend_unavailable"})
+"""Codes of a service that refuses a request: nothing is billed for it."""
+
+_ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, CommandExecuted)
+"""Events after which a model has answered."""
 
 COUNTED: Final = frozenset({"complete", "partial", "budget", "max_turns"})
 """Ends after which all that a run has used was told; after any other a last call may be missing."""
@@ -76,6 +86,57 @@ class Limit(msgspec.Struct, frozen=True):
             None if self.usd_micros is None else self.usd_micros - used.usd_micros,
             None if self.tokens is None else self.tokens - used.tokens,
         )
+
+
+def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Limit:
+    """Return what a run has used by its receipt; None is unknown.
+
+    A call that its service refused is not billed, and a host that was never sent its order has called no model.
+
+    Args:
+        code: of the run's error.
+    """
+    answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
+    if not was_sent or (code in UNBILLED and not answered and receipt.usage == Usage()):
+        return Limit(0, 0)
+    usage = receipt.usage
+    cost, sent, got = usage.estimated_cost_usd, usage.input_tokens, usage.output_tokens
+    tokens = None if sent is None or got is None else sent + got
+    return Limit(None if cost is None else math.ceil(round(cost * MICROS, 3)), tokens)
+
+
+def after_run(store: Store, order: WorkOrder, run_id: str, used: Limit) -> WorkOrder:
+    """Return an order with what one of its runs has left of its budgets, its children's included. Blocks.
+
+    Raises:
+        PolicyError: `policy_denied`, nothing is left, or what the run has used is unknown.
+        StoreError: `receipt_store_failed`.
+    """
+    usd, tokens = order.config.max_budget_usd, _amount(order, "budget_tokens")
+    if usd is not None:
+        left = _left("usd_micros", round(usd * MICROS), used.usd_micros, "max_budget_usd")
+        order = replace(order, config=replace(order.config, max_budget_usd=left / MICROS))
+    if tokens is not None:
+        order = order.with_abp("budget_tokens", _left("tokens", tokens, used.tokens, "budget_tokens"))
+    limit = children_budget(order)
+    if limit is None:
+        return order
+    with _opened(store.home) as connection, transaction(connection):
+        rest = limit.less(_used(connection, store, run_id))
+    for name in ("usd_micros", "tokens"):
+        if (has := getattr(rest, name)) is not None:
+            order = order.with_abp(f"children_budget_{name}", max(has, 0))
+    return order
+
+
+def _left(kind: str, limit: int, used: int | None, name: str) -> int:
+    if used is None:
+        fact = f"what this attempt has used is unknown, and the order's {name} is one for all its attempts"
+        raise PolicyError("policy_denied", fact, hint=f"look at the run, then give the order again without {name}")
+    if used >= limit:
+        fact = f"{_words(kind, used)} of {_words(kind, limit)} are used up ({name}, one for all attempts of the order)"
+        raise PolicyError("policy_denied", fact, hint=f"raise {name}")
+    return limit - used
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +206,6 @@ def reserve(
         ]
         row = (run_id, parent, *wants, below.usd_micros or 0, below.tokens or 0, 0, 0, os.getpid())
         connection.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    replace = msgspec.structs.replace
     if not by_call and usd is None and limit.usd_micros is not None:
         own = (wants[0] - (below.usd_micros or 0)) / MICROS
         order = replace(order, config=replace(order.config, max_budget_usd=own))

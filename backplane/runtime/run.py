@@ -217,6 +217,11 @@ class Run:
         return self._receipt is not None
 
     @property
+    def was_sent(self) -> bool:
+        """True once the order was sent to the host."""
+        return self._sent
+
+    @property
     def receipt(self) -> Receipt:
         """The sealed receipt. Raises RuntimeError until the run has ended."""
         if self._receipt is None:
