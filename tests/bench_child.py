@@ -196,7 +196,11 @@ def acp(mode: str, count: int) -> None:
 def claude(mode: str, count: int) -> None:
     for request in heard():
         if request["type"] == "control_request":
-            inner = {"subtype": "success", "request_id": request["request_id"], "response": {"commands": []}}
+            inner = {
+                "subtype": "success",
+                "request_id": request["request_id"],
+                "response": {"hook_on_failure_supported": True},
+            }
             say(message({"type": "control_response", "response": inner}))
         elif request["type"] == "user":
             speak(mode, count, around(CLAUDE_HEAD, '"}]},"parent_tool_use_id":null,"session_id":"s"}'))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import backplane
+from backplane.agents.claude.answers import UNREAD
 from backplane.cli.show import Look, summary
 from backplane.config import BackendSettings, Settings
 from backplane.contract.approval import Decision
@@ -25,7 +26,7 @@ from backplane.contract.events import (
     Warned,
     carried,
 )
-from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
@@ -67,24 +68,32 @@ def came(content, **more):
     say(type="user", message={{"content": [block]}}, parent_tool_use_id=None, **more)
 
 hello = hear()
-say(type="control_response", response={{"subtype": "success", "request_id": hello["request_id"], "response": {{}}}})
+reply = {{"hook_on_failure_supported": True}} if {confirms} else {{}}
+say(type="control_response", response={{"subtype": "success", "request_id": hello["request_id"], "response": reply}})
 assert hear()["type"] == "user"
 """
 
 
 async def play(
-    tmp_path: Path, script: str, *, hooks: Sequence[Hook] = (), vendor: dict[str, Any] | None = None, **options: Any
+    tmp_path: Path,
+    script: str,
+    *,
+    hooks: Sequence[Hook] = (),
+    vendor: dict[str, Any] | None = None,
+    policy: PolicyProfile | None = None,
+    confirms: bool = True,
+    **options: Any,
 ) -> tuple[Run, list[AgentEvent]]:
     """A run with an agent of these lines, told as events."""
     program = tmp_path / "agent"
-    program.write_text(BEGIN.format(python=sys.executable) + script)
+    program.write_text(BEGIN.format(python=sys.executable, confirms=confirms) + script)
     program.chmod(0o755)
     (tmp_path / "work").mkdir(exist_ok=True)
     settings = Settings(
         backends={"driven": BackendSettings(host="claude", options={"program": str(program), **options})},
         isolation="off",
     )
-    order = WorkOrder("work", config=RuntimeConfig(vendor=vendor or {}))
+    order = WorkOrder("work", policy=policy or PolicyProfile(), config=RuntimeConfig(vendor=vendor or {}))
     events = []
     async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings, hooks=hooks) as run:
         async for event in run:
@@ -230,6 +239,70 @@ async def test_a_question_that_is_not_understood_is_refused_and_not_left_open(tm
     )
     _, events = await play(tmp_path, script)
     assert of(events, AssistantMessage)[0].text == "error: this host answers no riddle"
+
+
+HOOK_OF_NOTHING = '{"subtype": "hook_callback", "callback_id": "%s", "input": {"hook_event_name": "any"}}'
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (HOOK_OF_NOTHING % "before", {"decision": "block", "reason": UNREAD}),
+        (HOOK_OF_NOTHING % "after", {"continue": False, "stopReason": UNREAD}),
+        (HOOK_OF_NOTHING % "failed", {"continue": False, "stopReason": UNREAD}),
+        (HOOK_OF_NOTHING % "of-nobody", {"decision": "block", "reason": UNREAD}),
+        ('{"subtype": "hook_callback", "callback_id": "before", "input": 7}', {"decision": "block", "reason": UNREAD}),
+        ('{"subtype": "can_use_tool", "input": {}}', {"behavior": "deny", "message": UNREAD}),
+    ],
+)
+async def test_a_question_about_a_tool_that_cannot_be_read_is_a_no(
+    tmp_path: Path, question: str, answer: dict[str, Any]
+) -> None:
+    script = (
+        f'say(type="control_request", request_id="q", request={question})\n'
+        'text(json.dumps(hear()["response"])); result()'
+    )
+    _, events = await play(tmp_path, script)
+    said = json.loads(of(events, AssistantMessage)[0].text)
+    assert (said["subtype"], said["response"]) == ("success", answer)
+
+
+RULES = [
+    PolicyProfile(),
+    PolicyProfile(deny_read=("*.key",)),
+    PolicyProfile(deny_network=("*",)),
+    PolicyProfile(disallowed_tools=("bash",), require_approval_for=("write_file",)),
+]
+
+
+@pytest.mark.parametrize("policy", RULES)
+async def test_a_program_whose_hooks_may_not_hold_gets_no_order_with_rules(
+    tmp_path: Path, policy: PolicyProfile
+) -> None:
+    run, events = await play(tmp_path, 'text("done"); result()', policy=policy, confirms=False)
+    assert run.error is not None
+    assert run.error.code == "capability_unsupported"
+    assert "2.1.332" in str(run.error)
+    assert of(events, AssistantMessage) == []
+
+
+@pytest.mark.parametrize("policy", RULES)
+async def test_an_order_may_take_an_audit_where_hooks_may_not_hold(tmp_path: Path, policy: PolicyProfile) -> None:
+    run, _ = await play(tmp_path, 'text("done"); result()', policy=policy, confirms=False)
+    assert run.error is not None
+    audit = json.loads(str(run.error).partition("enforcement = ")[2])
+    vendor = {"abp": {"enforcement": audit}}
+    run, events = await play(tmp_path, 'text("done"); result()', policy=policy, confirms=False, vendor=vendor)
+    assert run.receipt.outcome == "complete"
+    assert any("does not confirm" in event.message for event in of(events, Warned))
+
+
+async def test_an_audit_is_no_stand_in_for_hooks(tmp_path: Path) -> None:
+    hooks = (Hook("pre_tool", lambda call: Decision(decision="allow")),)
+    vendor = {"abp": {"enforcement": {"deny_write": "audit"}}}
+    run, _ = await play(tmp_path, 'text("done"); result()', hooks=hooks, confirms=False, vendor=vendor)
+    assert run.error is not None
+    assert "hooks" in str(run.error)
 
 
 async def test_an_event_names_what_ran_and_not_what_the_model_wanted(tmp_path: Path) -> None:

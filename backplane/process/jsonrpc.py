@@ -175,13 +175,8 @@ class Pipe:
         if scope is not None:
             scope.cancel()
 
-    async def call(
-        self, method: str, params: Json, *, timeout_s: float | None, written: anyio.Event | None = None
-    ) -> Response:
+    async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Response:
         """Ask and wait for the answer; a peer that is gone is a fault, too.
-
-        Args:
-            written: set when the question is on its way: what is said from then on comes after it.
 
         Raises:
             BackendError: `backend_timeout`, no answer in time.
@@ -191,8 +186,6 @@ class Pipe:
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)
-                if written is not None:
-                    written.set()
                 if not self.ended:
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Response(id, fault=RpcError(0, "the program ended", gone=True))

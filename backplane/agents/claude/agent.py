@@ -55,7 +55,7 @@ class Agent(BaseAgent):
     """The agent of one run."""
 
     keeps_calls = False  # What it answers at its start names the user's account.
-    withdrawn = RpcError(0, "", gone=True)  # No answer at all: its hooks take an error for a yes.
+    withdrawn = RpcError(0, "", gone=True)  # No answer at all: the interrupt ends the question.
     reader: EventReader
 
     def __init__(self, session: AgentRun, child: Child) -> None:
@@ -94,20 +94,32 @@ class Agent(BaseAgent):
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Ask to be asked before the agent hears a word, so that no tool runs unasked; its answer may come later."""
-        written = anyio.Event()
-        tasks.start_soon(self._greet, written)
-        await written.wait()
-
-    async def _greet(self, written: anyio.Event) -> None:
+        """Register the hooks, and send nothing before the program has confirmed that they hold."""
         hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
         # Else a conversation keeps the system prompt of its first run, whatever a later order says.
         wanted = {"hooks": hooks, "systemPromptSnapshot": False}
-        reply = await self.pipe.call("initialize", wanted, timeout_s=self.answer_s, written=written)
+        reply = await self.pipe.call("initialize", wanted, timeout_s=self.answer_s)
         if reply.fault is not None and reply.fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
         if reply.fault is not None:
             raise BackendError("backend_unavailable", f"the agent refused to be asked: {reply.fault.message}")
+        if not answers.blocks(reply.result):
+            await self._unconfirmed()
+
+    async def _unconfirmed(self) -> None:
+        """Refuse a program that runs a call when its hook fails, unless the order takes `audit` for all its rules."""
+        run = self.session.run
+        taken = mapping(run.order.abp("enforcement"))
+        rules = {
+            rule.name for rule in run.policy.rules() if rule.pattern is not None and taken.get(rule.name) != "audit"
+        }
+        held = [*sorted(rules), *(["hooks"] if run.order.abp("hooks") else [])]
+        fact = "this version of Claude Code does not confirm that a failed hook blocks the call (onFailure)"
+        if held:
+            audit = msgspec.json.encode(dict.fromkeys(sorted(rules), "audit")).decode()
+            fix = f"install 2.1.332 or later, or order config.vendor.abp.enforcement = {audit}"
+            raise BackendError("capability_unsupported", f"{fact}: {', '.join(held)} might not hold", hint=fix)
+        await run.warn(fact)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -168,7 +180,8 @@ class Agent(BaseAgent):
     async def reply(self, request: Request) -> Json | RpcError:
         question = answers.read_question(request.params)
         if question is None:
-            return await super().reply(request)
+            is_gate = request.method in ("can_use_tool", "hook_callback")
+            return answers.block(request.params) if is_gate else await super().reply(request)
         call = self.reader.calls.get(question.id)
         if call is not None and call.tool != question.tool:
             # A tool may be asked about by a newer name than the one that its model called it by.

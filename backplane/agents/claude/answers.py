@@ -21,14 +21,20 @@ _EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolU
 
 
 def wanted(*, results: bool, answer_s: int) -> Json:
-    """What `initialize` asks to be asked about.
+    """Return the hooks for `initialize`; one that gets no answer it can read blocks what it was asked about.
 
     Args:
-        results: results of tools, too.
-        answer_s: how long an answer may take.
+        results: ask about results of tools, too.
+        answer_s: seconds an answer may take.
     """
     names = (BEFORE, AFTER, FAILED) if results else (BEFORE,)
-    return {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], "timeout": answer_s}] for name in names}
+    rest = {"timeout": answer_s, "onFailure": "block"}
+    return {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], **rest}] for name in names}
+
+
+def blocks(reply: Json) -> bool:
+    """Return whether the program confirms, in its answer to `initialize`, that a failed hook blocks."""
+    return mapping(reply).get("hook_on_failure_supported") is True
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -73,6 +79,18 @@ def deny(question: Question, reason: str) -> Json:
 def show(question: Question, output: Json) -> Json:
     """Let the model have this in place of the tool's output."""
     return _hook(question.when, {"updatedToolOutput": output})
+
+
+UNREAD: Final = "policy_denied: the host cannot read this question"
+
+
+def block(request: Mapping[str, Any]) -> Json:
+    """Answer a question that cannot be read, so that nothing runs and the model sees no result."""
+    if request.get("subtype") == "can_use_tool":
+        return {"behavior": "deny", "message": UNREAD}
+    if request.get("callback_id") in (AFTER, FAILED):
+        return stop(UNREAD)
+    return {"decision": "block", "reason": UNREAD}
 
 
 def stop(reason: str) -> Json:
