@@ -31,6 +31,7 @@ from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig,
 from backplane.errors import ConfigError
 from backplane.protocol.jsonrpc import Notification, RpcError
 from backplane.runtime.backends import find, known
+from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
 from tests.vendors.found import referee
 
@@ -42,8 +43,8 @@ ONCE = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind": "r
 # Updates to events ----------------------------------------------------------------------------------------------------
 
 
-def new_reader(tools: dict[str, str] | None = None) -> Any:
-    return EventReader(lambda: NOW, "/w", tools or {})
+def new_reader(tools: dict[str, str] | None = None, servers: tuple[str, ...] = ()) -> Any:
+    return EventReader(lambda: NOW, "/w", tools or {}, servers=servers)
 
 
 def read(reader: Any, update: dict[str, Any]) -> list[Any]:
@@ -137,6 +138,42 @@ def test_a_command_is_one_whatever_its_agent_takes_it_for() -> None:
     events = read(told, reads) + read(told, call("completed", rawOutput={"exit_code": 0}))
     assert kinds(events) == ["ToolCall", "CommandExecuted", "ToolResult"]
     assert (events[0].tool_name, events[1].command) == ("bash", "cat a.txt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "title", "neutral"),
+    [
+        ("execute", "rm", "bash"), ("execute", "read", "bash"), ("execute", "ls -la", "bash"),
+        ("execute", "Bash", "bash"), ("execute", "shell", "bash"), ("execute", "srv_tool", "mcp__srv__tool"),
+        ("read", "bash", "read_file"),
+        ("read", "list", "list_files"), ("read", "cat", "read_file"), ("edit", "write", "write_file"),
+        ("edit", "scribble", "edit_file"), ("edit", "read", "edit_file"), ("delete", "rm", "edit_file"),
+        ("search", "glob", "glob"), ("search", "rg", "grep"), ("fetch", "curl", "web_fetch"),
+        ("fetch", "WebSearch", "web_search"), ("other", "todo", "todo"), ("other", "write", "write_file"),
+        ("think", "plan", "plan"), (None, "todo", "todo"), ("novel", "Read", "read_file"), (None, None, "other"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_call_decides_its_name_and_a_title_chooses_within_it(
+    kind: str | None, title: str | None, neutral: str
+) -> None:
+    told = new_reader({"write": "write_file", "list": "list_files", "read": "read_file"}, servers=("srv",))
+    asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": title})
+    assert told.name_of(asked) == neutral
+
+
+@pytest.mark.parametrize("kind", ["execute", "read", "other", None])
+@pytest.mark.parametrize("title", ["rm", "rm x", "Read", "shell", "write", None])
+def test_a_call_with_a_command_is_a_command_by_every_title_and_kind(kind: str | None, title: str | None) -> None:
+    told = new_reader({"write": "write_file"})
+    asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": title, "rawInput": {"command": "rm x"}})
+    assert told.name_of(asked) == "bash"
+
+
+@pytest.mark.parametrize(("kind", "neutral"), [("execute", "bash"), ("edit", "edit_file"), ("other", "scribble")])
+def test_an_unknown_tool_that_its_agent_names_has_the_neutral_name_of_its_kind(kind: str, neutral: str) -> None:
+    told = new_reader()
+    asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": "x", "_meta": {"toolName": "scribble"}})
+    assert told.name_of(asked) == neutral
 
 
 def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
@@ -281,6 +318,7 @@ def start(tmp_path: Path, workspace: Path) -> Start:
         do: Callable[[Run], Awaitable[None] | None] = Run.cancel,
         caps: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
+        hooks: tuple[Hook, ...] = (),
         **order: Any,
     ) -> tuple[Receipt, list[Any]]:
         agent = tmp_path / "agent.py"
@@ -292,7 +330,7 @@ def start(tmp_path: Path, workspace: Path) -> Start:
 
         async def run() -> tuple[Receipt, list[Any]]:
             events: list[Any] = []
-            async with api.start(work, backend="few", settings=settings) as running:
+            async with api.start(work, backend="few", settings=settings, hooks=hooks) as running:
                 async for event in running:
                     events.append(event)
                     if at and at in str(event) and not any(at in str(older) for older in events[:-1]):
@@ -846,6 +884,18 @@ text(outcome["optionId"]); end()
     (call,) = [event for event in events if isinstance(event, ToolCall)]
     assert (call.tool_name, call.input["command"]) == ("bash", "ls")
     assert words(events) == ["n"]
+
+
+@pytest.mark.parametrize("title", ["ls -la", "rm", "Read", "shell"])
+def test_a_hook_for_commands_is_asked_by_every_title(start: Start, title: str) -> None:
+    asked: list[str] = []
+    hook = Hook("pre_tool", lambda call: asked.append(call.tool), tools=("bash",))
+    body = f"""
+outcome = ask(toolCallId="c1", title={title!r}, kind="execute", rawInput={{"command": "ls"}})
+text(outcome["optionId"]); end()
+"""
+    start(body, hooks=(hook,))
+    assert asked == ["bash"]
 
 
 SPENDS = """

@@ -6,7 +6,7 @@ does. Whatever else an agent asks is refused as unknown. The protocol has no pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.acp.reader import NEUTRAL, EventReader, OpenCall, read_usage
+from backplane.agents.acp.reader import EventReader, OpenCall, read_usage
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
@@ -27,7 +27,7 @@ from backplane.agents.spec import RunSpec, budget_of, image_blocks, price_from, 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
-from backplane.policy.paths import TOOLS
+from backplane.policy.rules import Policy
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Request, Response, RpcError
 
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ class Agent(BaseAgent):
 
     def __init__(self, session: AgentRun, profile: Profile, place: AgentFolders, child: Child) -> None:
         self.profile, self.place = profile, place
-        run, tools = session.run, spoken(session.run, profile.tools)
+        run = session.run
         self.record = Record(home_of(place.config)) if profile.usage == "record" else None
         servers = [*server_rows(run, profile.mcp_servers)]
-        reader = EventReader(run.now, session.root, tools, profile.notices, record=self.record, servers=servers)
+        reader = EventReader(
+            run.now, session.root, profile.tools, profile.notices, record=self.record, servers=servers,
+            by_own_word=named_by_rules(run.policy),
+        )  # fmt: skip
         super().__init__(session, reader)
         self.reader.is_history = session.spec.conversation.wanted is not None
         self.pipe = session.pipe(child, self)
@@ -259,14 +262,14 @@ class Agent(BaseAgent):
     async def _refusal(self, call: OpenCall) -> str | None:
         """Why a call may not run; None when it may."""
         name, root, policy = self.reader.name_of(call), self.session.root, self.session.run.policy
-        own = call.name or name
-        # By every name that the tool has; the control plane is told one of them.
-        neutral = self.profile.tools.get(own) or (own if own in TOOLS else NEUTRAL.get(call.kind, own))
-        neutral = name if name.startswith("mcp__") else neutral
+        neutral = self.reader.neutral(call)
+        own = call.name or neutral
         decision = policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: neutral})
         is_denied = decision.allowed == "deny"
-        if not is_denied and policy.decide_tool_call(name, call.input, root=root).allowed != decision.allowed:
-            name = neutral  # What is told above has to be decided there as it is here.
+        if not is_denied:
+            # The control plane is given one name, and has to decide by it as was decided here by all of them.
+            decided = {one: policy.decide_tool_call(one, call.input, root=root).allowed for one in (name, neutral, own)}
+            name = next((one for one, allowed in decided.items() if allowed == decision.allowed), name)
         verdict = await self.session.may(name, call.input, decision if is_denied else None)
         if verdict.decision == "modify":
             return OWN_INPUT
@@ -301,17 +304,17 @@ def _pairs(value: Any) -> Any:
     return [{"name": name, "value": text} for name, text in value.items()] if isinstance(value, dict) else value
 
 
-def spoken(run: HostRun, tools: Mapping[str, str]) -> dict[str, str]:
-    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word alone."""
+def named_by_rules(policy: Policy) -> Callable[[str, str], bool]:
+    """Return a test whether a rule is about the agent's own name of a tool alone, given that and the neutral one."""
 
     def verdict(name: str, neutral: str) -> str:
-        return run.policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
+        return policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
 
     def by_own_word(own: str, neutral: str) -> bool:
         whole = verdict(own, neutral)
         return verdict(neutral, neutral) != whole and verdict(own, own) == whole
 
-    return {own: neutral for own, neutral in tools.items() if not by_own_word(own, neutral)}
+    return by_own_word
 
 
 _ANYWHERE: Final = {"path": "a", "url": "http://a"}

@@ -22,6 +22,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.ir import TokenCounts
+from backplane.policy.paths import SPELLINGS, TOOLS
 from backplane.protocol.jsonrpc import Notification
 
 UPDATE: Final = "session/update"
@@ -41,6 +42,14 @@ NEUTRAL: Final[Mapping[str, str]] = {
 """Kinds of the protocol → the names that rules know, for an agent that says no better one."""
 
 _WRITING: Final = frozenset({"edit", "delete", "move"})
+_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
+    "read": frozenset({"read_file", "list_files"}),
+    **dict.fromkeys(_WRITING, frozenset({"edit_file", "write_file", "multi_edit", "apply_patch"})),
+    "search": frozenset({"grep", "glob", "list_files", "web_search"}),
+    "execute": frozenset({"bash"}),
+    "fetch": frozenset({"web_fetch", "web_search"}),
+}
+"""Neutral tools that a call of a kind may be; the title of a call chooses among them and never leaves them."""
 _PATH_NAMES: Final = ("filePath", "file_path", "filepath", "path", "absolute_path")
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 
@@ -51,7 +60,9 @@ class OpenCall:
     def __init__(self, id: str) -> None:
         self.id = id
         self.name: str | None = None
-        """As the agent calls its tool; None when it says a kind alone."""
+        """The agent's own name of the tool; None if it gives a kind alone."""
+        self.is_named = False
+        """The agent named the tool in a member for it; otherwise `name` is the call's title."""
         self.kind = "other"
         self.input: dict[str, Json] = {}
         self.output: Json = None
@@ -86,6 +97,7 @@ class EventReader(BaseReader):
         notices: what the agent says itself among the words of its model.
         servers: names of MCP servers, by which their tools are known.
         record: the agent's own, where that says more of its requests and tools than the protocol does.
+        by_own_word: whether a rule is about the agent's own name of a tool alone, given that and the neutral one.
     """
 
     def __init__(
@@ -96,9 +108,11 @@ class EventReader(BaseReader):
         notices: Sequence[Notice] = (),
         record: Record | None = None,
         servers: Collection[str] = (),
+        by_own_word: Callable[[str, str], bool] = lambda own, neutral: False,
     ) -> None:
         super().__init__(now, root, tools)
         self._servers = servers
+        self._by_own_word = by_own_word
         self._calls: dict[str, OpenCall] = {}
         self._text: list[str] = []
         self._text_chars = 0
@@ -280,9 +294,10 @@ class EventReader(BaseReader):
             if isinstance(call.input.get("command"), list):
                 call.input["command"] = plain_command(call.input["command"])
         for candidate in (name, prefix, title if title != call.input.get("command") else None):
-            if call.name is None and isinstance(candidate, str) and _NAME.fullmatch(candidate):
-                call.name = candidate
-        if call.command is not None and call.name is None:
+            if not call.is_named and isinstance(candidate, str) and _NAME.fullmatch(candidate):
+                call.is_named = candidate is not title
+                call.name = candidate if call.is_named else call.name or candidate
+        if call.command is not None and not call.is_named and self._server_tool(call) is None:
             call.kind = "execute"  # Whatever the agent takes the command for: `cat` is none the less one.
         if "rawOutput" in update:
             call.output = update["rawOutput"]
@@ -331,13 +346,30 @@ class EventReader(BaseReader):
         return self._close(call, f"policy_denied: {reason}", failed=True)
 
     def name_of(self, call: OpenCall) -> str:
-        """The tool's neutral name, else the agent's own; of a server's tool `mcp__SERVER__TOOL`, whatever it says."""
+        """Return the tool's name in events: `mcp__SERVER__TOOL`, the neutral name, or the agent's own.
+
+        The agent's own name stands where a rule names it alone, or where no neutral one is known.
+        """
+        neutral = self.neutral(call)
+        return call.name if call.name is not None and self._by_own_word(call.name, neutral) else neutral
+
+    def neutral(self, call: OpenCall) -> str:
+        """Return the name by which rules and hooks know a call: its kind decides, a title never."""
+        own = call.name or ""
+        known = self._server_tool(call) or self._tools.get(own) or SPELLINGS.get(own, own if own in TOOLS else None)
+        of_kind = _OF_KIND.get(call.kind)
+        if of_kind is None or (known is not None and (call.is_named or known in of_kind or known.startswith("mcp__"))):
+            return known or own or NEUTRAL.get(call.kind, "other")
+        return NEUTRAL[call.kind]
+
+    def _server_tool(self, call: OpenCall) -> str | None:
+        """Return `mcp__SERVER__TOOL` for the tool of an MCP server, however the agent joins the two names."""
         own = call.name or ""
         for server in self._servers:
             for beginning in (f"mcp__{server}__", f"mcp_{server}_", f"{server}_", f"{server}."):
                 if own.startswith(beginning):
                     return f"mcp__{server}__{own.removeprefix(beginning)}"
-        return self._tools.get(own) or own or NEUTRAL.get(call.kind, "other")
+        return None
 
     def message(self) -> list[AgentEvent]:
         """The whole message whose deltas were told, when there is one."""
