@@ -28,6 +28,7 @@ from backplane.contract.conversation import (
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import ProviderRegistry, SessionConfig, store
+from backplane.providers.orders import NOT_CARRIED, _changes
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
@@ -272,16 +273,16 @@ anyio.run(main)
 """
 
 
-def killed(home: Path, *argv: str) -> str:
-    """Kill a program in the middle of a session's turn; the session's id."""
-    done = subprocess.run([*PYTHON, "-c", KILLED, str(home), *argv], capture_output=True, timeout=60, check=False)
+def killed(program: str, *argv: str) -> str:
+    """Return what a program printed that killed itself in the middle of a session's turn."""
+    done = subprocess.run([*PYTHON, "-c", program, *argv], capture_output=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     return done.stdout.decode().strip()
 
 
 async def test_a_session_whose_process_was_killed_has_what_its_receipt_says(ground: Ground) -> None:
     argv = ground.host("words", "context").argv
-    id = killed(ground.home, *argv)
+    id = killed(KILLED, str(ground.home), *argv)
     async with ground.registry() as registry, await registry.get("words").resume(id) as session:
         (turn,) = session.file.turns
         assert (turn.stop_reason, turn.messages) == ("user_interrupt", (UserMessage(content="wait for me"),))
@@ -321,9 +322,7 @@ def test_the_work_of_a_turn_whose_program_was_killed_is_kept_and_told(
     ground: Ground, shell: Shell, root: Path, warm: int
 ) -> None:
     """A host that waited for its order works in a place with another name than its run's."""
-    command = [*PYTHON, "-c", CUT_OFF, str(ground.home), str(root), str(warm)]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    killed(CUT_OFF, str(ground.home), str(root), str(warm))
     said = shell("sessions", "resume", "last", "true")
     run_id = _turns(ground)[-2].run_id
     tree = ground.home / "stage" / str(run_id) / "tree"
@@ -336,6 +335,55 @@ def test_the_work_of_a_turn_whose_program_was_killed_is_kept_and_told(
     shell("runs", "prune", "--keep", "0")
     shell("run", "--backend", "shell", "true")
     assert not tree.exists(), "gone with its run"
+
+
+KILLED_AT_WORK = """
+import os, signal, sys, anyio
+from backplane.config import Settings
+from backplane.contract.events import ToolResult
+from backplane.providers import ProviderRegistry, SessionConfig
+from backplane.runtime.backends import ProcessBackend
+
+async def main():
+    async with ProviderRegistry(Settings(isolation="off"), sys.argv[1]) as registry:
+        provider = registry.register(ProcessBackend(id="first", argv=tuple(sys.argv[4:])))
+        config = SessionConfig(root=sys.argv[2], lane=sys.argv[3])
+        async with await provider.create_session(config) as session:
+            done = 0
+            async for event in session.send_message("do the work"):
+                done += "Result" in type(event).__name__
+                if done == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("lane", ["workspace_first", "patch_first"])
+@pytest.mark.parametrize("heeds", ['"context", "history"', '"context"'])
+async def test_a_successor_is_given_the_changes_that_a_killed_turn_did_not_leave(
+    ground: Ground, root: Path, lane: str, heeds: str
+) -> None:
+    argv = worker(ground, "first", 0).argv
+    killed(KILLED_AT_WORK, str(ground.home), str(root), lane, *argv)
+    async with ground.registry() as registry:
+        second = registry.register(ground.host("second", *json.loads(f"[{heeds}]")))
+        async with await second.resume("last") as session:
+            assert session.file.turns[-1].stop_reason == "user_interrupt"
+            asked = msgspec.json.decode((await session.run("go on")).text)
+            again = msgspec.json.decode((await session.run("and on")).text)
+    assert not (root / "effects").exists()
+    for order in (asked, again):
+        assert NOT_CARRIED in order["task"]
+        assert 'Call step-0: work {"step":0}' in order["task"].partition(NOT_CARRIED)[2]
+
+
+def test_a_turn_that_only_read_leaves_nothing_to_carry() -> None:
+    calls = [MessageToolCall(id=name, name=name, arguments={}) for name in ("Read", "grep", "bash", "write_file")]
+    results = [ToolResultMessage(tool_call_id=call.id, content="x", is_error=False) for call in calls[:-1]]
+    turn = SessionTurn(run_id="r", provider="p", messages=(AgentMessage(content="", tool_calls=tuple(calls)), *results))
+    assert [call.name for call in _changes(turn)] == ["bash"], "what has no result is asked about"
 
 
 def _turns(ground: Ground) -> tuple[SessionTurn, ...]:

@@ -144,6 +144,8 @@ class SessionTurn(_ConversationValue, frozen=True):
     usage: TokenUsage = TokenUsage()
     conversation: str | None = None
     """Id of the conversation that the provider itself keeps, after this turn."""
+    carried: bool = True
+    """False if the turn was cut off and the folder of the next one lacks what it changed."""
 
 
 class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):

@@ -139,6 +139,11 @@ TOOLS: Final[dict[str, ToolShape]] = {
 }
 """Neutral tool names. What a command does to files or the network is not in its text: `bash` has no places."""
 
+CHANGE_NOTHING: Final = frozenset(
+    {"read_file", "read", "grep", "glob", "list_files", "ls", "web_fetch", "web_search", "ask_user"}
+)
+"""Tools that change no file; any other may."""
+
 SPELLINGS: Final[dict[str, str]] = {
     "Read": "read_file",
     "Write": "write_file",

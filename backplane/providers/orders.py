@@ -6,7 +6,7 @@ Pure: a session and what its host said of itself go in.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -27,6 +27,8 @@ from backplane.contract.envelope import Hello
 from backplane.contract.pictures import IMAGES_BYTES_MAX
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, ConfigError
+from backplane.policy.paths import CHANGE_NOTHING
+from backplane.policy.rules import tool_names
 from backplane.providers.reading import PREFIX, text_of
 from backplane.providers.tools import Tool, ToolDefinition
 from backplane.runtime.hooks import Hook
@@ -271,6 +273,11 @@ UNSEEN: Final = "dropped: files that earlier turns changed, which stay in the tu
 
 NO_IMAGES: Final = "dropped: images, the provider takes none"
 
+NOT_CARRIED: Final = (
+    "The folder that you work in may lack what earlier turns changed. The results of the calls below are recorded, and "
+    "their changes were not carried to this folder: look first, and make again what is missing and still wanted."
+)
+
 QUESTION: Final = (
     "First, a question about what went before: no result was recorded of the calls below, so whether they ran is "
     "unknown. Find out by looking, and do not repeat any of them before you know that it did not run."
@@ -280,8 +287,7 @@ QUESTION: Final = (
 def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: list[Image]) -> list[str]:
     """What was said before, in the order's own members or as words; then its pictures go to `images`."""
     said = [(turn, message) for turn in wanted.turns for message in turn.messages]
-    cut = unresolved(wanted.turns[-1].messages) if wanted.turns else ()
-    question = ["\n".join([QUESTION, *map(_shown_call, cut)])] if cut and wanted.fresh and wanted.can.reads else []
+    question = _questions(wanted) if wanted.can.reads else []
     if wanted.can.keeps_in(wanted.config.mode):
         own["session"] = {"fork" if wanted.forks else "resume": wanted.native} if wanted.native else {"keep": True}
     if wanted.native or not said:
@@ -301,6 +307,26 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
     unknown = {call.id for call in unresolved(tuple(messages))}
     record = [_shown(message, unknown, images) for message in messages]
     return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
+
+
+def _questions(wanted: Wanted) -> list[str]:
+    """Return what the model has to find out before it goes on: lost changes, and calls whose end is unknown."""
+    # A conversation that the host keeps was given the older ones already.
+    turns = wanted.turns[-1:] if wanted.native else wanted.turns
+    in_patches = (wanted.config.mode, wanted.config.lane) == ("staged", "patch_first")
+    lost = [call for turn in turns if in_patches or not turn.carried for call in _changes(turn)]
+    cut = unresolved(wanted.turns[-1].messages) if wanted.turns and wanted.fresh else ()
+    asked = ((NOT_CARRIED, lost), (QUESTION, cut))
+    return ["\n".join([words, *map(_shown_call, calls)]) for words, calls in asked if calls]
+
+
+def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
+    """Yield the calls of a turn that have a result and may have changed files."""
+    open_calls = {call.id for call in unresolved(turn.messages)}
+    for message in turn.messages:
+        for call in message.tool_calls if isinstance(message, AgentMessage) else ():
+            if call.id not in open_calls and CHANGE_NOTHING.isdisjoint(tool_names(call.name)):
+                yield call
 
 
 def _fitting(messages: list[Message], more: Sequence[Image], losses: list[str]) -> list[Message]:

@@ -578,19 +578,20 @@ class Session:
         return self._folder.name
 
     async def _carry_folder(self) -> None:
-        """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""
+        """Apply the changes of a turn that was cut off, or mark it as not carried."""
         carries, self._carries = self._carries, _carries(self._file)
-        last = self._file.turns[-1] if self._file.turns else None
+        *before, last = self._file.turns or (None,)
         if not self._fresh or last is None or last.stop_reason not in ("error", "user_interrupt"):
             return
-        if not carries or last.receipt_sha256 is None:
+        if not carries or last.run_id is None:
             return
-        assert last.run_id is not None
         try:
             await self._provider.plane.apply(last.run_id)
         except BackplaneError as error:
             if error.code != "execution_workspace_error" or "applied already" not in error.message:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
+                last = msgspec.structs.replace(last, carried=False)
+                self._file = msgspec.structs.replace(self._file, turns=(*filter(None, before), last))
 
     @asynccontextmanager
     async def _started(

@@ -17,6 +17,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt, Usage
+from backplane.policy.paths import CHANGE_NOTHING
 from backplane.policy.rules import tool_names
 
 Verdict = Literal["true", "false", "unwitnessed"]
@@ -34,11 +35,6 @@ WRITES_MAX: Final = 1000
 
 IDS_MAX: Final = 100_000
 """Ids of calls remembered; a run with more is judged by the first of them, and the rest is unwitnessed."""
-
-_QUIET_TOOLS: Final = frozenset(
-    {"read_file", "read", "grep", "glob", "list_files", "ls", "web_fetch", "web_search", "ask_user"}
-)
-"""Tools that change no file; any other may undo or change what was claimed before it."""
 
 _PLANES_OWN: Final = ("ask", "answer", "checkpoint")
 _TOLD: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
@@ -166,7 +162,7 @@ class Judge:
         names = tool_names(event.tool_name)
         if "write_file" in names:
             self._write(number, event)
-        elif _QUIET_TOOLS.isdisjoint(names):
+        elif CHANGE_NOTHING.isdisjoint(names):
             self._doubt()
 
     def _write(self, number: int, event: ToolCall) -> None:
