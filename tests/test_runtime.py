@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from backplane import api
 from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult, Warned
+from backplane.contract.receipt import Receipt
 from backplane.contract.work import RuntimeConfig
-from backplane.errors import BackendError, ProtocolError
+from backplane.errors import BackendError, ConfigError, ProtocolError
 from backplane.host import Done, HostRun
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
@@ -114,6 +116,114 @@ async def test_batches_are_the_same_events_with_their_recorded_bytes(
     check(run)
     assert run.folder is not None
     assert (run.folder / "trace.jsonl").read_bytes().splitlines() == records
+
+
+WORDS = {"repeat": {"times": 30, "steps": [{"delta": "n{n}"}, {"sleep_s": 0.003}]}}
+"""A scenario of 30 events over 90 ms."""
+
+
+async def read_all(run: Run, seen: list[str], pause_s: float = 0.0) -> None:
+    async for event in run:
+        if isinstance(event, AssistantDelta):
+            seen.append(event.text)
+            await anyio.sleep(pause_s)
+
+
+async def read_in_batches(run: Run, seen: list[str]) -> None:
+    async for batch in run.batches():
+        seen += [event.text for event in batch.events if isinstance(event, AssistantDelta)]
+
+
+async def read_in_two_loops(run: Run, seen: list[str]) -> None:
+    async for event in run:
+        if isinstance(event, AssistantDelta):
+            seen.append(event.text)
+            break
+    await read_all(run, seen)
+
+
+@pytest.mark.parametrize(
+    ("read", "read_after_s", "wait_after_s", "waiters"),
+    [
+        pytest.param(read_all, 0.0, 0.0, 1, id="at once"),
+        pytest.param(read_all, 0.0, 0.001, 1, id="before the hello"),
+        pytest.param(read_all, 0.0, 0.15, 1, id="in the middle"),
+        pytest.param(read_all, 0.0, 2.0, 1, id="after the end"),
+        pytest.param(read_all, 0.0, 0.0, 3, id="three wait"),
+        pytest.param(partial(read_all, pause_s=0.005), 0.0, 0.0, 1, id="slow reader"),
+        pytest.param(read_in_batches, 0.0, 0.0, 2, id="batches"),
+        pytest.param(read_in_two_loops, 0.0, 0.0, 1, id="two loops"),
+        pytest.param(read_all, 0.001, 0.0, 1, id="the reader second"),
+    ],
+)
+async def test_a_run_is_read_in_one_task_and_waited_for_in_others(
+    mock: Backend, backplane_home: Path, root: Path, read: Any, read_after_s: float, wait_after_s: float, waiters: int
+) -> None:
+    seen: list[str] = []
+    receipts: list[Receipt] = []
+
+    async def wait(run: Run) -> None:
+        await anyio.sleep(wait_after_s)
+        receipts.append(await run.wait())
+
+    async with plane(backplane_home) as control, control.start(order(root, WORDS), mock) as run:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(waiters):
+                    tasks.start_soon(wait, run)
+                await anyio.sleep(read_after_s)
+                tasks.start_soon(read, run, seen)
+    check(run)
+    assert (run.receipt.outcome, run.error) == ("complete", None)
+    assert seen == [f"n{number}" for number in range(30)]
+    assert receipts == [run.receipt] * waiters
+
+
+@pytest.mark.parametrize("cancelled", ["reader", "waiter"])
+async def test_a_cancelled_task_leaves_the_run_to_the_other(
+    mock: Backend, backplane_home: Path, root: Path, cancelled: str
+) -> None:
+    seen: list[str] = []
+
+    async def end(scope: anyio.CancelScope, work: Any) -> None:
+        with scope:
+            await work()
+
+    async with plane(backplane_home) as control, control.start(order(root, WORDS), mock) as run:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                reader, waiter = anyio.CancelScope(), anyio.CancelScope()
+                tasks.start_soon(end, reader, lambda: read_all(run, seen))
+                tasks.start_soon(end, waiter, run.wait)
+                await anyio.sleep(0.1)
+                (reader if cancelled == "reader" else waiter).cancel()
+    check(run)
+    assert (run.receipt.outcome, run.error) == ("complete", None)
+    assert cancelled == "reader" or len(seen) == 30
+
+
+async def test_a_second_reader_is_refused_and_the_first_reads_on(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    seen: list[str] = []
+    async with plane(backplane_home) as control, control.start(order(root, WORDS), mock) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_all, run, seen)
+            await anyio.sleep(0.05)
+            for second in (run.__aiter__, run.batches):
+                with pytest.raises(ConfigError, match="another task iterates over run"):
+                    second()
+        assert [event async for event in run] == []
+    check(run)
+    assert len(seen) == 30
+
+
+async def test_waiting_goes_on_where_a_left_loop_stopped(mock: Backend, backplane_home: Path, root: Path) -> None:
+    async with plane(backplane_home) as control, control.start(order(root, WORDS), mock) as run:
+        events = aiter(run)
+        await anext(events)
+        assert (await run.wait()).outcome == "complete"
+        assert [event async for event in events] == []
 
 
 async def test_a_redirected_root_reaches_the_host_whole(backplane_home: Path, root: Path) -> None:

@@ -55,6 +55,28 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     return loop if hasattr(loop, "create_task") else None
 
 
+def asyncio_task() -> asyncio.Task[Any] | None:
+    """The task that this is called in; None on trio."""
+    if asyncio_loop() is None:
+        return None
+    import asyncio
+
+    return asyncio.current_task()
+
+
+class TaskRef:
+    """The task that made this object."""
+
+    def __init__(self) -> None:
+        self._id = anyio.get_current_task().id
+        self._task = asyncio_task()
+
+    def is_another(self) -> bool:
+        """Return True if this is not the current task and has not ended; on trio the end of a task is unknown."""
+        ended = self._task is not None and self._task.done()
+        return not ended and self._id != anyio.get_current_task().id
+
+
 def register(how: Callable[..., T], *given: Any) -> T:
     """Have the loop call something later: `how` is one of its methods, as `call_later` and `add_reader`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
@@ -32,13 +33,14 @@ from backplane.errors import (
     BackendError,
     BackplaneError,
     CageError,
+    ConfigError,
     ContractError,
     StoreError,
     from_code,
     unforeseen,
 )
 from backplane.policy.rules import compile_policy
-from backplane.process.aio import OwnTask, Readable, in_order, in_time
+from backplane.process.aio import OwnTask, Readable, TaskRef, in_order, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from backplane.workspace.checkpoints import Checkpoint
 
 READER_LOOK_S: Final = 0.01
-"""How often a second task looks whether the first has found something."""
+"""Seconds between two looks of a task that waits while another one reads the host's output."""
 
 PING_S: Final = 10.0
 """For the answer to a ping: as long as a hello may take."""
@@ -107,6 +109,8 @@ _PUBLIC: Final = (
 class Run:
     """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
 
+    One task at a time iterates over it. Any number may wait for its end meanwhile; the events are the reader's.
+
     Attributes:
         id: the run's id, also its `ref_id` on the wire.
         order: what was asked for.
@@ -116,11 +120,11 @@ class Run:
     """
 
     __slots__ = (
-        "_backend", "_backend_key", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited", "_fault",
-        "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened", "_output", "_pings",
-        "_plane", "_queue", "_readable", "_reads", "_receipt", "_remote", "_requirements", "_rest", "_sealed",
-        "_sealing_since", "_sent", "_stopping", "_tasks", "_words_due", "_writer", "end", "error", "facts", "id",
-        "more", "order", "patch",
+        "_backend", "_backend_key", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited",
+        "_fault", "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened",
+        "_output", "_pings", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
+        "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
+        "_words_due", "_writer", "end", "error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -189,6 +193,10 @@ class Run:
         self._words_due = False
         """The host's last words are about to be kept."""
         self._pings = 0
+        self._readers: weakref.WeakSet[_RunReader] = weakref.WeakSet()
+        """Iterators over the events that are still referenced."""
+        self._pulls = False
+        """A task begins the run, reads its next events or ends it."""
         self._reads = False
         """A task waits for the host's output."""
         self._fault: BackplaneError | None = None
@@ -270,10 +278,20 @@ class Run:
         return self
 
     async def wait(self) -> Receipt:
-        """Wait until the run has ended, passing over its events, and return its receipt."""
-        async for _ in self:
-            pass
+        """Wait until the run has ended and return its receipt; without a reader in another task, drop its events."""
+        while not self._sealed.is_set():
+            if self._is_read_elsewhere():
+                await anyio.sleep(READER_LOOK_S)
+            else:
+                self._drop_events()
+                await self._pull()
+        if not self._is_read_elsewhere():
+            self._drop_events()
         return self.receipt
+
+    def _drop_events(self) -> None:
+        self._queue.clear()
+        self._rest = iter(())
 
     @property
     def backend_id(self) -> str:
@@ -293,37 +311,46 @@ class Run:
 
     # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
 
-    def __aiter__(self) -> Run:
-        return self
-
-    async def __anext__(self) -> AgentEvent:
-        while True:
-            for event in self._rest:
-                return event
-            batch = await self._next_batch()
-            if batch is None:
-                raise StopAsyncIteration
-            self._rest = iter(batch.events)
+    def __aiter__(self) -> AsyncIterator[AgentEvent]:
+        """Raises ConfigError: `config_invalid`, another task iterates over the run."""
+        return _EventReader(self)
 
     def batches(self) -> AsyncIterator[Events]:
-        """The same events as they arrived together, each with its canonical bytes."""
+        """The same events as they arrived together, each with its canonical bytes. Raises as iterating."""
         return _Batches(self)
+
+    def _is_read_elsewhere(self) -> bool:
+        """Return True if a task that still runs, and is not this one, iterates over the run."""
+        return bool(self._readers) and any(reader.task.is_another() for reader in self._readers)
 
     async def _next_batch(self) -> Events | None:
         """The next events; None when the run has ended, which it then has with its receipt."""
+        while not self._queue and not self._sealed.is_set():
+            await self._pull()
+        return self._queue.pop(0) if self._queue else None
+
+    async def _pull(self) -> None:
+        """Begin the run, take in its next events, or end it; while another task does so, wait a little."""
+        if self._pulls:
+            await anyio.sleep(READER_LOOK_S)
+            return
+        self._pulls = True
         try:
-            if not self._begun and self._environment.prepared and not self._stopping:
-                await self._begin()
-                self._begun = True
-            while not self._queue:
-                if self._drained or self._inbound.over.is_set() or self._link is None:
-                    await self._finish()
-                    break
-                await self._advance()
+            await self._pull_alone()
         except Exception as error:
             self.fail(error)
             await self._finish()
-        return self._queue.pop(0) if self._queue else None
+        finally:
+            self._pulls = False
+
+    async def _pull_alone(self) -> None:
+        if not self._begun and self._environment.prepared and not self._stopping:
+            await self._begin()
+            self._begun = True
+        elif self._drained or self._inbound.over.is_set() or self._link is None:
+            await self._finish()
+        else:
+            await self._advance()
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
@@ -1070,10 +1097,36 @@ class Run:
         )
 
 
-class _Batches:
-    def __init__(self, run: Run) -> None:
-        self._run = run
+class _RunReader:
+    """An iterator over a run's events, and the task that made it."""
 
+    def __init__(self, run: Run) -> None:
+        if run._is_read_elsewhere():
+            fact = f"another task iterates over run {run.id}"
+            raise ConfigError(
+                "config_invalid", fact, hint="read it in one task; others may `await run.wait()` meanwhile"
+            )
+        self._run = run
+        self.task = TaskRef()
+        run._readers.add(self)
+
+
+class _EventReader(_RunReader):
+    def __aiter__(self) -> _EventReader:
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        run = self._run
+        while True:
+            for event in run._rest:
+                return event
+            batch = await run._next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            run._rest = iter(batch.events)
+
+
+class _Batches(_RunReader):
     def __aiter__(self) -> _Batches:
         return self
 
