@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -353,6 +355,31 @@ def test_a_plain_answer_is_complete_and_its_session_is_named(start: Start) -> No
     assert receipt.outcome == "complete"
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Hello."]
     assert any(event.ext and event.ext.get("session", {}).get("id") == "s1" for event in events)
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("named", ["on PATH", "by its path", "in a file of its own"])
+def test_an_agent_below_tmp_runs_contained(named: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # As `npm install` lays it out: a link, and a neighbour.
+        packages = Path(folder) / "node_modules"
+        if named == "in a file of its own":
+            packages = Path(folder)
+        for name in (".bin", "few", "neighbour"):
+            (packages / name).mkdir(parents=True)
+        (packages / "neighbour" / "words.py").write_text('WORDS = "Hello."')
+        agent = packages / "few" / "agent.py"
+        turn = f"prompted()\nsys.path.append({str(packages / 'neighbour')!r})\n"
+        turn += 'text("Hi.")' if named == "in a file of its own" else "import words; text(words.WORDS)"
+        agent.write_text(f"#!{sys.executable}\n{AGENT}{turn}\nend()")
+        agent.chmod(0o755)
+        (packages / ".bin" / "few-agent").symlink_to("../few/agent.py")
+        program = {"on PATH": "few-agent", "by its path": str(packages / ".bin" / "few-agent")}.get(named, str(agent))
+        monkeypatch.setenv("PATH", f"{packages / '.bin'}:{os.environ['PATH']}" if named == "on PATH" else os.defpath)
+        settings = Settings(backends={"few": BackendSettings(host="acp", options={"program": program})})
+        assert next(row for row in known(settings, os.environ) if row.id == "few").ready
+        run = api.run("do it", backend="few", root=workspace, settings=settings)
+    assert run.receipt.outcome == "complete", run.error
+    assert run.text in ("Hello.", "Hi.")
 
 
 def test_the_prompt_holds_the_context_and_the_agent_is_offered_nothing(start: Start, workspace: Path) -> None:

@@ -247,7 +247,5 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
     path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if path is None:
         fix = f"install it: {install}" if install else "name it with the option `program`"
-        if program.startswith(("/tmp/", "/var/tmp/")):
-            fix = "it must lie elsewhere: where processes are contained, these folders are the run's own"
         raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
     return path

@@ -164,6 +164,16 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         """The MCP servers that its agent is to start: name → the words of its row that may name files."""
         return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
+    def agent_path(self, env: Mapping[str, str]) -> str | None:
+        """The agent's program, where the host looks for it; None for no agent, or one that is not there."""
+        if self.agent is None:
+            return None
+        # A relative folder of PATH counts from the workspace, where programs are not looked for.
+        search = (
+            None if env.get("PATH") is None else os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
+        )
+        return _found(self.agent.options.program, search)
+
     def open(
         self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None, use: KeyUse | None = None
     ) -> AbstractAsyncContextManager[Link]:
@@ -634,9 +644,7 @@ def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> Back
         fix = f"install it, or correct the command of [backends.{backend.id}]"
         return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
     agent = backend.agent.options if backend.agent is not None else None
-    # Where the host looks: a folder beside whatever it works in is nobody's choice.
-    absolute = None if search is None else os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
-    if agent is None or _found(agent.program, absolute) is not None:
+    if agent is None or backend.agent_path({} if search is None else {"PATH": search}) is not None:
         return None
     fix = "name it with the option `program`"
     if agent.install:

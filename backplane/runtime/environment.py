@@ -288,8 +288,8 @@ class RunEnvironment:
         original = order.workspace.root if order.workspace.mode == "staged" else None
         place = place_of(self._root, original=original, home=state.home, scratch=state.scratch_of(self._place))
         command = program.command(order, self._start.environ)
-        servers = program.servers(order, command)
-        held = sandbox.put_on(place, command, program.make_writable(order), program.endpoints, servers)
+        writable, servers = program.make_writable(order), program.servers(order, command)
+        held = sandbox.put_on(place, command, writable, program.endpoints, servers, program.agent_path(command.env))
         return command, held, _identities(held.writable)
 
     async def _stage_first(self) -> Workspace:

@@ -95,6 +95,7 @@ def plan(
     endpoints: tuple[str, ...] = (),
     open_stores: Collection[str] = (),
     servers: ServerFiles = MappingProxyType({}),
+    agent: str | None = None,
     grouped: bool = False,
     filtered: bool = False,
 ) -> Contained:
@@ -105,6 +106,7 @@ def plan(
         endpoints: where the host may always connect to, whatever the rules on the network.
         open_stores: names of stores of credentials that the host may read.
         servers: MCP servers that its agent is to start.
+        agent: path of the program that the host is to start.
         grouped: it is started in a cgroup of its own.
         filtered: the order asks for a filter on system calls.
     """
@@ -124,7 +126,7 @@ def plan(
         covered = masks.work_out(profile, place.root, originals, home, stores)
         wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
         system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
-        wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private), *covered.options, "--")
+        wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private, agent), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
     calls = seccomp.program() if filtered else None
@@ -178,7 +180,12 @@ def _private(taken: set[str]) -> tuple[str, ...]:
 
 
 def _mounts(
-    place: RunFolders, command: StartCommand, servers: ServerFiles, own: tuple[str, ...], private: tuple[str, ...]
+    place: RunFolders,
+    command: StartCommand,
+    servers: ServerFiles,
+    own: tuple[str, ...],
+    private: tuple[str, ...],
+    agent: str | None,
 ) -> Iterator[str]:
     """Mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
@@ -189,7 +196,7 @@ def _mounts(
     if sockets in covered:
         mounts[sockets] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", sockets)
         mounts |= {path: ("--ro-bind", path, path) for path in _KEPT_OF_RUN if os.path.isdir(path)}
-    for path in _needed(place, command, servers, covered):
+    for path in _needed(place, command, servers, agent, covered):
         mounts.setdefault(path, ("--ro-bind", path, path))
     if os.path.isdir(place.state):
         state = os.path.realpath(place.state)
@@ -202,11 +209,13 @@ def _mounts(
         yield from mounts[path]
 
 
-def _needed(place: RunFolders, command: StartCommand, servers: ServerFiles, covered: list[str]) -> Iterator[str]:
-    """What of the covered places is named by the command, its environment or a server's row: with its folder."""
+def _needed(
+    place: RunFolders, command: StartCommand, servers: ServerFiles, agent: str | None, covered: list[str]
+) -> Iterator[str]:
+    """Paths in the covered places that the command, its agent, its environment or a server's row needs to be seen."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
-    words = [program, *command.argv[1:], *lists]
+    words = [program, *command.argv[1:], *lists, *([agent] if agent else ())]
     ours = [sys.executable, sys.prefix, sys.base_prefix, str(resources.PACKAGE), *map(str, resources.folders())]
     # An order names these: the state folder, with other runs in it, stays closed to them.
     named = (word for row in servers.values() for word in row)
@@ -234,8 +243,13 @@ def _lies_in(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder}/")
 
 
+_PACKAGES: Final = "node_modules"
+
+
 def _with_its_folder(path: str, roof: str) -> str:
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
-    if folder.name in ("bin", "sbin"):
+    if _PACKAGES in folder.parts:  # A program of npm's is a link to a package, which needs its neighbours.
+        folder = Path(*folder.parts[: folder.parts.index(_PACKAGES) + 1])
+    elif folder.name in ("bin", "sbin"):
         folder = folder.parent
     return path if str(folder) == roof else str(folder)

@@ -90,6 +90,7 @@ class Sandbox:
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
         servers: plan.ServerFiles,
+        agent: str | None,
     ) -> plan.Contained:
         """Work out the cage. Blocking.
 
@@ -121,6 +122,7 @@ class Sandbox:
             endpoints=endpoints,
             open_stores=self._open_stores,
             servers=servers,
+            agent=agent,
             grouped=self._group is not None,
             filtered=self._filtered,
         )
