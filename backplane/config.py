@@ -14,13 +14,13 @@ import pwd
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import PolicyProfile
-from backplane.errors import ConfigError, PolicyError, StoreError
+from backplane.errors import ConfigError, PolicyError, StoreError, require_type
 
 FILE_NAME: Final = "backplane.toml"
 
@@ -348,24 +348,91 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
         text = data.decode()
     except (ValueError, RecursionError) as error:
         raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
+    try:
+        settings = _from_table(table)
+    except _Wrong as wrong:
+        raise _invalid(source, _line_of(text, wrong.path), str(wrong)) from wrong
+    return _with_absolute_paths(settings, folder)
+
+
+def checked(settings: Settings) -> Settings:
+    """Check settings that a program built as those of a file are; paths in them stay as they are.
+
+    What a file's table may hold is taken: a dict for a backend or the limits, a list for a tuple.
+
+    Raises:
+        ConfigError: `config_invalid`, with the member, its value and the choices.
+    """
+    require_type(settings, Settings, "`settings`", "a backplane.Settings; None loads the configuration")
+    try:
+        return _from_table(_as_table(settings))
+    except _Wrong as wrong:
+        raise _invalid("the settings", None, str(wrong)) from wrong
+
+
+def checked_limits(limits: Limits) -> Limits:
+    """Check limits that a program built, as `checked` does. Raises ConfigError: `config_invalid`."""
+    require_type(limits, Limits, "`limits`", "a backplane.config.Limits")
+    try:
+        made: Limits = _typed(_as_table(limits), Limits, ("limits",))
+    except _Wrong as wrong:
+        raise _invalid("the limits", None, str(wrong)) from wrong
+    return made
+
+
+def _as_table(value: Any) -> Any:
+    """Return a struct as the table that a file would have for it."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _as_table(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: _as_table(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_table(one) for one in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+class _Wrong(Exception):
+    """A member of the settings is wrong; the text says which and why."""
+
+    def __init__(self, path: tuple[str, ...], fact: str) -> None:
+        super().__init__(fact)
+        self.path = path
+        """Names from the top to the member; empty for the whole."""
+
+
+def _from_table(table: dict[str, Any]) -> Settings:
+    """Check a whole configuration and give it its types. Raises _Wrong."""
+    table = dict(table)
     backends, servers = table.pop("backends", {}), table.pop("mcp_servers", {})
     for table_name, value in (("backends", backends), ("mcp_servers", servers)):
         if not isinstance(value, dict):
-            raise _invalid(source, _line_of(text, (table_name,)), f"`{table_name}` must be a table")
+            raise _Wrong((table_name,), f"`{table_name}` must be a table")
     rules = table.pop("policy") if isinstance(table.get("policy"), dict) else None
-    own: Settings = _convert(table, Settings, (), source, text)
-    if rules is not None:
-        own = msgspec.structs.replace(own, policy=_rules(rules, source, text))
-    named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
-    given = {name: _server(name, value, source, text, folder) for name, value in servers.items()}
+    own: Settings = _typed(table, Settings, ())
+    policy = own.policy if rules is None else _rules(rules)
+    named = {name: _backend(name, value) for name, value in backends.items()}
+    given = {name: _server(name, value) for name, value in servers.items()}
+    return msgspec.structs.replace(own, policy=policy, backends=named, mcp_servers=given)
+
+
+def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
+    """Let relative paths of a file count from its folder."""
     replace = msgspec.structs.replace
-    hooks = tuple(
-        replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
+    return replace(
+        settings,
+        backends={name: _backend_in(backend, folder) for name, backend in settings.backends.items()},
+        mcp_servers={
+            name: replace(server, command=absolute_command(server.command, folder)) if server.command else server
+            for name, server in settings.mcp_servers.items()
+        },
+        hooks=tuple(
+            replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook
+            for hook in settings.hooks
+        ),
+        web=WebSettings(roots=tuple(str(folder / root) for root in settings.web.roots)),
+        policy=_policy_place(settings.policy, folder),
+        signing_key=_key_place(settings.signing_key, folder),
     )
-    key = _key_place(own.signing_key, folder)
-    web = WebSettings(roots=tuple(str(folder / root) for root in own.web.roots))
-    policy = _policy_place(own.policy, folder)
-    return replace(own, backends=named, mcp_servers=given, policy=policy, signing_key=key, hooks=hooks, web=web)
 
 
 def read_toml(data: bytes) -> dict[str, Any]:
@@ -396,14 +463,14 @@ def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | Pol
     return str(folder / policy) if isinstance(policy, str) and policy not in SHIPPED_POLICIES else policy
 
 
-def _rules(table: dict[str, Any], source: str, text: str) -> PolicyProfile:
-    """The rules of `[policy]`; a name that is none is a mistake, as in a policy's own file."""
+def _rules(table: dict[str, Any]) -> PolicyProfile:
+    """The rules of `[policy]`; an unknown name is a mistake, as in a policy's own file. Raises _Wrong."""
     known = PolicyProfile.__struct_fields__
     for name in table:
         if name not in known:
             fact = f"`policy.{name}`: no such rule; known here are {', '.join(known)}"
-            raise _invalid(source, _line_of(text, ("policy", name)), fact)
-    rules: PolicyProfile = _convert(table, PolicyProfile, ("policy",), source, text)
+            raise _Wrong(("policy", name), fact)
+    rules: PolicyProfile = _typed(table, PolicyProfile, ("policy",))
     return rules
 
 
@@ -411,16 +478,20 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A backend's name: it stands in receipts, in file names and on command lines."""
 
 
-def _backend(name: str, value: Any, source: str, text: str, folder: Path) -> BackendSettings:
-    place = ("backends", name)
-    if _NAME.fullmatch(name) is None:
-        fact = f"a backend cannot be named {name[:80]!r}: letters, digits, '.', '_' and '-', 64 at most"
-        raise _invalid(source, _line_of(text, place), fact)
-    backend: BackendSettings = _convert(value, BackendSettings, place, source, text)
+def _backend(name: Any, value: Any) -> BackendSettings:
+    place = ("backends", str(name))
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        fact = f"a backend cannot be named {str(name)[:80]!r}: letters, digits, '.', '_' and '-', 64 at most"
+        raise _Wrong(place, fact)
+    backend: BackendSettings = _typed(value, BackendSettings, place)
     for variable, content in backend.env.items():
         if not _is_variable(variable, content):
             fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
-            raise _invalid(source, _line_of(text, (*place, "env")), fact)
+            raise _Wrong((*place, "env"), fact)
+    return backend
+
+
+def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
     writable = tuple(path if path[:1] == "~" else str(folder / path) for path in backend.writable)
     command = absolute_command(backend.command, folder) if backend.command is not None else None
     options, program = backend.options, backend.options.get("program")
@@ -433,14 +504,13 @@ _SERVER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A server's name: it is part of its tools' names, `mcp__NAME__TOOL`, which models take 64 characters of."""
 
 
-def _server(name: str, value: Any, source: str, text: str, folder: Path) -> ServerSettings:
-    place = ("mcp_servers", name)
-    if _SERVER.fullmatch(name) is None or "__" in name:
-        fact = f"an MCP server cannot be named {name[:80]!r}: letters, digits, single '_' and '-', 32 at most"
-        raise _invalid(source, _line_of(text, place), fact)
-    server: ServerSettings = _convert(value, ServerSettings, place, source, text)
-    command = absolute_command(server.command, folder) if server.command is not None else None
-    return msgspec.structs.replace(server, command=command)
+def _server(name: Any, value: Any) -> ServerSettings:
+    place = ("mcp_servers", str(name))
+    if not isinstance(name, str) or _SERVER.fullmatch(name) is None or "__" in name:
+        fact = f"an MCP server cannot be named {str(name)[:80]!r}: letters, digits, single '_' and '-', 32 at most"
+        raise _Wrong(place, fact)
+    server: ServerSettings = _typed(value, ServerSettings, place)
+    return server
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
@@ -501,13 +571,25 @@ def home_path(environ: Environ) -> Path:
         ConfigError: `config_invalid`, the path begins with the home of nobody.
     """
     if environ.get(PREFIX + "HOME"):
-        try:
-            return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
-        except (OSError, RuntimeError) as error:  # No such user, or the current folder is gone.
-            fact = f"{PREFIX}HOME={environ[PREFIX + 'HOME'][:200]!r} names no folder: {error}"
-            raise ConfigError("config_invalid", fact, hint="give an absolute path") from error
+        return absolute(environ[PREFIX + "HOME"], PREFIX + "HOME")
     folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
     return folder / "backplane"
+
+
+def absolute(path: str | os.PathLike[str], called: str) -> Path:
+    """Expand `~` in a path, and let a relative one count from the current folder.
+
+    Args:
+        called: what an error calls the path.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no such user, or the current folder is gone.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        fact = f"{called} is {str(path)[:200]!r}, which names no folder: {error}"
+        raise ConfigError("config_invalid", fact, hint="give an absolute path") from error
 
 
 def user_folder(environ: Environ) -> Path:
@@ -577,7 +659,7 @@ def _single(name: str, value: str | float, called: str) -> Any:
         return msgspec.convert(value, SINGLE[name], strict=False)
     except msgspec.ValidationError as error:
         wanted = re.sub(r"Expected `(\w+)`", lambda shape: _IN_WORDS.get(shape[1], shape[0]), str(error))
-        fact = f"{called} is wrong: {wanted}, not {str(value)[:80]!r}"
+        fact = f"{called} is wrong: {_wanted(wanted, SINGLE[name], value)}"
         raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
 
 
@@ -618,23 +700,64 @@ _AT: Final = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
 
 
-def _convert(value: Any, shape: type[Any], place: tuple[str, ...], source: str, text: str) -> Any:
-    """Give a table its type, or say in the file's own words which member is wrong."""
+def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
+    """Give a table its type. Raises _Wrong, with the member's name, its value and what it may be."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         message = str(error)
         at = _AT.search(message)
-        path = (*place, *_keys(at[1] if at else ""))
-        fact = _AT.sub("", message)
+        inner, fact = _keys(at[1] if at else ""), _AT.sub("", message)
         unknown = _UNKNOWN.search(fact)
         if unknown is not None:
-            path = (*path, unknown[1])
-            owner = _known(shape, path[len(place) : -1])
+            owner = _known(shape, inner)
             near = nearest_name(unknown[1], owner)
             fact = "no such setting" + (f"; known here are {', '.join(owner)}" if owner else "")
             fact += f" (did you mean {near!r}?)" if near else ""
-        raise _invalid(source, _line_of(text, path), f"`{'.'.join(path)}`: {fact}" if path else fact) from error
+            inner = (*inner, unknown[1])
+        else:
+            fact = _wanted(fact, _shape_at(shape, inner), _value_at(value, at[1] if at else ""))
+        path = (*place, *inner)
+        raise _Wrong(path, f"`{'.'.join(path)}`: {fact}" if path else fact) from error
+
+
+def _wanted(fact: str, shape: Any, value: Any) -> str:
+    """Say what a member may be, from msgspec's words for it, and what it is."""
+    if words := _choices(shape):
+        near = nearest_name(value, words) if isinstance(value, str) else None
+        fact = f"one of {', '.join(words)}" + (f" (did you mean {near!r}?)" if near else "")
+    scalar = isinstance(value, str | int | float)
+    return f"{fact}, not {_cut(value)}" if scalar and ", got" not in fact else fact
+
+
+def _cut(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except ValueError:  # Python refuses to print an int of thousands of digits.
+        return "a number of thousands of digits"
+
+
+def _choices(shape: Any) -> tuple[str, ...]:
+    """The words that a `Literal` allows, also inside a union; none for any other shape."""
+    if get_origin(shape) is Literal:
+        return get_args(shape)
+    return next((words for words in map(_choices, get_args(shape)) if words), ())
+
+
+def _shape_at(shape: Any, names: tuple[str, ...]) -> Any:
+    """The type of the member at a place; None where it may be anything."""
+    owner = _owner(shape, names[:-1])
+    return get_type_hints(owner).get(names[-1]) if owner is not None and names else None
+
+
+def _value_at(value: Any, at: str) -> Any:
+    """The value at a path like `hooks[0].event`; None where a name is left out of it."""
+    for key in re.findall(r"[^.\[\]]+", at):
+        try:
+            value = value[int(key) if isinstance(value, list) else key]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _keys(at: str) -> tuple[str, ...]:
@@ -644,12 +767,17 @@ def _keys(at: str) -> tuple[str, ...]:
 
 def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
     """The members that the table at a place may have; none where it may have any."""
-    owner: Any = shape
-    for name in inner:
-        owner = _table_in(get_type_hints(owner).get(name))
-        if owner is None:
-            return ()
-    return tuple(owner.__struct_fields__)
+    owner = _owner(shape, inner)
+    return tuple(owner.__struct_fields__) if owner is not None else ()
+
+
+def _owner(shape: Any, names: tuple[str, ...]) -> type[msgspec.Struct] | None:
+    """The type of the table at a place; None where it may be any."""
+    for name in names:
+        shape = _table_in(get_type_hints(shape).get(name))
+        if shape is None:
+            return None
+    return _table_in(shape)
 
 
 def _table_in(shape: Any) -> type[msgspec.Struct] | None:

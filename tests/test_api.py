@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.config import BackendSettings, Settings
+from backplane.config import BackendSettings, Limits, Settings
 from backplane.errors import CODES
 from backplane.receipts.store import Store
 from backplane.runtime.orders import make_order, read_output, schema_of
@@ -130,6 +130,10 @@ def test_check_raises_why_a_run_failed(backplane_home: Path, tmp_path: Path) -> 
         ({"root": 3}, r"`root` is a value of the type int"),
         ({"home": 3}, r"`home` is a value of the type int"),
         ({"settings": {}}, r"`settings` is a value of the type dict"),
+        ({"settings": Settings(isolation="require")}, r"`isolation`: one of required, best_effort, off"),  # type: ignore[arg-type]
+        ({"settings": Settings(limits=Limits(runs_max=0))}, r"`limits.runs_max`"),
+        ({"home": "~nobody-here/x"}, r"`home` is '~nobody-here/x', which names no folder"),
+        ({"policy": backplane.PolicyProfile(deny_read="x")}, r"the policy cannot be read: .*deny_read"),  # type: ignore[arg-type]
         ({"on_ask": "allow"}, r"`on_ask` is a value of the type str"),
         ({"hooks": [print]}, r"one of `hooks` is a value of the type builtin_function"),
         ({"order": 7}, r"the order is a value of the type int \(give the task as a str"),
@@ -143,6 +147,49 @@ def test_a_wrong_argument_is_refused_with_its_choices(given: Any, words: str, ba
     with pytest.raises(backplane.BackplaneError) as caught:
         backplane.run(order, **{"backend": "shell", "home": backplane_home, **given})
     assert re.search(words, f"{caught.value} ({caught.value.hint}"), (caught.value, caught.value.hint)
+
+
+RULES = ("allowed_tools", "disallowed_tools", "deny_read", "deny_write", "deny_network", "require_approval_for")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_may_be_a_list(rule: str, backplane_home: Path, tmp_path: Path) -> None:
+    rules: Any = {rule: ["nothing"]}
+    policy = backplane.PolicyProfile(**rules)
+    order = backplane.WorkOrder("true", workspace=backplane.WorkspaceSpec(root=str(tmp_path)), policy=policy)
+    ended = [backplane.run("true", backend="shell", root=tmp_path, home=backplane_home, policy=policy)]
+    ended.append(backplane.run(order, backend="shell", home=backplane_home))
+    outcomes = {run.receipt.outcome for run in ended}
+    assert outcomes == ({"failed"} if rule == "allowed_tools" else {"complete"}), [run.error for run in ended]
+
+
+def test_a_list_denies_as_a_tuple_does(backplane_home: Path, tmp_path: Path) -> None:
+    policy = backplane.PolicyProfile(disallowed_tools=["bash"])  # type: ignore[arg-type]
+    run = backplane.run("true", backend="shell", root=tmp_path, home=backplane_home, policy=policy)
+    with pytest.raises(backplane.BackplaneError, match="forbidden by 'bash'"):
+        run.check()
+
+
+@pytest.mark.parametrize("home", ["state", "./a/../state", "~/state", Path("state")])
+def test_the_state_folder_may_be_a_relative_path(home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = backplane.run("echo hi > made", backend="shell", root=tmp_path / "work", home=home).check()
+    assert run.folder is not None
+    assert run.folder.is_relative_to(tmp_path)
+    assert (tmp_path / "state" / "runs").is_dir()
+    assert run.patch is not None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("limits", [Limits(run_s=-1), Limits(idle_s=float("nan")), {"run_s": 3}])
+async def test_wrong_limits_of_a_start_are_refused(limits: Any, backplane_home: Path, tmp_path: Path) -> None:
+    async with backplane.ControlPlane(Settings(), backplane_home) as plane:
+        order = backplane.WorkOrder("true", workspace=backplane.WorkspaceSpec(root=str(tmp_path)))
+        with pytest.raises(backplane.ConfigError, match="limits"):
+            async with plane.start(order, "shell", limits=limits):
+                pass
 
 
 def test_a_misspelt_argument_is_pythons_own_error(backplane_home: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane import config
-from backplane.config import BackendSettings, Limits, Settings
+from backplane.config import BackendSettings, HookSettings, Limits, ServerSettings, Settings
 from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, StoreError
 
@@ -117,7 +117,14 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
         ("[backends.x]\nhost = 'a'\nenv = {A = 3}", 3, "`backends.x.env`"),
         ("[backends.x]\nhost = 'a'\nenv = {'A=B' = '3'}", 3, "'A=B'"),
         ("[backends.'a b']\nhost = 'a'", 1, "cannot be named 'a b'"),
-        ("isolation = 'maybe'", 1, "`isolation`"),
+        ("isolation = 'maybe'", 1, "`isolation`: one of required, best_effort, off, not 'maybe'"),
+        ("isolation = 'require'", 1, "(did you mean 'required'?)"),
+        ("[routing]\nstrategy = 'cheap'", 2, "`routing.strategy`: one of first_available, cost, latency, balanced"),
+        (
+            '[[hooks]]\nevent = "before"\ncommand = ["a"]',
+            None,
+            "`hooks.event`: one of pre_tool, post_tool, not 'before'",
+        ),
         ("x = [", None, "not readable as TOML"),
         ("x = " + "[" * 5000, None, "not readable as TOML"),
         ("x = " + "9" * 5000, None, "not readable as TOML"),
@@ -127,6 +134,84 @@ def test_a_wrong_file_is_an_error_that_names_the_line(text: str, line: int | Non
     message = fault(text)
     assert names in message
     assert message.startswith(f"b.toml, line {line}: " if line is not None else "b.toml: ")
+
+
+def wrongly(**members: Any) -> Any:
+    """Settings that a program built with values of other types than declared."""
+    return Settings(**members)
+
+
+@pytest.mark.parametrize(
+    ("built", "names"),
+    [
+        (wrongly(isolation="require"), "the settings: `isolation`: one of required, best_effort, off (did you mean"),
+        (wrongly(isolation=3), "`isolation`"),
+        (wrongly(isolation=None), "`isolation`"),
+        (Settings(limits=Limits(run_s=-1)), "`limits.run_s`: Expected `float` > 0.0, not -1"),
+        (Settings(limits=Limits(idle_s=float("nan"))), "`limits.idle_s`: Expected `float` > 0.0, not nan"),
+        (Settings(limits=Limits(hello_s=float("inf"))), "`limits.hello_s`"),
+        (Settings(limits=Limits(runs_max=0)), "`limits.runs_max`: Expected `int` >= 1, not 0"),
+        (Settings(limits=Limits(runs_max=10**5000)), "`limits.runs_max`"),
+        (wrongly(limits=Limits(run_s="1")), "`limits.run_s`: Expected `float | null`, got `str`"),  # type: ignore[arg-type]
+        (wrongly(limits={"run_secs": 1}), "`limits.run_secs`: no such setting; known here are"),
+        (wrongly(limits=BackendSettings(host="x")), "`limits.command`: no such setting"),
+        (wrongly(backends=[]), "`backends` must be a table"),
+        (wrongly(backends={"m": {"hots": "api"}}), "`backends.m.hots`: no such setting"),
+        (wrongly(backends={"m": {}}), "exactly one of `command` and `host`"),
+        (wrongly(backends={"m": BackendSettings(command="echo hi")}), "`backends.m.command`"),  # type: ignore[arg-type]
+        (wrongly(backends={"a b": BackendSettings(host="x")}), "cannot be named 'a b'"),
+        (wrongly(backends={3: BackendSettings(host="x")}), "cannot be named '3'"),
+        (wrongly(backends={"m": BackendSettings(host="x", env={"A=B": "1"})}), "cannot be set as a variable"),
+        (
+            wrongly(hooks=[{"event": "before", "command": ["a"]}]),
+            "`hooks.event`: one of pre_tool, post_tool, not 'before'",
+        ),
+        (wrongly(hooks=[object()]), "`hooks`"),
+        (wrongly(mcp_servers={"x__y": ServerSettings(url="http://x")}), "cannot be named 'x__y'"),
+        (wrongly(routing={"strategy": "cheap"}), "`routing.strategy`: one of first_available, cost, latency, balanced"),
+        (wrongly(policy=PolicyProfile(deny_read="x")), "`policy.deny_read`"),  # type: ignore[arg-type]
+        (wrongly(policy={"denyread": []}), "`policy.denyread`: no such rule"),
+        (wrongly(key_proxy="yes"), "`key_proxy`"),
+        (wrongly(default_backend=object()), "`default_backend`"),
+    ],
+)
+def test_wrong_settings_of_a_program_are_refused_as_those_of_a_file(built: Settings, names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.checked(built)
+    assert caught.value.code == "config_invalid"
+    assert names in caught.value.message
+    assert len(caught.value.message) < 2000
+
+
+def test_settings_of_a_program_may_have_what_a_files_table_has() -> None:
+    rough = wrongly(
+        backends={"m": {"host": "api", "options": {"model": "x"}}, "c": BackendSettings(command=["a", Path("b")])},  # type: ignore[arg-type]
+        limits={"run_s": 5},
+        hooks=[{"event": "pre_tool", "command": ["a"]}],
+        policy={"deny_read": ["x"]},
+        mcp_servers={"s": {"command": ["relative/program"]}},
+    )
+    assert config.checked(rough) == Settings(
+        backends={
+            "m": BackendSettings(host="api", options={"model": "x"}),
+            "c": BackendSettings(command=("a", "b")),
+        },
+        limits=Limits(run_s=5.0),
+        hooks=(HookSettings(event="pre_tool", command=("a",)),),
+        policy=PolicyProfile(deny_read=("x",)),
+        mcp_servers={"s": ServerSettings(command=("relative/program",))},
+    )
+
+
+@pytest.mark.parametrize("built", [Settings(), config.parse(b"policy = 'ci'", source="x", folder=Path("/"))])
+def test_right_settings_are_taken_as_they_are(built: Settings) -> None:
+    assert config.checked(built) == built
+
+
+@pytest.mark.parametrize("limits", [Limits(run_s=-1), Limits(runs_max=0), Limits(idle_s=float("nan")), {"run_s": 1}])
+def test_wrong_limits_of_a_program_are_refused(limits: Any) -> None:
+    with pytest.raises(ConfigError, match="limits"):
+        config.checked_limits(limits)
 
 
 def test_a_file_that_is_no_utf8_is_an_error() -> None:
@@ -217,6 +302,14 @@ def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) ->
     assert settings.policy == str(tmp_path / "p.json")
     # What is said for this one call counts more than what the file says for one backend.
     assert settings.limits_of("b").idle_s == 2.0
+
+
+def test_a_wrong_word_in_a_variable_or_flag_is_told_with_the_choices() -> None:
+    choices = "one of required, best_effort, off, not 'yes'"
+    with pytest.raises(ConfigError, match=f"BACKPLANE_ISOLATION is wrong: {choices}"):
+        config.load(None, {"BACKPLANE_ISOLATION": "yes", "HOME": "/nowhere"}, HERE)
+    with pytest.raises(ConfigError, match=choices):
+        config.load(None, {"HOME": "/nowhere"}, HERE, {"isolation": "yes"})
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "0", "1e400", "nan"])

@@ -75,8 +75,7 @@ def make_order(
     profile = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
     if profile is not None:
         whole = replace(whole, policy=read_policy(profile))
-    check_order(whole)
-    return whole
+    return check_order(whole)
 
 
 def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
@@ -87,7 +86,7 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
         ConfigError: `config_invalid`, there is no profile and no readable file of that name.
     """
     if isinstance(policy, PolicyProfile):
-        return policy
+        return _profile_of(policy)
     require_type(policy, str, "the policy", "give a PolicyProfile, a profile's name, or a path")
     if policy in PROFILES:
         return PROFILES[policy]
@@ -100,6 +99,15 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
         meant = f"did you mean {near}? " if near else ""
         raise _invalid(fact, f"{meant}a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
     return parse_policy(data, policy)
+
+
+def _profile_of(policy: PolicyProfile) -> PolicyProfile:
+    """Return a profile that a program built with tuples in place of its lists. Raises ConfigError."""
+    try:
+        made: PolicyProfile = msgspec.convert(msgspec.to_builtins(policy), PolicyProfile)
+    except (TypeError, ValueError) as error:
+        raise _invalid(f"the policy cannot be read: {error}", "its rules are lists of strings") from error
+    return policy if made == policy else made
 
 
 def without_effect(
@@ -128,10 +136,10 @@ def _shown(found: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} ({near}?)" if near else name for name, near in found.items())
 
 
-def check_order(order: WorkOrder) -> None:
-    """Refuse an order that no host would take: wrong types, words that are none of the choices, numbers below 0.
+def check_order(order: WorkOrder) -> WorkOrder:
+    """Return the order as a host reads it, or refuse one that no host would take: wrong types, words or numbers.
 
-    One in place that selects files is refused, too.
+    A list in place of a tuple is taken. An order in place that selects files is refused.
 
     Raises:
         ConfigError: `config_invalid`, with the member, its value and the choices.
@@ -158,6 +166,7 @@ def check_order(order: WorkOrder) -> None:
         # The agent sees the whole folder: a selection would only keep what it does there out of patch and receipt.
         fact = "`workspace.include` and `exclude` select what a copy holds; in place they would hide changes"
         raise _invalid(fact, "leave them out, or work in a copy (mode staged)")
+    return order if as_read == order else as_read
 
 
 def _no_number(value: Json) -> str | None:

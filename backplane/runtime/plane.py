@@ -172,11 +172,11 @@ class ControlPlane:
         home: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        require_type(settings, Settings | None, "`settings`", "a backplane.Settings; None loads the configuration")
         require_type(home, str | os.PathLike | None, "`home`", "the path of the state folder")
         self.environ = os.environ if environ is None else environ
-        self.settings = settings or config.load(None, self.environ, Path.cwd())
-        self.home = Path(home) if home is not None else config.home(self.environ)
+        given = config.checked(settings) if settings is not None else None
+        self.settings = given or config.load(None, self.environ, Path.cwd())
+        self.home = config.absolute(home, "`home`") if home is not None else config.home(self.environ)
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
         self.state_folder = StateFolder(home, signer_of(settings.signing_key))
@@ -456,7 +456,8 @@ class ControlPlane:
     ) -> Run:
         if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
             run_id = str(uuid.uuid4())
-        limits = limits or backend.limits or self.settings.limits
+        own = limits if limits is not None else backend.limits
+        limits = config.checked_limits(own) if own is not None else self.settings.limits
         run = Run(self, order, backend, on_ask, limits, run_id, output)
         run.facts.added.update(added)
         return run
