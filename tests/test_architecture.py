@@ -71,8 +71,8 @@ ROOMS = {
     "routing.handover": f"{SHAPES} providers runtime",
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
-        "resources routing sandbox sandbox.credentials telemetry upstream.cost upstream.presets workspace"
+        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims "
+        "receipts.folded redact resources routing sandbox sandbox.credentials telemetry upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",

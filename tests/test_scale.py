@@ -19,6 +19,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from backplane.cli import main
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
@@ -33,6 +34,7 @@ from backplane.workspace.pack import without_facts
 pytest.importorskip("dbos")
 from backplane.scale.durable import DurableEngine
 from tests.queues import needs_queue
+from tests.runs import HELLO, PRELUDE
 
 LEASE_S = 4.0
 QUOTA = Quota(bytes_max=1 << 20, files_max=100)
@@ -317,6 +319,20 @@ def test_a_budget_is_kept_and_shown_to_the_millionth(here: str, capfd: pytest.Ca
         assert capfd.readouterr().out.endswith(f"$0.00 spent, {shown if given == 'off' else 'of ' + shown}\n")
 
 
+def test_a_limit_set_before_the_first_order_makes_the_queue_and_holds(
+    here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["queue", "limit", "--engine", here]) == 2
+    assert "`queue limit` make a new one" in capfd.readouterr().err
+    words = ["queue", "limit", "--engine", here, "--label", "gpu"]
+    assert main([*words, "--budget-usd", "1.5", "--concurrency", "2", "--rate", "3/60"]) == 0
+    assert main(["submit", "true", "--engine", here, "--label", "gpu"]) == 0
+    capfd.readouterr()
+    assert main(words) == 0
+    found = capfd.readouterr().out
+    assert ("concurrency  2" in found, "3 in 60 s" in found, "of $1.50" in found) == (True, True, True)
+
+
 def test_an_order_submitted_again_later_is_the_same_one(
     here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -496,6 +512,42 @@ def test_orders_of_a_killed_worker_are_taken_over_or_failed(queue: Queue, rule: 
             assert "lost worker" in receipt.backplane["error"]["message"]
 
     anyio.run(main)
+
+
+USES = """
+hello()
+run = take()
+given = run["work_order"]["config"]["vendor"]["abp"]["budget_tokens"]
+if run["work_order"]["task"] == "reports":
+    usage = {"input_tokens": 29, "output_tokens": 1}
+    body = {"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "usage", "ext": {"usage": usage}}
+    put({"t": "event", "ref_id": run["id"], "event": body})
+put(event(run, f"may use {given}"))
+if given == 100:
+    time.sleep(60)
+put(final(run))
+end()
+"""
+
+
+@pytest.mark.parametrize(("task", "found"), [("reports", "may use 70"), ("is silent", "policy_denied")])
+def test_an_order_spends_its_budget_once_over_lost_workers(queue: Queue, task: str, found: str) -> None:
+    (queue.folder / "uses.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + USES)
+    config = queue.folder / "worker.toml"
+    config.write_text(f'[backends.uses]\ncommand = ["{sys.executable}", "{queue.folder / "uses.py"}"]\n')
+
+    async def main() -> str:
+        job = replace(queue.job(task, on_lost_worker="rerun", budget_tokens=100), backend="uses")
+        await queue.engine.submit(job)
+        worker = queue.worker("--config", str(config))
+        with anyio.fail_after(100):
+            while not (await queue.engine.status(job.order.id)).attempts or not await queue.engine.told(job.order.id):
+                await anyio.sleep(0.1)
+        worker.kill()
+        queue.worker("--config", str(config))
+        return str((await queue.engine.result(job.order.id, timeout_s=100)).receipt)
+
+    assert found in anyio.run(main)
 
 
 def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(queue: Queue) -> None:

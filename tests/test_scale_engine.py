@@ -187,6 +187,19 @@ def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEng
     assert runs.denied == ["the order may cost $0.400000, and $0.100000 of the queue's budget is left"] * 2
 
 
+@pytest.mark.parametrize("limit", [None, 500_000, 300_000])
+def test_an_order_that_was_cancelled_before_it_began_keeps_no_share(engine: DurableEngine, limit: int | None) -> None:
+    async def main() -> None:
+        await engine.set_budget(limit)
+        jobs = await submitted(engine, 3, 0.4)
+        for job in jobs:
+            await engine.cancel(job.order.id)
+        await play(engine, Runs(cost_usd_micros=0), jobs, 1)
+        assert (await engine.budget()).spent_usd_micros == 0
+
+    anyio.run(main)
+
+
 def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: DurableEngine) -> None:
     async def main() -> None:
         await play(engine, Runs(cost_usd_micros=7), await submitted(engine, 2), 2)
@@ -324,7 +337,10 @@ def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_b
     assert ledger.begin("o", "w") == Attempt(attempt_id("o", "w"), "o", (attempt_id("o", "v"),), "why")
     assert ledger.begin("o", "unknown") is None
     ledger.set_budget(1_000_000)
-    assert ledger.begin("p", "w", 400_000) == Attempt(attempt_id("p", "w"), "p")
+    assert ledger.begin("o", "w", 400_000) == Attempt(attempt_id("o", "w"), "o", (attempt_id("o", "v"),), "why")
+    assert ledger.budget() == Budget(1_000_000, 0)
+    taken = Attempt(attempt_id("p", "w"), "p", reserved_usd_micros=400_000)
+    assert ledger.begin("p", "w", 400_000) == taken
     ledger.settle(400_000, 300_000)
     assert (denied := ledger.begin("p", "w", 800_000)) is not None
     assert denied.over_budget == "the order may cost $0.800000, and $0.700000 of the queue's budget is left"

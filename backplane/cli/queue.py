@@ -92,7 +92,7 @@ class QueuePlace:
     def none_there(self) -> ConfigError:
         """What somebody is told who looks for a queue where there is none."""
         fact = f"there is no queue at {streams.one_line(str(self._file))}"
-        return wrong(fact, "see --engine; `backplane submit` or `backplane worker` makes a new one")
+        return wrong(fact, "see --engine; `backplane submit`, `worker` and `queue limit` make a new one")
 
     def contents(self) -> Contents:
         """The content store. Raises ConfigError `config_invalid`: none is named, or there is no such place."""
@@ -250,17 +250,20 @@ def _queue(
     doing: Callable[[Options, DurableEngine, QueuePlace], Awaitable[int]],
     options: Options,
     empty: Callable[[], int] | None = None,
+    *,
+    may_make: bool = False,
 ) -> int:
-    """Do something with the queue that is there.
+    """Do something with a queue.
 
     Args:
-        empty: done where this user has none yet, as nothing was submitted: who looks makes none.
+        empty: done where this user has no queue yet.
+        may_make: make a new queue where there is none.
     """
     _within(options, "keep", 0, LISTED_MAX)
     _within(options, "limit", 1, LISTED_MAX)
     _within(options, "after", 0)
-    place = find_queue(options, may_make=False)
-    if not place.is_new:
+    place = find_queue(options, may_make=may_make)
+    if not place.is_new or may_make:
         engine = place.open()
 
         async def do() -> int:
@@ -487,7 +490,8 @@ def set_limits(options: Options) -> int:
         )
         return _show_limits(now, as_json=options.json)
 
-    return _queue(set, options)
+    given = (options.concurrency, options.rate, options.budget_usd)
+    return _queue(set, options, may_make=any(one is not None for one in given))
 
 
 def _show_limits(now: QueueLimits, *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +19,19 @@ from msgspec.structs import replace
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, FileChanged, ToolCall
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    FileChanged,
+    ToolCall,
+)
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated
+from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import read_head
 from backplane.receipts.memory import of_row
 from backplane.receipts.recovery import is_run_id
@@ -99,10 +107,27 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Limit:
     answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
     if not was_sent or (code in UNBILLED and not answered and receipt.usage == Usage()):
         return Limit(0, 0)
-    usage = receipt.usage
+    return limit_of(receipt.usage)
+
+
+def limit_of(usage: Usage) -> Limit:
+    """Return the money and the tokens of a usage; None is unknown."""
     cost, sent, got = usage.estimated_cost_usd, usage.input_tokens, usage.output_tokens
     tokens = None if sent is None or got is None else sent + got
     return Limit(None if cost is None else math.ceil(round(cost * MICROS, 3)), tokens)
+
+
+def last_usage(records: Iterable[bytes]) -> Usage:
+    """Return the usage that events in JSON reported last."""
+    folded = Folded()
+    for record in records:
+        folded = fold(folded, msgspec.json.decode(record, type=AgentEvent))
+    return folded.usage
+
+
+def has_budget(order: WorkOrder) -> bool:
+    """Return True if an order limits its own money or tokens."""
+    return order.config.max_budget_usd is not None or order.abp("budget_tokens") is not None
 
 
 def after_run(store: Store, order: WorkOrder, run_id: str, used: Limit) -> WorkOrder:

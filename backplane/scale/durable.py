@@ -28,8 +28,10 @@ from dbos._error import DBOSStreamTimeoutError, DBOSWorkflowIDInUseError
 from dbos._serialization import DefaultSerializer, Serializer
 
 from backplane.contract.approval import Decision
+from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.process.watchdog import Watchdog
+from backplane.runtime.budgets import has_budget, last_usage
 from backplane.scale.engine import (
     DEFAULT_LABEL,
     Budget,
@@ -309,6 +311,11 @@ class DurableEngine:
 
         return await anyio.to_thread.run_sync(read)
 
+    async def reported(self, order_id: str, attempts: Sequence[str]) -> tuple[Usage, ...]:
+        """The usage that each of an order's attempts reported last."""
+        events = await self.told(order_id)
+        return tuple(last_usage(one.record for one in events if one.attempt == attempt) for attempt in attempts)
+
     async def limits(self, label: str) -> LabelLimits:
         """What holds for a label now."""
         queue = await anyio.to_thread.run_sync(self._client.retrieve_queue, _queue(label))
@@ -546,6 +553,9 @@ class _Worker:
         attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, self.id, wanted)
         if attempt is None:
             raise asyncio.CancelledError
+        if attempt.earlier and has_budget(job.order):
+            reported = await self._engine.reported(order_id, attempt.earlier)
+            attempt = msgspec.structs.replace(attempt, reported=reported)
         control, told = Control(), 0
 
         async def emit(records: Sequence[bytes]) -> None:
@@ -561,8 +571,7 @@ class _Worker:
         try:
             result = await self._run(job, attempt, emit, control)
             if result.cost_usd_micros is not None:
-                reserved = wanted if attempt.over_budget is None else 0
-                await anyio.to_thread.run_sync(self._ledger.settle, reserved, result.cost_usd_micros)
+                await anyio.to_thread.run_sync(self._ledger.settle, attempt.reserved_usd_micros, result.cost_usd_micros)
             return msgspec.json.encode(result).decode()
         except Exception:
             if control.fenced is None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from backplane.contract.approval import Decision
+from backplane.contract.receipt import Usage
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
 
@@ -55,6 +56,10 @@ class Attempt(msgspec.Struct, frozen=True):
     """Why the order was cancelled before this attempt began."""
     over_budget: str | None = None
     """Why the queue's budget has no room for it."""
+    reserved_usd_micros: int = 0
+    """Its share of the queue's budget until it is settled."""
+    reported: tuple[Usage, ...] = ()
+    """The usage that the lost attempts reported last, for an order with a budget; oldest first."""
 
     @property
     def number(self) -> int:

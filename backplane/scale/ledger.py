@@ -184,8 +184,11 @@ class Ledger:
             return None
         earlier = tuple(attempt_id(order_id, lost) for lost in by_kind.get("lost", ()))
         (why,), (left,) = by_kind.get("cancel", (None,)), by_kind.get("left", (None,))
-        denied = self._reserve(wanted_usd_micros, left)
-        return Attempt(attempt_id(order_id, worker), order_id, earlier, why, denied)
+        # An attempt that was cancelled before it began costs nothing.
+        wanted = 0 if why is not None else wanted_usd_micros
+        denied = None if why is not None else self._reserve(wanted, left)
+        reserved = 0 if denied is not None else wanted
+        return Attempt(attempt_id(order_id, worker), order_id, earlier, why, denied, reserved)
 
     def _reserve(self, wanted: int, left: int | None) -> str | None:
         """Take an attempt's share of the budget, or say why there is none."""

@@ -21,7 +21,7 @@ from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.budgets import COUNTED, MICROS
+from backplane.runtime.budgets import COUNTED, MICROS, after_run, limit_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
@@ -69,6 +69,7 @@ class Runner:
             try:
                 if attempt.cancelled is None:
                     self._check(job, attempt)
+                    order = await anyio.to_thread.run_sync(self._left, order, attempt)
                     order, backend, route = await backend_for(order, self._plane, job.backend)
                     order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
                 why: str | BackplaneError | None = attempt.cancelled
@@ -102,6 +103,12 @@ class Runner:
         if attempt.number > ATTEMPTS_MAX:
             raise BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
         check_secrets(job.order)
+
+    def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
+        """The order with what its lost attempts have left of its budgets. Raises PolicyError `policy_denied`."""
+        for lost, usage in zip(attempt.earlier, attempt.reported, strict=False):
+            order = after_run(self._plane.state_folder.store(), order, lost, limit_of(usage))
+        return order
 
     def _backend(self, job: Job) -> Backend:
         named = job.order.abp("backend")
@@ -147,7 +154,7 @@ class Runner:
 def _cost_usd_micros(run: Run) -> int | None:
     """What a run has cost, where it told all of it."""
     reason = run.end.reason if run.end is not None else None
-    if reason == "refused":
+    if reason == "refused" or not run.was_sent:
         return 0
     cost = run.receipt.usage.estimated_cost_usd
     return round(cost * MICROS) if cost is not None and reason in COUNTED else None
