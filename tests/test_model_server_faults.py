@@ -95,6 +95,19 @@ def test_a_call_may_take_the_old_form_and_arguments_may_be_broken() -> None:
 
 
 @each_protocol
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ['{"a": ', '{"a": "x\ny"}', '{"a": 1}{"b": 2}', "null", "[1]", "", "[" * 100_000])
+def test_broken_arguments_are_an_answer_in_every_format(protocol: ProtocolName, stream: bool, text: str) -> None:
+    turn = Turn(calls=(Call(name="f", input=text),))
+    with ModelServer([turn]) as server:
+        if stream:
+            assert b'"f"' in streamed(server, protocol)[1]
+        else:
+            assert '"f"' in json.dumps(ask(server, protocol))
+        assert [request.status for request in server.requests] == [200]
+
+
+@each_protocol
 def test_split_crlf_and_commented_frames_say_the_same(protocol: ProtocolName) -> None:
     rough = Fault(split_bytes=1, crlf=True, keep_alives=2)
     with ModelServer([Turn(text="wörd"), Turn(text="wörd", fault=rough)]) as server:

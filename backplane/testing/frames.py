@@ -9,8 +9,9 @@ import fnmatch
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
+from backplane.contract.canonical import Json
 from backplane.testing.script import Call, Fault
 
 COMMENT: Final = ": keep-alive\n\n"
@@ -48,6 +49,19 @@ def json_text(value: Any) -> str:
 def arguments(call: Call) -> str:
     """Return a call's arguments as they stand on the wire."""
     return call.input if isinstance(call.input, str) else json_text(call.input)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def arguments_value(text: str) -> Json:
+    """Return the JSON value of arguments, for formats that have them as a value; broken JSON stays a string."""
+    try:
+        value: Json = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return text
+    return value
 
 
 def is_one_of(label: str, patterns: Sequence[str]) -> bool:

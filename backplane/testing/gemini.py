@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
-from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.frames import Frame, RenderRequest, arguments, arguments_value, cut_text
 from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
 TERMINAL: Final = ("finish",)
@@ -79,7 +78,7 @@ def _texts(turn: Turn, pieces: int) -> list[dict[str, Any]]:
 
 def _call(call: Call) -> dict[str, Any]:
     text = arguments(call)
-    args = {"input": text} if call.kind == "custom" else json.loads(text)
+    args = {"input": text} if call.kind == "custom" else arguments_value(text)
     # This vendor gives ids now and then; only a scripted one is sent.
     part = {"functionCall": {**({"id": call.id} if call.id else {}), "name": call.name, "args": args}}
     return {**part, "thoughtSignature": call.signature} if call.signature else part

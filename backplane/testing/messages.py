@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.frames import Frame, RenderRequest, arguments, arguments_value, cut_text
 from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
 TERMINAL: Final = ("message_delta", "message_stop")
@@ -94,7 +94,7 @@ def _arguments(call: Call) -> str:
 def _full(block: Block) -> dict[str, Any]:
     empty, deltas = block
     if empty["type"] == "tool_use":
-        return {**empty, "input": json.loads(deltas[0][2])}
+        return {**empty, "input": arguments_value(deltas[0][2])}
     return {**empty, **{key: text for _, key, text in deltas}}
 
 

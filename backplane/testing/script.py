@@ -29,7 +29,11 @@ class Call(_Data, frozen=True):
 
     name: str
     input: Json = {}
-    """The arguments; a string goes out as it is, so broken JSON can be scripted, too."""
+    """The arguments; a string is sent unchanged, so broken JSON can be scripted, too.
+
+    Where a format has the arguments as a value (Gemini, Messages without a stream), a string that is JSON becomes its
+    value, and broken JSON stays a string.
+    """
     id: str | None = None
     """None: made from the request's number, and left out where the vendor leaves it out."""
     kind: Literal["function", "custom"] = "function"

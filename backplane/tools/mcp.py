@@ -25,6 +25,7 @@ from backplane.process.jsonrpc import Pipe
 from backplane.process.launch import StartCommand
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
 from backplane.tools.results import CallResult, shortened
+from backplane.tools.specs import NO_OBJECT
 from backplane.upstream.clients import is_http, making_client
 
 VERSION: Final = "2025-06-18"
@@ -82,7 +83,7 @@ class Servers:
         """Call a tool; whatever goes wrong is told to the model as a result."""
         ask, own = self._calls[name]
         if not isinstance(input, dict):
-            return CallResult("the input is no object", is_error=True)
+            return CallResult(NO_OBJECT, is_error=True)
         try:
             reply = await ask("tools/call", {"name": own, "arguments": input})
         except BackendError as error:

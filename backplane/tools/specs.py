@@ -122,6 +122,9 @@ SPECS: Final[tuple[ToolSpec, ...]] = (
 BY_NAME: Final[dict[str, ToolSpec]] = {spec.name: spec for spec in SPECS}
 
 
+NO_OBJECT: Final = "the arguments are not one JSON object; nothing was run, so call again with one object"
+
+
 def no_tool(name: str, names: Iterable[str]) -> str:
     """Say to a model that it called a tool that is not there, and which are."""
     return f"there is no tool {name[:80]!r}; there are {', '.join(names)}"
@@ -133,7 +136,7 @@ def fault_in(name: str, input: Json) -> str | None:
     if spec is None:
         return no_tool(name, BY_NAME)
     if not isinstance(input, dict):
-        return "the arguments are not one JSON object"
+        return NO_OBJECT
     # Loading it takes longer than most hosts' whole start.
     from jsonschema import Draft202012Validator
 

@@ -16,6 +16,7 @@ from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
+from backplane.dialects.limits import ServerLimits
 from backplane.dialects.pairing import paired
 from backplane.ir import (
     Answer,
@@ -30,6 +31,7 @@ from backplane.ir import (
     TokenCounts,
     ToolUse,
 )
+from backplane.upstream.arguments import mended, sendable
 from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
@@ -59,6 +61,7 @@ INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
 UNLIMITED: Final = frozenset({"no-defaults"})
 """Rungs that take the limit of the answer's length out of a request."""
 
+MENDED: Final = "arguments of a call were no JSON object and were read as the one that they say"
 TWICE: Final = "pieces of a call's arguments came twice and were read once"
 NO_END: Final = "the service ended its answer without saying why"
 
@@ -138,31 +141,34 @@ class ModelClient:
         for loss in losses:
             await self._tell(loss, hear, now)
         known = {part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)}
-        return await self._climb(request, losses, known, hear, now)
+        texts = frozenset(tool.name for tool in conversation.tools if tool.kind == "custom")
+        return await self._climb(request, losses, lambda: _Attempt(self.dialect, known, texts, hear, now), hear, now)
 
     def request_bytes(self, conversation: Conversation) -> int:
         """The size of the request that a conversation makes. Raises TranslationError."""
         return len(msgspec.json.encode(self._request(conversation)[0]))
 
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
+        limits = getattr(dialect(self.dialect), "limits", ServerLimits())
+        conversation, mended_losses = sendable(conversation, limits.tool_name)
         repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
         options = dict(repaired.value.options)
         if self.stream and PROTOCOLS[self.protocol].path:
             options["stream"] = True
         written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
         request, added = prepare(self.protocol, written.value, parallel=self.parallel)
-        losses = (*repaired.losses, *written.losses, *added)
+        losses = (*mended_losses, *repaired.losses, *written.losses, *added)
         return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
 
     async def _climb(
-        self, request: dict[str, Any], losses: tuple[Loss, ...], known: set[str], hear: Hear, now: Now
+        self, request: dict[str, Any], losses: tuple[Loss, ...], begin: Callable[[], _Attempt], hear: Hear, now: Now
     ) -> ModelTurn:
         """Try, and go down the ladder while there are rungs; each is taken once, and repeats are counted."""
         endpoint = self.upstream.endpoint
         taken, tries, total = self.taken, 1, 1
         first: UpstreamError | None = None
         while True:
-            attempt = _Attempt(self.dialect, known, hear, now)
+            attempt = begin()
             try:
                 await self._once(request, attempt)
             except UpstreamError as error:
@@ -223,9 +229,14 @@ class ModelClient:
 
 
 class _Attempt:
-    """One answer while it comes in."""
+    """One answer while it comes in.
 
-    def __init__(self, name: str, known: set[str], hear: Hear, now: Now) -> None:
+    Args:
+        known: ids of the calls in the conversation.
+        texts: names of the tools that take a text in place of an object.
+    """
+
+    def __init__(self, name: str, known: set[str], texts: frozenset[str], hear: Hear, now: Now) -> None:
         self.module = dialect(name)
         self.state = self.module.StreamState(now())
         # What answers here may be a gateway; a reader that has nothing to mend does not look.
@@ -237,6 +248,9 @@ class _Attempt:
         self._now = now
         self._held: list[AgentEvent] = []
         self._known = known
+        self._texts = texts
+        self._mended: list[str] = []
+        """Ids of the calls whose arguments were read in another way than they were written."""
         self._next: dict[str, int] = {}
         """The vendor's id → the number to try next; from 2 each time would take for ever with thousands of calls."""
         self._ids: dict[str, list[str]] = {}
@@ -276,7 +290,7 @@ class _Attempt:
             if kind in INNER:
                 continue
             if kind is events.ToolCall:
-                event = self._own_id(_sayable_call(event))  # type: ignore[arg-type]
+                event = self._own_id(self._readable(event))  # type: ignore[arg-type]
             if not self.handed_on:
                 if not isinstance(event, OUTPUT):
                     # Counters of an attempt that comes to nothing are not the run's.
@@ -287,6 +301,23 @@ class _Attempt:
                 for before in held:
                     await self._hear(before)
             await self._hear(event)
+
+    def _readable(self, call: events.ToolCall) -> events.ToolCall:
+        """Return a call with its input as an object where it says one, and as a text where it is nested too deep."""
+        if call.tool_name in self._texts:
+            return call
+        found = self._input(call.input)
+        if found is call.input:
+            return call
+        if isinstance(found, dict):
+            self._mended.append(call.tool_use_id or "")
+        return msgspec.structs.replace(call, input=found)
+
+    def _input(self, input: Json) -> Json:
+        found = input if isinstance(input, dict) else mended(input)
+        if not is_deep(found):
+            return found
+        return input if isinstance(input, str) else _json(input)
 
     def _own_id(self, call: events.ToolCall) -> events.ToolCall:
         """Give a call whose id an earlier one has a new one: some services count anew in every answer."""
@@ -319,7 +350,7 @@ class _Attempt:
         answer: Answer = self.state.sum.answer()
         candidate = _first(answer)
         ids = {wanted: iter(own) for wanted, own in self._ids.items()}
-        parts = tuple(_named(part, ids) for part in candidate.message.parts)
+        parts = tuple(self._named(part, ids) for part in candidate.message.parts)
         message = msgspec.structs.replace(candidate.message, role="assistant", parts=parts)
         has_calls = any(isinstance(part, ToolUse) for part in parts)
         stop = candidate.stop
@@ -330,12 +361,25 @@ class _Attempt:
             losses=(*losses, *self.losses()), tries=tries,
         )  # fmt: skip
 
+    def _named(self, part: Part, ids: dict[str, Iterator[str]]) -> Part:
+        """Return a part of the message; a call has the id and the input with which it was handed on."""
+        if not isinstance(part, ToolUse):
+            return part
+        if part.name not in self._texts and (found := self._input(part.input)) is not part.input:
+            part = msgspec.structs.replace(part, input=found, text=None)
+        own = next(ids.get(part.id, iter(())), part.id)
+        return part if own == part.id else msgspec.structs.replace(part, id=own)
+
     def losses(self) -> tuple[Loss, ...]:
         """Return what had to be worked around while reading."""
         found = list(self.state.reader.losses)
         name = self.state.sum.dialect
         for call_id in self.state.sum.repeated_calls():
             found.append(_worked_around(name, f"/calls/{call_id}", "degraded", TWICE))
+        found += [
+            Loss(path=f"/calls/{one}", dialect=name, target=name, kind="degraded", code="arguments", reason=MENDED)
+            for one in self._mended
+        ]
         if self.ended_silently:
             found.append(_worked_around(name, "/stop", "synthesised", NO_END))
         return tuple(found)
@@ -345,21 +389,8 @@ def _worked_around(name: str, path: str, kind: LossKind, reason: str) -> Loss:
     return Loss(path=path, dialect=name, target=name, kind=kind, code="fallback", reason=reason)
 
 
-def _named(part: Part, ids: dict[str, Iterator[str]]) -> Part:
-    if not isinstance(part, ToolUse):
-        return part
-    if is_deep(part.input):
-        part = msgspec.structs.replace(part, input=_json(part.input))
-    own = next(ids.get(part.id, iter(())), part.id)
-    return part if own == part.id else msgspec.structs.replace(part, id=own)
-
-
 def _json(value: Json) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _sayable_call(call: events.ToolCall) -> events.ToolCall:
-    return msgspec.structs.replace(call, input=_json(call.input)) if is_deep(call.input) else call
 
 
 def is_deep(value: Json) -> bool:

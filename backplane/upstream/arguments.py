@@ -1,0 +1,109 @@
+"""Calls whose arguments or name no service takes back: what they can be read as, and how they stand in the history.
+
+Pure. A model's arguments that say one JSON object in a wrong spelling are that object; all others are a text, which the
+host answers with an error and which goes back wrapped, as `dialects.translate` wraps it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects.limits import ANY_WORD, Spelling
+from backplane.ir import Conversation, Loss, Message, Part, ToolOutput, ToolUse
+
+CallT = TypeVar("CallT", ToolUse, ToolOutput)
+
+WRAPPED: Final = "arguments that are no JSON object stand in the member arguments"
+RENAMED: Final = "the name of a call has letters or a length that are refused here; it is spelled in another way"
+READ_DEEP_MAX: Final = 3
+"""Most texts inside texts that are read as JSON; models encode arguments twice at most."""
+
+
+def mended(input: Json, depth: int = 0) -> Json:
+    """Return the object that arguments say in a wrong spelling; arguments that say none come back unchanged.
+
+    Read are: nothing and null, for a call without arguments; raw line ends in strings; a text that holds the JSON; one
+    object several times over.
+    """
+    if input is None:
+        return {}
+    if not isinstance(input, str) or depth > READ_DEEP_MAX:
+        return input
+    values = _values(input)
+    if not values and not input.strip():
+        return {}
+    if not values or any(value != values[0] for value in values[1:]):
+        return input
+    found = mended(values[0], depth + 1)
+    return found if isinstance(found, dict) else input
+
+
+def _values(text: str) -> list[Any]:
+    """Read JSON values that stand one after the other; none if the text holds anything else."""
+    found, rest = [], text.strip()
+    while rest:
+        try:
+            value, end = _DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        found.append(value)
+        rest = rest[end:].lstrip()
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_no_number)
+
+
+def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tuple[Conversation, tuple[Loss, ...]]:
+    """Return a conversation whose calls the service takes back, and what changed.
+
+    Args:
+        tool_name: names that the service takes.
+    """
+    losses: dict[str, Loss] = {}
+
+    def note(at: str, code: str, reason: str) -> None:
+        name = conversation.dialect
+        losses.setdefault(code, Loss(path=at, dialect=name, target=name, kind="degraded", code=code, reason=reason))
+
+    def part_of(part: Part, at: str) -> Part:
+        if not isinstance(part, ToolUse | ToolOutput) or part.kind != "function":
+            return part
+        if isinstance(part, ToolOutput):
+            return _renamed(part, tool_name, lambda: note(at, "tool_field", RENAMED))
+        part = _renamed(part, tool_name, lambda: note(at, "tool_field", RENAMED))
+        if isinstance(part.input, dict):
+            # Nothing at all stands for an empty object where a model writes it, and is refused where it comes back.
+            is_empty = part.text is not None and not part.text.strip()
+            return msgspec.structs.replace(part, text=None, raw=None) if is_empty else part
+        found = mended(part.input)
+        if not isinstance(found, dict):
+            found = {"arguments": found}
+        note(at, "arguments", WRAPPED)
+        return msgspec.structs.replace(part, input=found, text=None, raw=None)
+
+    def message_of(message: Message, at: str) -> Message:
+        parts = tuple(part_of(part, at) for part in message.parts)
+        is_same = all(one is other for one, other in zip(parts, message.parts, strict=True))
+        return message if is_same else msgspec.structs.replace(message, parts=parts, raw=None)
+
+    messages = tuple(message_of(message, f"/messages/{place}") for place, message in enumerate(conversation.messages))
+    if all(one is other for one, other in zip(messages, conversation.messages, strict=True)):
+        return conversation, ()
+    return msgspec.structs.replace(conversation, messages=messages, raw=None), tuple(losses.values())
+
+
+def _renamed(part: CallT, spelling: Spelling, note: Callable[[], None]) -> CallT:
+    if part.name is None or spelling is ANY_WORD or (name := spelling.fit(part.name)) == part.name:
+        return part
+    note()
+    return msgspec.structs.replace(part, name=name, raw=None)
