@@ -72,7 +72,8 @@ ROOMS = {
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims "
-        "receipts.folded redact resources routing sandbox sandbox.credentials telemetry upstream.cost upstream.presets workspace"
+        "receipts.folded redact resources routing sandbox sandbox.credentials telemetry upstream.cost "
+        "upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",

@@ -121,6 +121,7 @@ def test_a_table_says_what_is_known_and_how_far(source: Path, backplane_home: Pa
     assert lines[2].split() == ["cost", "$0.0100", "[$0.0100", "to", "$0.0100]", "?"]
     assert "success: good is better: its interval lies apart from every other" in lines
     assert "cost: nobody is better: not known of fails" in lines
+    assert "duration: nobody is better: not known of fails" in lines
     assert [line.split("  ")[:2] for line in done.stderr.splitlines()] == [
         [f"round {number}", side]
         for number in (1, 2, 3, 4)
@@ -233,7 +234,7 @@ def test_shares_and_means_are_those_of_the_books() -> None:
 
 def test_nobody_is_better_where_runs_are_few_or_values_unknown() -> None:
     apart = {"a": mean([1, 1]), "b": mean([9, 9])}
-    assert judge("cost", apart).why == "fewer than 3 runs of a, b"
+    assert judge("cost", apart).why == "fewer than 3 successful runs of a, b"
     assert judge("cost", {"a": mean([1, 1, 1]), "b": None}).why == "not known of b"
     assert judge("cost", {"a": mean([1, 1, 1])}).better is None
     assert judge("cost", {"a": mean([1, 2, 1]), "b": mean([90, 91, 92])}).better == "a"
@@ -262,6 +263,30 @@ def test_sides_that_are_alike_are_seldom_told_apart() -> None:
         found = summed_up("t", "/w", None, ["a", "b"], runs("a", count) + runs("b", count))
         wrong += any(verdict.better is not None for verdict in found.verdicts)
     assert wrong / 2000 < 0.05
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), min_size=3, max_size=9),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), min_size=3, max_size=9),
+)
+def test_failed_runs_change_nothing_of_money_and_time(
+    one: list[tuple[bool, int]], other: list[tuple[bool, int]]
+) -> None:
+    def trial(side: str, succeeds: bool, value: int, checked: bool | None) -> Trial:
+        return Trial(side=side, round=1, run_id="r", outcome="complete" if succeeds or checked is False else "failed",
+                     code=None, duration_ms=value, cost_usd_micros=value, input_tokens=None, output_tokens=None,
+                     files=0, added=0, removed=0, patch_sha256=None, checked=checked)  # fmt: skip
+
+    sides = {"a": one, "b": other}
+    trials = [trial(side, ok, value, None if ok else number % 2 == 0 and None)
+              for side, values in sides.items() for number, (ok, value) in enumerate(values)]  # fmt: skip
+    found = summed_up("t", "/w", None, ["a", "b"], trials)
+    for summary in found.sides:
+        expected = mean([value for ok, value in sides[summary.side] if ok])
+        assert (summary.cost_usd_micros, summary.duration_ms) == (expected, expected)
+    for verdict in found.verdicts[1:]:
+        if verdict.better is not None:
+            assert all(sum(ok for ok, _ in values) >= 3 for values in sides.values())
 
 
 def test_sides_that_differ_much_are_told_apart() -> None:

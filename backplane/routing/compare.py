@@ -165,8 +165,8 @@ def summed_up(task: str, root: str, check: str | None, sides: Sequence[str], tri
             runs=len(runs),
             succeeded=sum(run.succeeded for run in runs),
             success=share(sum(run.succeeded for run in runs), len(runs)),
-            cost_usd_micros=mean([run.cost_usd_micros for run in runs]),
-            duration_ms=mean([run.duration_ms for run in runs]),
+            cost_usd_micros=mean([run.cost_usd_micros for run in runs if run.succeeded]),
+            duration_ms=mean([run.duration_ms for run in runs if run.succeeded]),
             patches=len({run.patch_sha256 for run in runs if run.patch_sha256 is not None}),
         )
         for side, runs in of_side.items()

@@ -87,8 +87,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     success: Interval
     """In thousandths."""
     cost_usd_micros: Interval | None
-    """None where it is unknown of any run."""
+    """Of the successful runs, as a failure may be cheap and quick; None if there are none, or one's cost is unknown."""
     duration_ms: Interval | None
+    """Of the successful runs."""
     patches: int
     """Different patches that came of it."""
 
@@ -147,7 +148,8 @@ def judge(measure: Measure, found: Mapping[str, Interval | None]) -> Verdict:
     if unknown:
         return Verdict(measure=measure, better=None, why=f"not known of {', '.join(unknown)}")
     if few:
-        return Verdict(measure=measure, better=None, why=f"fewer than {RUNS_MIN} runs of {', '.join(few)}")
+        kind = "runs" if measure == "success" else "successful runs"
+        return Verdict(measure=measure, better=None, why=f"fewer than {RUNS_MIN} {kind} of {', '.join(few)}")
     for name, (low, high) in known.items():
         others = [each for each in known if each != name]
         is_more, is_less = (all(low > known[each][1] for each in others), all(high < known[each][0] for each in others))
