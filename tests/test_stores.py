@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backplane.agents import store
 from backplane.agents.store import STORES, Stored, read_stored
@@ -268,6 +270,53 @@ def test_claude_calls_made_at_once_keep_all_their_results(tmp_path: Path) -> Non
     stored = read("claude", tmp_path, rows)
     assert [m.tool_call_id for m in stored.messages if isinstance(m, ToolResultMessage)] == ["a", "b"]
     assert stored.losses == ()
+
+
+@pytest.mark.parametrize("source", [True, False])
+@given(ends=st.permutations("abcd"), early=st.integers(0, 3), undone=st.booleans())
+def test_claude_calls_that_end_in_any_order_come_along(
+    tmp_path_factory: pytest.TempPathFactory, source: bool, ends: list[str], early: int, undone: bool
+) -> None:
+    """Each result lies below its own call, the next answer below the result that was written last.
+
+    Args:
+        early: calls whose results are written before the last block of the answer.
+        undone: whether another prompt and answer were taken back before.
+    """
+    rows = [*claude(("user", "", "go"))]
+
+    def add(kind: str, parent: str, content: Any, answer: str | None = None) -> str:
+        (row,) = claude((kind, parent, content))
+        row["uuid"] = f"{kind}-{len(rows)}"
+        if answer is not None:
+            row["message"]["id"] = answer
+        rows.append(row)
+        return str(row["uuid"])
+
+    above = "0"
+    if undone:
+        add("assistant", add("user", above, "taken back"), [{"type": "text", "text": "taken back"}], "m0")
+    lines: dict[str, str] = {}
+    for id in "abcd":
+        above = lines[id] = add("assistant", above, [{"type": "tool_use", "id": id, "name": "Read", "input": {}}], "m1")
+    blocks, results = rows[-4:], []
+    del rows[-4:]
+    for id in ends:
+        result = [{"type": "tool_result", "tool_use_id": id, "content": id}]
+        above = add("user", lines[id], result)
+        if source:
+            rows[-1]["sourceToolAssistantUUID"] = lines[id]
+        results.append(rows.pop())
+        results[-1]["uuid"] = above = f"result-{id}"
+    rows += [*blocks[:3], *results[:early], blocks[3], *results[early:]]
+    add("user", add("assistant", above, [{"type": "text", "text": "all read"}], "m2"), "and now?")
+    stored = read("claude", tmp_path_factory.mktemp("store"), rows)
+    (called, *_) = [one for one in stored.messages if isinstance(one, AgentMessage)]
+    assert [one.id for one in called.tool_calls] == list("abcd")
+    assert sorted(one.tool_call_id for one in stored.messages if isinstance(one, ToolResultMessage)) == list("abcd")
+    assert [one.content for one in stored.messages if isinstance(one, UserMessage)] == ["go", "and now?"]
+    assert all("taken back" in loss for loss in stored.losses)
+    assert bool(stored.losses) is undone
 
 
 def test_claude_blocks_come_along_or_are_listed(tmp_path: Path) -> None:

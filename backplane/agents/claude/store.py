@@ -1,14 +1,16 @@
 """Conversations that Claude Code keeps: `projects/FOLDER/ID.jsonl`, seen with 2.1.330 on 2026-11-24.
 
-Rows name the row before them, so that what was taken back stays in the file on a branch of its own. What a tool gave
-stands below its own call, beside the branch where several were called at once.
+Rows name the row before them, so that what was taken back stays in the file on a branch of its own. An answer is a row
+for each of its blocks. The result of a call stands below the row of that call, and the next answer stands below the
+result that was written last: with parallel calls the other rows of the answer and the other results lie beside the way
+from the last row to the first, and belong to it.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +57,7 @@ def read(place: Place, talk: Talk) -> StoredHead:
         elif kind not in _BESIDE:
             talk.drop(unknown(kind))
     model, branch = None, _branch(kept, parents)
-    for row in kept:
+    for row in _whole_answers(kept):
         if row.get("isSidechain"):
             talk.drop(BELOW)
         elif not _is_on(row, branch):
@@ -71,17 +73,43 @@ def read(place: Place, talk: Talk) -> StoredHead:
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
-    """The ids from the last row back to the first: what the program goes on with."""
+    """Return the ids of the rows that the program goes on with: from the last row back to the first, answers whole."""
     own = [row for row in kept if not row.get("isSidechain")]
     id, found = said_of(own[-1].get("uuid")) if own else None, set[str]()
     while id is not None and id not in found:
         found.add(id)
         id = parents.get(id)
-    return found
+    answers = {_answer_of(row) for row in own if row.get("uuid") in found} - {None}
+    return found | {str(row.get("uuid")) for row in own if _answer_of(row) in answers}
+
+
+def _answer_of(row: Mapping[str, Any]) -> str | None:
+    """Return the id of the answer that a row is a block of; None for a row of the user's."""
+    return said_of(mapping(row.get("message")).get("id")) if row.get("type") == "assistant" else None
+
+
+def _whole_answers(kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, all blocks of an answer at the place of its first, as a call may end before the next block."""
+    blocks: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    for row in kept:
+        if (answer := _answer_of(row)) is not None:
+            blocks.setdefault((answer, bool(row.get("isSidechain"))), []).append(row)
+    for row in kept:
+        answer = _answer_of(row)
+        if answer is None:
+            yield row
+        else:
+            yield from blocks.pop((answer, bool(row.get("isSidechain"))), ())
 
 
 def _is_on(row: Mapping[str, Any], branch: set[str]) -> bool:
-    return row.get("uuid") in branch or row.get("sourceToolAssistantUUID") in branch
+    above = row.get("sourceToolAssistantUUID") or (row.get("parentUuid") if _has_result(row) else None)
+    return row.get("uuid") in branch or above in branch
+
+
+def _has_result(row: Mapping[str, Any]) -> bool:
+    content = mapping(row.get("message")).get("content")
+    return isinstance(content, list) and any(mapping(part).get("type") == "tool_result" for part in content)
 
 
 def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[str]) -> bool:
