@@ -96,7 +96,8 @@ def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int =
     with Store.open(home) as store:
         journal = Journal.create(home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
         try:
-            receipt = receipt_of(journal.trace, run_id, usage=Usage(estimated_cost_usd=cost), **changes)
+            usage = changes.pop("usage", Usage(estimated_cost_usd=cost))
+            receipt = receipt_of(journal.trace, run_id, usage=usage, **changes)
             meta = replace(receipt.meta, started_at=at, finished_at=at, duration_ms=duration_ms)
             store.append(seal(replace(receipt, meta=meta)), journal)
         finally:
@@ -374,6 +375,43 @@ def test_costs_are_summed_up_and_the_unknown_is_never_nothing(folder: Path, back
           for word in ("model", "folder", "session")}  # fmt: skip
     assert by == {"model": ["m1", "m2", "(not"], "folder": ["/w/1", "/w", "/w/2"], "session": ["(not"]}
     assert len(cli(folder, "cost", "--by", "day").stdout.splitlines()) == 3
+
+
+def test_known_tokens_are_shown_although_one_run_reported_none(folder: Path, backplane_home: Path) -> None:
+    for used in (Usage(input_tokens=1_000, output_tokens=50), Usage(), Usage(input_tokens=200)):
+        stored(backplane_home, "a", usage=used)
+    stored(backplane_home, "b")
+    assert [line.split("  ")[-1] for line in cli(folder, "cost").stdout.splitlines()] == [
+        "≥ 1200 in, ≥ 50 out",
+        "? in, ? out",
+        "≥ 1200 in, ≥ 50 out",
+    ]
+    (first, *_) = (json.loads(line) for line in cli(folder, "cost", "--json").stdout.splitlines())
+    assert (first["input_tokens"], first["known_input_tokens"], first["known_output_tokens"]) == (None, 1_200, 50)
+
+
+@pytest.mark.parametrize(
+    ("told", "default", "counts"),
+    [
+        ("dear-model", "cheap-model", False),
+        ("dear-model", "dear-model", True),
+        ("dear-model-20260115", "dear-model", True),
+        ("dear-model-2026-01-15", "dear-model", True),
+        ("vendor/dear-model-5", "dear", True),
+        ("gpt-5-mini", "gpt-5", False),
+        (None, "cheap-model", True),
+    ],
+)
+def test_a_run_counts_for_the_model_of_its_receipt(
+    folder: Path, backplane_home: Path, told: str | None, default: str, counts: bool
+) -> None:
+    configure(folder, mine=WORKS)
+    with (folder / "backplane.toml").open("a") as file:
+        file.write(f'models = ["{default}"]\n')
+    stored(backplane_home, "mine", cost=0.9, usage_raw={} if told is None else {"model": told})
+    world = look_around(load(None, {}, folder), {}, backplane_home)
+    (option,) = [one for one in world.choose(task_of(WorkOrder("x"))[0]).options if one.candidate.name == "mine"]
+    assert (option.cost is not None and option.cost.basis == "measured") is counts
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:

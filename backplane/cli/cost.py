@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import before_ms, open_store
@@ -44,10 +46,14 @@ def _key(run: Remembered, by: str) -> str | None:
 
 
 def _row(one: Spend, label: str | None) -> str:
-    cost = money(one.known_usd_micros if one.runs else 0)
-    if one.unknown and one.known_usd_micros is not None:
-        cost = f"≥ {cost}"
+    cost = _at_least(one.cost_usd_micros, one.known_usd_micros, money)
     unknown = f", of {streams.count(one.unknown, 'run')} unknown" if one.unknown else ""
-    tokens = f"{count(one.input_tokens)} in, {count(one.output_tokens)} out"
+    sent = _at_least(one.input_tokens, one.known_input_tokens, count)
+    tokens = f"{sent} in, {_at_least(one.output_tokens, one.known_output_tokens, count)} out"
     key = label or (streams.one_line(one.key) if one.key is not None else "(not known)")
     return f"{key:<24}  {cost:>10}  {streams.count(one.runs, 'run')}{unknown}  {tokens}"
+
+
+def _at_least(total: int | None, known: int | None, say: Callable[[int | None], str]) -> str:
+    """Print a total, or `≥` and its known part."""
+    return say(total) if total is not None or known is None else f"≥ {say(known)}"

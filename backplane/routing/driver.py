@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,9 @@ RUNS_MAX: Final = 500
 
 HELLOS_MAX: Final = 8
 """Hosts that are asked at once what they can, each a process."""
+
+DATE: Final = re.compile(r"[-@](20\d{6}|20\d\d-\d\d(-\d\d)?)$")
+"""The date that a service puts behind the name of a model."""
 
 _HERE: Final = (*CAPABILITY.values(), "checkpointing")
 """Abilities that the control plane supplies to every backend on this machine."""
@@ -199,7 +203,7 @@ def _observations(runs: list[Remembered], candidates: Mapping[str, BackendState]
         yield Observation(
             backend=run.backend,
             group=candidate.group,
-            model=run.model or candidate.models[0].name,
+            model=_model_of(run, candidate.models),
             type=run.task_type,
             began_ms=began_ms,
             duration_ms=run.duration_ms,
@@ -209,6 +213,20 @@ def _observations(runs: list[Remembered], candidates: Mapping[str, BackendState]
             code=run.code,
             retry_after_ms=run.retry_after_ms,
         )
+
+
+def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
+    """Return the model that a run counts for: as its order names it, else its receipt, else the default."""
+    told = run.model_told
+    if run.model is not None or told is None or models[0].name is None:
+        return run.model or models[0].name
+    return next((one.name for one in models if one.name is not None and _names(told, one.name)), told)
+
+
+def _names(told: str, name: str) -> bool:
+    """Whether a service's name of a model means this one: the same, with a date behind it, or with it as a word."""
+    plain = DATE.sub("", told)
+    return name in (told, plain) or name in re.split(r"[-/:@]", plain)
 
 
 def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observation], now_ms: int) -> BackendState:

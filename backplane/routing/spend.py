@@ -22,18 +22,22 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = 0
     """None where they are unknown of any; `output_tokens` likewise."""
     output_tokens: int | None = 0
+    known_input_tokens: int | None = None
+    """Of the runs that reported them: the least that all used. None if no run did; `known_output_tokens` likewise."""
+    known_output_tokens: int | None = None
 
     def plus(self, cost: int | None, input_tokens: int | None, output_tokens: int | None) -> Spend:
         """Add one run."""
-        known = self.known_usd_micros
         return Spend(
             key=self.key,
             runs=self.runs + 1,
             unknown=self.unknown + (cost is None),
             cost_usd_micros=_sum(self.cost_usd_micros, cost),
-            known_usd_micros=known if cost is None else (known or 0) + cost,
+            known_usd_micros=_at_least(self.known_usd_micros, cost),
             input_tokens=_sum(self.input_tokens, input_tokens),
             output_tokens=_sum(self.output_tokens, output_tokens),
+            known_input_tokens=_at_least(self.known_input_tokens, input_tokens),
+            known_output_tokens=_at_least(self.known_output_tokens, output_tokens),
         )
 
 
@@ -53,3 +57,7 @@ def sums(runs: Iterable[CostRow]) -> tuple[list[Spend], Spend]:
 
 def _sum(so_far: int | None, more: int | None) -> int | None:
     return None if so_far is None or more is None else so_far + more
+
+
+def _at_least(so_far: int | None, more: int | None) -> int | None:
+    return so_far if more is None else (so_far or 0) + more
