@@ -48,7 +48,7 @@ ROOMS = {
         "upstream.cost upstream.meter workspace"
     ),
     "receipts.folded": SHAPES,
-    "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
+    "receipts.build": f"{SHAPES} policy protocol receipts.claims receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
     "view": f"{SHAPES} process.table receipts.folded routing",

@@ -9,11 +9,13 @@ import json
 import random
 import re
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -204,11 +206,6 @@ async def lie_parent(agent: Agent) -> None:
     await agent.call("read_file", {"path": "kept.txt"}, parent=f"nobody-{agent.rng.random()}")
 
 
-async def lie_time(agent: Agent) -> None:
-    ts = agent.rng.choice((FIXED, "2999-12-31T23:59:59.5Z", "1970-01-01T00:00:00Z"))
-    await agent.emit(carry("turn", {"n": 1}, ts=ts, message="a turn"))
-
-
 def lie_of_ours(name: str, body: dict[str, Any]) -> Callable[[Agent], Any]:
     async def tell(agent: Agent) -> None:
         await agent.emit(carry(name, body, ts=agent.run.now(), message="as if"))
@@ -224,7 +221,6 @@ IN_EVENTS: dict[str, Callable[[Agent], Any]] = {
     "tool_result.once": lie_result_once,
     "tool_call.id": lie_call_id,
     "tool_call.parent": lie_parent,
-    "event.ts": lie_time,
     "ask": lie_of_ours("ask", {"id": "a", "kind": "tool", "name": "bash"}),
     "answer": lie_of_ours("answer", {"id": "a", "decision": "allow", "by": "caller"}),
     "checkpoint": lie_of_ours("checkpoint", {"what": "made", "id": "c1"}),
@@ -255,9 +251,6 @@ IN_RECEIPT: dict[str, Callable[[Receipt, Agent], Receipt]] = {
     "meta.run_id": in_meta(run_id=OTHER_ID),
     "meta.work_order_id": in_meta(work_order_id=OTHER_ID),
     "meta.contract_version": in_meta(contract_version="abp/v0.9"),
-    "meta.started_at": in_meta(started_at=FIXED),
-    "meta.finished_at": in_meta(finished_at="2999-01-01T00:00:00Z"),
-    "meta.duration_ms": in_meta(duration_ms=9_999_999),
     "backend.id": lambda receipt, agent: replace(receipt, backend=replace(receipt.backend, id="other")),
     "backend.version": lambda receipt, agent: replace(receipt, backend=replace(receipt.backend, backend_version="1.3")),
     "capabilities": lambda receipt, agent: replace(
@@ -442,12 +435,11 @@ async def test_tokens_are_held_against_what_the_service_counted(
         run, _ = await go(open_plane, order(workspace(tmp_path / "w")), memory(work, HOST))
     # No host of a test asks a service by the key's proxy, so what was seen of one is given here.
     seen = Seen(
-        run_id=run.id, order_id=run.order.id, started_s=0, finished_s=0, duration_ms=0, backend_id="agent",
-        backend_version="1.2", capabilities={}, mode="mapped", violations=0, changed=None,
-        usage=None if counted is None else Usage(input_tokens=counted),
+        run_id=run.id, order_id=run.order.id, backend_id="agent", backend_version="1.2", capabilities={},
+        mode="mapped", violations=0, changed=None, usage=None if counted is None else Usage(input_tokens=counted),
     )  # fmt: skip
-    judge = Judge(seen, lambda path: path)
-    judge.final(run.receipt)
+    judge = Judge(lambda path: path)
+    judge.end(seen, {}, run.receipt)
     told: Any = judge.to_wire()
     assert told["counts"]["usage.input_tokens"] == {verdict: 1}
     assert ("service" in told["layers"]) == (counted is not None)
@@ -489,6 +481,39 @@ async def test_a_link_out_of_the_workspace_is_not_followed(tmp_path: Path, anyio
     assert claimed(run)["counts"]["file_content"] == {"unwitnessed": 2}
 
 
+def calls_at_the_end(tmp_path: Path, count: int) -> int:
+    """Count the Python calls in the worker threads of a run of so many text events, and of one file."""
+    calls = 0
+
+    def counted(frame: Any, what: str, _: Any) -> None:
+        nonlocal calls
+        calls += what == "call"
+
+    async def work(run: kit.HostRun) -> kit.Done:
+        agent = Agent(run, random.Random(1))
+        for number in range(count):
+            await run.delta(f"word {number}")
+        await agent.write()
+        return kit.Done()
+
+    async def one() -> None:
+        async with plane(tmp_path / f"home{count}") as open_plane:
+            run, _ = await go(open_plane, order(workspace(tmp_path / f"w{count}")), memory(work, HOST))
+        assert claimed(run)["counts"]["tool_call"] == {"unwitnessed": 1}
+
+    threading.setprofile(counted)
+    try:
+        anyio.run(one)
+    finally:
+        threading.setprofile(None)
+    return calls
+
+
+def test_events_that_claim_nothing_cost_nothing_at_the_end(tmp_path: Path) -> None:
+    few, many = calls_at_the_end(tmp_path, 100), calls_at_the_end(tmp_path, 1_600)
+    assert many - few < 500
+
+
 def test_the_audit_says_what_is_false_and_what_nobody_saw(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     lie = {"ts": FIXED, "type": "file_changed", "path": "never.py", "summary": "fixed\x1b[31m"}
@@ -505,9 +530,8 @@ sys.stdin.read()
     cli("run", "x", "--sidecar", "python3 agent.py", "--isolation", "off")
     lied = cli("receipts", "audit", "last")
     assert lied.returncode == 1
-    assert "claims are false: 0 true, 2 false" in lied.stdout
+    assert "claims are false: 0 true, 1 false" in lied.stdout
     assert "file_changed (event 0): claimed never.py; seen: not in the difference" in lied.stdout
-    assert f"event.ts (event 0): claimed {FIXED}; seen: the run: 20" in lied.stdout
     assert cli("run", "true", "--backend", "shell").returncode == 0
     honest = cli("receipts", "audit", "last")
     assert (honest.returncode, "no claim is false" in honest.stdout) == (0, True)

@@ -247,7 +247,7 @@ class ControlEnd:
         if self._redactor is not None and self._redactor.found(lines):
             return None
         self.lines_read += len(events)
-        return Events(ref_id, events, lines)
+        return Events(ref_id, events, lines, text_only=True)
 
     def end(self) -> list[Received]:
         """Give what the end of the stream completes: a whole line without its newline counts, and is noted."""

@@ -47,6 +47,7 @@ from backplane.contract.receipt import (
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError, from_code
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
+from backplane.receipts.claims import CLAIMING, Judge
 from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
 
@@ -217,6 +218,8 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     folded: Folded = Folded()
     own_lines: array[int] = field(default_factory=lambda: array("Q"))
     """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+    claims: Judge | None = None
+    """What the host claimed so far; None before its first claim."""
     calls_open: int = 0
     """Tools at work, or about to be, as far as the host tells of calls and results."""
     resting: bool = False
@@ -317,6 +320,21 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self.claimed_paths = set()
             self.claimed_paths.add(path)
             self._claimed_chars += len(path)
+
+    def fold_claims(self, events: Sequence[AgentEvent], first: int, *, ours: bool) -> None:
+        """Add what these events claim; most kinds of events claim nothing and are passed over.
+
+        Args:
+            first: place of the first of them in the trace.
+            ours: the control plane wrote them.
+        """
+        if self.replayed:
+            return
+        for number, event in enumerate(events, first):
+            if type(event) in CLAIMING or event.ext is not msgspec.UNSET:
+                if self.claims is None:
+                    self.claims = Judge(lambda path: workspace_path(path, self.root))
+                self.claims.take(number, event, ours=ours)
 
     def look(self, event: AgentEvent) -> None:
         """Take in an event that says something about files, tools, usage or the session."""

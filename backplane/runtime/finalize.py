@@ -91,7 +91,7 @@ def seal_run(
             workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
     if workspace is not None and not facts.replayed:
-        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff, status, duration_s))
+        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, (diff, status)))
     told = functools.partial(
         _seal,
         facts,
@@ -132,19 +132,13 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
 
 
 def _claimed(
-    facts: RunState,
-    trace: Trace,
-    workspace: Workspace,
-    patch: Patch | None,
-    diff: str | None,
-    status: str | None,
-    duration_s: float,
+    facts: RunState, trace: Trace, workspace: Workspace, patch: Patch | None, texts: tuple[str | None, str | None]
 ) -> dict[str, Json]:
-    """Hold what the host claims against what was seen; where the trace cannot be read, whoever seals it says so."""
+    """Judge what the host claims; where its repeated trace cannot be compared, the reason stands in the verdicts."""
     try:
         own_trace = None if facts.claimed_events is None else not _compare_trace(facts, trace)
         inner = _inner_holds(facts, trace) if facts.plane else None
-        return judged(facts, trace, workspace, patch, (diff, status), duration_s, own_trace=own_trace, inner=inner)
+        return judged(facts, workspace, patch, texts, own_trace=own_trace, inner=inner)
     except StoreError as error:
         return {"failed": error.message}
 

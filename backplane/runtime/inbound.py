@@ -169,7 +169,7 @@ class Inbound:
                     self._facts.counts["late"] += len(item.events)
                 else:
                     ready.append(item if self._splits is None else self._whole(item, self._splits))
-                    self._accept(item.events)
+                    self._accept(item.events, text_only=item.text_only)
         except Exception as error:  # What was ready before it is handed on all the same.
             self._fail(error)
         return ready
@@ -187,11 +187,11 @@ class Inbound:
         self.holding = splits.holding
         return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
 
-    def _accept(self, events: list[AgentEvent]) -> None:
+    def _accept(self, events: list[AgentEvent], *, text_only: bool = False) -> None:
         self._facts.accepted += len(events)
-        if self._expects_raw and any(map(is_passed_through, events)):
+        if self._expects_raw and not text_only and any(map(is_passed_through, events)):
             self._facts.mode, self._expects_raw = "passthrough", False
-        if not _QUIET.issuperset(map(type, events)):
+        if not text_only and not _QUIET.issuperset(map(type, events)):
             for event in events:
                 if type(event) not in _QUIET:
                     self._facts.look(event)

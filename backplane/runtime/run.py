@@ -838,6 +838,8 @@ class Run:
         for batch in batches:
             if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
                 self.facts.own_lines.append(at)
+            if not batch.text_only:
+                self.facts.fold_claims(batch.events, at, ours=batch.ours)
             at += len(batch.events)
             if batch.events:  # All of them may be held back as what may be the beginning of a secret.
                 self._queue.append(batch)
