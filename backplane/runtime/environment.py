@@ -28,7 +28,7 @@ from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import STAGED_FOR, StateFolder
 from backplane.sandbox.credentials import read_names
-from backplane.workspace import Quota, open_workspace
+from backplane.workspace import Quota, object_folders, open_workspace
 from backplane.workspace.workspace import NAME_A_FOLDER
 
 if TYPE_CHECKING:
@@ -252,7 +252,9 @@ class RunEnvironment:
             self.journal = state.journal(self._facts)
         self._root = spec.root
         if spec.mode == "staged":
-            if not await anyio.to_thread.run_sync(sandbox.needs_tree, spec.root):
+            # With rules on what is copied, only the copy knows whether it may have the original's history.
+            ruled = bool(spec.include or spec.exclude)
+            if not ruled and not await anyio.to_thread.run_sync(sandbox.needs_tree, spec.root):
                 self._tree = self._tree or state.make_tree(self._place)
             elif waits:
                 return False
@@ -286,11 +288,21 @@ class RunEnvironment:
 
         state, order = self._state, self._facts.order
         original = order.workspace.root if order.workspace.mode == "staged" else None
-        place = place_of(self._root, original=original, home=state.home, scratch=state.scratch_of(self._place))
+        place = place_of(
+            self._root,
+            original=original,
+            home=state.home,
+            scratch=state.scratch_of(self._place),
+            objects=self._objects(order.workspace.root),
+        )
         command = program.command(order, self._start.environ)
         writable, servers = program.make_writable(order), program.servers(order, command)
         held = sandbox.put_on(place, command, writable, program.endpoints, servers, program.agent_path(command.env))
         return command, held, _identities(held.writable)
+
+    def _objects(self, root: str) -> tuple[str, ...]:
+        """Return the folders from which the repository at the place to work in takes objects."""
+        return self._workspace.object_folders if self._workspace is not None else object_folders(root)
 
     async def _stage_first(self) -> Workspace:
         self.prepared = True
@@ -359,6 +371,7 @@ class RunEnvironment:
             stopped=self._ended,
             state=state.home,
             unread=self._facts.order.policy.deny_read,
+            travels=self._start.backend.remote,
         )
         if mode == "staged":
             # Whose the copy is, before its run is sent: should we be killed, its work is kept.

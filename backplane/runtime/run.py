@@ -714,6 +714,12 @@ class Run:
                 self._inbound.open_checkpoints(workspace, folder, auto=True)
             self.facts.root = str(workspace.root)
             self._send_run(self._requirements.at(self.facts.root), EXTENSIONS)
+            if workspace.no_history:
+                fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
+                self.facts.added["no_history"] = workspace.no_history
+                self._inbound.report(
+                    "no_history", workspace.no_history, f"{fact}; to work with it: --mode pass_through"
+                )
             self._expect_more()
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:

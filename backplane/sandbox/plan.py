@@ -62,6 +62,8 @@ class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's own folder: receipts, journals, other runs."""
     scratch: str
     """An empty folder for its temporary files."""
+    objects: tuple[str, ...] = ()
+    """Folders outside of the root from which its repository takes objects."""
 
 
 class Contained(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +198,7 @@ def _mounts(
     if sockets in covered:
         mounts[sockets] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", sockets)
         mounts |= {path: ("--ro-bind", path, path) for path in _KEPT_OF_RUN if os.path.isdir(path)}
-    for path in _needed(place, command, servers, agent, covered):
+    for path in (*place.objects, *_needed(place, command, servers, agent, covered)):
         mounts.setdefault(path, ("--ro-bind", path, path))
     if os.path.isdir(place.state):
         state = os.path.realpath(place.state)

@@ -180,17 +180,22 @@ class Sandbox:
                 collect(Path(self._scratch))
 
 
-def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.RunFolders:
+def place_of(
+    root: str, *, original: str | None, home: Path, scratch: Path, objects: tuple[str, ...] = ()
+) -> plan.RunFolders:
     """Where a run works, links followed.
 
     Args:
         original: what a staged root is a copy of.
         home: the state folder.
         scratch: the run's folder for temporary files.
+        objects: folders from which the repository in it takes objects.
     """
+    within = f"{os.path.realpath(root)}/"
     return plan.RunFolders(
         root=os.path.realpath(root),
         original=os.path.realpath(original) if original is not None else None,
         state=os.path.realpath(home),
         scratch=os.path.realpath(scratch),
+        objects=tuple(path for path in objects if not path.startswith(within)),
     )

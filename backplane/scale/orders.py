@@ -88,7 +88,7 @@ def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored
         run_dir.mkdir()
         workspace = open_workspace(
             spec.root, mode="staged", include=spec.include, exclude=spec.exclude, run_dir=run_dir, stage_dir=stage,
-            tree=stage / "tree", quota=quota, state=home, unread=order.policy.deny_read,
+            tree=stage / "tree", quota=quota, state=home, unread=order.policy.deny_read, travels=True,
         )  # fmt: skip
         try:
             if not ignored:

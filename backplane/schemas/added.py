@@ -156,6 +156,7 @@ BACKPLANE: Final[Json] = _object(
     ),
     losses={"description": "What a translation could not carry.", "type": "array", "items": True},
     unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
+    no_history={"description": "Why the copy lacks the git history that its original has.", "type": "string"},
     lenient={"description": "The order was taken although some of its members are unknown, as it says.", "const": True},
     route=_open(
         "Which backend was chosen for an order that named none, and why the others lost; see the schema `cli_route`."

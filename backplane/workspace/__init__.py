@@ -8,6 +8,7 @@ put into the original later. `place` opens and closes, `stage` copies, `baseline
 
 from backplane.workspace.apply import Applied, apply_patch
 from backplane.workspace.bare import apply_bare
+from backplane.workspace.history import object_folders
 from backplane.workspace.patch import Change
 from backplane.workspace.transaction import Settled
 from backplane.workspace.tree import Quota
@@ -23,5 +24,6 @@ __all__ = [
     "apply_bare",
     "apply_patch",
     "collect",
+    "object_folders",
     "open_workspace",
 ]

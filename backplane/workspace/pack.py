@@ -38,15 +38,20 @@ _TREE: Final = 0o040000
 _PACK_HEAD: Final = struct.Struct(">4sII")
 _KINDS: Final = {"commit": 1, "tree": 2, "blob": 3}
 
-_AGENT_CONFIG: Final = """[core]
+AGENT_USER: Final = """[user]
+\tname = agent
+\temail = agent@localhost
+"""
+
+_AGENT_CONFIG: Final = f"""[core]
 \trepositoryformatversion = 0
 \tfilemode = true
 \tbare = false
 \tlogallrefupdates = true
-[user]
-\tname = agent
-\temail = agent@localhost
-"""
+{AGENT_USER}"""
+
+# Hooks as well, so that a cage can close them: what is not there cannot be.
+AGENT_FOLDERS: Final = ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack", "hooks")
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
@@ -222,6 +227,7 @@ def write_repository(
     facts: Mapping[str, os.stat_result],
     excluded: bytes,
     now_s: int,
+    reason: str = "",
 ) -> None:
     """Make a repository of one commit whose index is fresh, so that the agent's `git status` reads no file.
 
@@ -231,14 +237,15 @@ def write_repository(
         pack: holds the blobs already; finished here.
         facts: `lstat` of each file, by path.
         excluded: content of `info/exclude`.
+        reason: why the original's history is not here; "" if it has none.
     """
     tree = write_trees(pack, leaves)
     who = f"backplane <backplane@localhost> {now_s} +0000"
-    text = f"tree {tree.hex()}\nauthor {who}\ncommitter {who}\n\nbaseline\n"
+    told = f"\nThe history of the original is not in this copy: {reason}.\n" if reason else ""
+    text = f"tree {tree.hex()}\nauthor {who}\ncommitter {who}\n\nbaseline\n{told}"
     commit = pack.add("commit", text.encode())
     pack_index = pack.finish()
-    # Hooks as well, so that a cage can close them: what is not there cannot be.
-    for name in ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack", "hooks"):
+    for name in AGENT_FOLDERS:
         (git_dir / name).mkdir(parents=True, exist_ok=True)
     copy_whole(pack.path, git_dir / "objects/pack" / f"{PACK_NAME}.pack")
     (git_dir / "objects/pack" / f"{PACK_NAME}.idx").write_bytes(pack_index)
@@ -251,19 +258,29 @@ def write_repository(
 
 def _index(leaves: Mapping[str, Leaf], facts: Mapping[str, os.stat_result]) -> bytes:
     """Git's index, version 2."""
-    parts = [_INDEX_HEAD.pack(b"DIRC", 2, len(leaves))]
+    parts = [INDEX_HEAD.pack(b"DIRC", 2, len(leaves))]
     for name, path in sorted((os.fsencode(path), path) for path in leaves):
-        leaf, at = leaves[path], facts[path]
-        changed_s, changed_ns = divmod(at.st_ctime_ns, 1_000_000_000)
-        modified_s, modified_ns = divmod(at.st_mtime_ns, 1_000_000_000)
-        size = len(name)
-        head = _INDEX_ENTRY.pack(
-            changed_s & _WORD, changed_ns, modified_s & _WORD, modified_ns, at.st_dev & _WORD, at.st_ino & _WORD,
-            leaf.mode, at.st_uid & _WORD, at.st_gid & _WORD, at.st_size & _WORD, leaf.oid, min(size, 0xFFF),
-        )  # fmt: skip
+        leaf, size = leaves[path], len(name)
+        times, rest = _index_facts(facts[path])
+        head = _INDEX_ENTRY.pack(*times, leaf.mode, *rest, leaf.oid, min(size, 0xFFF))
         parts += head, name, _PADDING[(_INDEX_ENTRY.size + size) % 8]
     body = b"".join(parts)
     return body + hashlib.sha1(body, usedforsecurity=False).digest()
+
+
+def _index_facts(at: os.stat_result) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what an entry has of a file before and after its mode."""
+    changed_s, changed_ns = divmod(at.st_ctime_ns, 1_000_000_000)
+    modified_s, modified_ns = divmod(at.st_mtime_ns, 1_000_000_000)
+    times = changed_s & _WORD, changed_ns, modified_s & _WORD, modified_ns, at.st_dev & _WORD, at.st_ino & _WORD
+    return times, (at.st_uid & _WORD, at.st_gid & _WORD, at.st_size & _WORD)
+
+
+def set_index_facts(index: bytearray, at: int, facts: os.stat_result | None) -> None:
+    """Write the facts of a file into its entry; without any, git looks at the file anew."""
+    times, rest = _index_facts(facts) if facts is not None else ((0,) * 6, (0,) * 3)
+    struct.pack_into(">6I", index, at, *times)
+    struct.pack_into(">3I", index, at + 28, *rest)
 
 
 def without_facts(index: bytes) -> bytes:
@@ -271,7 +288,7 @@ def without_facts(index: bytes) -> bytes:
 
     Git looks at such files anew.
     """
-    found, at = bytearray(index[:-20]), _INDEX_HEAD.size
+    found, at = bytearray(index[:-20]), INDEX_HEAD.size
     while at < len(found):
         *facts, oid, flags = _INDEX_ENTRY.unpack_from(found, at)
         _INDEX_ENTRY.pack_into(found, at, 0, 0, 0, 0, 0, 0, facts[6], 0, 0, 0, oid, flags)
@@ -279,7 +296,7 @@ def without_facts(index: bytes) -> bytes:
     return bytes(found) + hashlib.sha1(found, usedforsecurity=False).digest()
 
 
-_INDEX_HEAD: Final = struct.Struct(">4sII")
+INDEX_HEAD: Final = struct.Struct(">4sII")
 _INDEX_ENTRY: Final = struct.Struct(">10I20sH")
 _PADDING: Final = [bytes(8 - over) for over in range(8)]
 _WORD: Final = 0xFFFFFFFF

@@ -29,6 +29,8 @@ class Repository(msgspec.Struct, frozen=True):
 
     git_dir: Path | None = None
     """Where its index is; None where there is no repository."""
+    common: Path | None = None
+    """The folder of its refs and objects; a linked worktree shares it with the main one."""
     excluded: bytes = b""
     """Content of `info/exclude`."""
     prefix: str = ""
@@ -118,7 +120,7 @@ def _short(folder: Path, name: str, bytes_max: int) -> bytes:
 def _read(top: Path) -> Repository:
     place = _pointed(top, GIT_NAME, b"gitdir: ") if (top / GIT_NAME).is_file() else top / GIT_NAME
     common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
-    return Repository(place, _rules(common / "info", "exclude"))
+    return Repository(place, common, _rules(common / "info", "exclude"))
 
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:

@@ -1,4 +1,4 @@
-"""The copy in the making: files, their baseline, and a repository of one commit for the agent.
+"""The copy in the making: files, their baseline, and a repository for the agent.
 
 A listing of the original goes in. What is to be staged was decided before; how a single file is
 copied is in `copying`.
@@ -16,8 +16,10 @@ from pathlib import Path
 
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.policy.globs import Globs
+from backplane.workspace import history
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline
 from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link, make_folder
+from backplane.workspace.history import History
 from backplane.workspace.pack import Leaf, write_repository
 from backplane.workspace.tree import (
     GIT_NAME,
@@ -36,16 +38,25 @@ class Stage:
     """Fills one new folder from a listing of the original."""
 
     def __init__(
-        self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str], unread: Globs | None
+        self,
+        root: Path,
+        scope: Scope,
+        baseline: Baseline,
+        ignored: Collection[str],
+        unread: Globs | None,
+        history: History | str,
     ) -> None:
         self._root = root
         self._scope = scope
         self._baseline = baseline
         self._ignored = ignored
         self._unread = unread
+        self._history = history
+        """The original's history, or why there is none."""
         self._left_bytes = scope.quota.bytes_max
         self._leaves: dict[str, Leaf] = {}
-        self._facts: dict[str, os.stat_result] = {}
+        self._facts: dict[str, tuple[os.stat_result, os.stat_result]] = {}
+        """`lstat` of each file in the original and in the copy."""
         self._apart: list[str] = []
 
     def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
@@ -54,12 +65,20 @@ class Stage:
         with opened(open_root(self._root)) as target:
             for folder in listing.folders:
                 self._copy_folder(source, target, folder)
-            lines = b"".join(map(_exclude_line, self._apart))
-            pack, now_s = self._baseline.pack, int(time.time())
-            above = excluded and excluded.rstrip(b"\n") + b"\n"
-            write_repository(git_dir, pack, self._leaves, self._facts, above + lines, now_s)
+            self._write_repository(git_dir, excluded and excluded.rstrip(b"\n") + b"\n")
             for folder in reversed(listing.folders):
                 _dress_folder(target, folder)
+
+    def _write_repository(self, git_dir: Path, above: bytes) -> None:
+        """Write the agent's repository: from the original's history, or of one commit."""
+        excluded = above + b"".join(map(_exclude_line, self._apart))
+        if isinstance(self._history, str):
+            made = {path: self._facts[path][1] for path in self._leaves}
+            now_s = int(time.time())
+            write_repository(git_dir, self._baseline.pack, self._leaves, made, excluded, now_s, self._history)
+        else:
+            index = self._history.fresh_index(self._leaves, self._facts)
+            history.write_repository(git_dir, self._history, index, excluded)
 
     def _copy_folder(self, source: int, target: int, folder: Folder) -> None:
         path = folder.path
@@ -88,6 +107,7 @@ class Stage:
         else:
             data, made, written = copy_file(here, there, name, self._left_bytes)
             self._left_bytes -= written
+        self._facts[path] = facts, made
         ignored = path in self._ignored
         if ignored or made.st_size > BLOB_BYTES_MAX:
             self._baseline.note(path, made, tracked=not ignored)
@@ -104,7 +124,6 @@ class Stage:
             self._apart.append(path)
             return
         self._leaves[path] = leaf
-        self._facts[path] = made
 
     def _is_private(self, path: str, unread: Globs) -> bool:
         """Whether the file, or a folder that it is in, may not be read; what cannot be judged may not."""

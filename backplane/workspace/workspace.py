@@ -23,7 +23,7 @@ import msgspec
 from backplane.contract.work import Mode
 from backplane.errors import WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.workspace import git, patch, repository
+from backplane.workspace import git, history, patch, repository
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
@@ -90,12 +90,19 @@ class Workspace:
         tree: Path,
         scope: Scope,
         unread: Globs | None,
+        *,
+        travels: bool,
     ) -> None:
         self.original = original
         self.mode = mode
         self.root = tree if mode == "staged" else original
         self.special_count = 0
         """FIFOs, sockets and devices that were skipped."""
+        self.no_history = ""
+        """Why the copy lacks the history that the original has; "" if it lacks none."""
+        self.object_folders: tuple[str, ...] = ()
+        """Folders outside of the root in which its repository finds objects."""
+        self._travels = travels
         self._run_dir = run_dir
         self._stage_dir = stage_dir
         self._scope = scope
@@ -238,13 +245,31 @@ class Workspace:
             self._repository = repository.find(self.original)
             ignored = self._find_ignored(source, listing)
             if self.mode == "staged":
-                Stage(self.root, self._scope, self._baseline, ignored, self._unread).fill(
+                found = self._find_history()
+                Stage(self.root, self._scope, self._baseline, ignored, self._unread, found).fill(
                     source, listing, self._repository.carried
                 )
             else:
                 self._read_in_place(source, listing, ignored)
         self._identity = identity(self.root)
         self._baseline.seal()
+
+    def _find_history(self) -> history.History | str:
+        """Read the history for the copy; or return why it gets none, "" if the original has none."""
+        known, rules = self._repository, (self._scope.exclude, self._unread)
+        if known.git_dir is None:
+            return ""
+        try:
+            if self._travels:
+                raise history.Unshared("it stays on the machine that the copy is sent from")
+            selection = history.Selection(tuple(globs for globs in rules if globs), self._scope.include)
+            with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
+                found = history.read(known, scratch, selection)
+        except history.Unshared as error:
+            self.no_history = str(error)
+            return self.no_history
+        self.object_folders = history.object_folders(self.original)
+        return found
 
     def _open_again(self) -> int:
         """Open the root, which must be the folder that it was: a link in its place may point anywhere."""
@@ -322,6 +347,7 @@ def open_workspace(
     stopped: Callable[[], bool] = lambda: False,
     state: Path | None = None,
     unread: Sequence[str] = (),
+    travels: bool = False,
 ) -> Workspace:
     """Make a place to work in, and remember how it was. Blocking; where it fails nothing is left in `stage_dir`.
 
@@ -336,6 +362,7 @@ def open_workspace(
         stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
         state: the folder that holds all of ours; where it lies in the workspace it is no part of it.
         unread: globs of files that the repository in the copy is not to hold.
+        travels: the copy is sent to another machine, so its repository may not need the original's.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
@@ -349,7 +376,7 @@ def open_workspace(
         ours = names_below(original, [run_dir, stage_dir, *([state] if state is not None else [])])
         selection = msgspec.structs.replace(selection, ours=ours)
         unread_globs = compile_globs(unread) if unread else None
-        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, unread_globs)
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, unread_globs, travels=travels)
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:
