@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -366,3 +367,90 @@ def test_a_rewind_that_cannot_write_the_state_folder_says_so(place: Place, monke
     with pytest.raises(WorkspaceError, match="cannot be rewound: Read-only file system") as caught:
         rewind_original(place.run_dir, None)
     assert caught.value.hint is not None
+
+
+# What the user ignores everywhere
+
+
+RULES = ".venv/\n.idea/\n*.swp\n!kept.swp\n"
+
+
+def by_default(home: Path) -> dict[str, str]:
+    (home / ".config/git").mkdir(parents=True)
+    (home / ".config/git/ignore").write_text(RULES)
+    return {}
+
+
+def in_another_folder(home: Path) -> dict[str, str]:
+    (home / "xdg/git").mkdir(parents=True)
+    (home / "xdg/git/ignore").write_text(RULES)
+    return {"XDG_CONFIG_HOME": str(home / "xdg")}
+
+
+def by_the_users_configuration(home: Path) -> dict[str, str]:
+    (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/my rules\n")
+    (home / "my rules").write_text(RULES)
+    return {}
+
+
+def by_an_included_file(home: Path) -> dict[str, str]:
+    (home / ".gitconfig").write_text("[include]\n\tpath = more\n")
+    (home / "more").write_text('[core]\n\texcludesfile = "~/rules"\n')
+    (home / "rules").write_text(RULES)
+    return {}
+
+
+def by_the_systems_configuration(home: Path) -> dict[str, str]:
+    (home / "system").write_text(f"[core]\n\texcludesFile = {home}/rules\n")
+    (home / "rules").write_text(RULES)
+    return {"GIT_CONFIG_SYSTEM": str(home / "system")}
+
+
+@pytest.mark.parametrize(
+    "set_up",
+    [by_default, in_another_folder, by_the_users_configuration, by_an_included_file, by_the_systems_configuration],
+)
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_what_the_user_ignores_everywhere_is_not_in_the_patch(
+    place: Place, monkeypatch: pytest.MonkeyPatch, set_up: Callable[[Path], dict[str, str]], mode: str
+) -> None:
+    home = place.base / "home"
+    home.mkdir()
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name, value in {"HOME": str(home), **set_up(home)}.items():
+        monkeypatch.setenv(name, value)
+    place.write({"a": "a\n", ".venv/old": "o\n", "tracked.swp": "t\n"})
+    git("init", "-q", cwd=place.original)
+    git("add", "-f", "a", "tracked.swp", cwd=place.original)
+    with (place.original / ".git/info/exclude").open("a") as file:
+        file.write("!mine.swp\n")
+    with place.staged(mode=mode) as found:
+        changed = ".venv/x.py .idea/w.xml a b.swp kept.swp mine.swp tracked.swp"
+        made: dict[str, str | bytes] = dict.fromkeys(changed.split(), "x\n")
+        place.write(made, found.root)
+        patch = found.difference()
+        if mode == "staged":
+            said = git("status", "--porcelain", "-uall", cwd=found.root)
+            assert [line[3:].decode() for line in said.splitlines()] == ["a", "tracked.swp", "kept.swp", "mine.swp"]
+    assert [change.path for change in patch.changes] == ["a", "kept.swp", "mine.swp", "tracked.swp"]
+    assert patch.ignored_count == 3
+
+
+@pytest.mark.parametrize(
+    "text", [None, "[core\n", "[core]\n\texcludesFile = /dev/zero\n", "[core]\n\texcludesFile = /proc\n"]
+)
+def test_a_configuration_that_names_no_rules_changes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setenv("HOME", str(place.base))
+    if text is not None:
+        (place.base / ".gitconfig").write_text(text)
+    place.write({"a": "a\n"})
+    assert place.patch_of([("b", "b\n")]).status == "A  b\n"
+
+
+def test_the_repositorys_own_configuration_names_no_rules(place: Place) -> None:
+    place.write({"a": "a\n", "rules": "*.x\n"})
+    git("init", "-q", cwd=place.original)
+    git("config", "core.excludesFile", str(place.original / "rules"), cwd=place.original)
+    assert place.patch_of([("b.x", "b\n")]).status == "A  b.x\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -429,7 +429,31 @@ def diff_line(text: str, look: Look) -> str:
 def diff(path: Path, look: Look, lines_max: int = DIFF_LINES_MAX) -> Iterator[str]:
     """A patch file as coloured lines, cut to `lines_max`."""
     with path.open("rb") as file:
-        for raw in islice(file, lines_max):
-            yield diff_line(raw[:4096].decode("utf-8", "replace").rstrip("\n"), look) + "\n"
-        if file.readline():
+        lines = _readable(raw[:4096].decode("utf-8", "replace").rstrip("\n") for raw in file)
+        for line in islice(lines, lines_max):
+            yield diff_line(line, look) + "\n"
+        if next(lines, None) is not None:
             yield look.dress("dim", f"… cut after {lines_max} lines; the whole is in {one_line(path)}") + "\n"
+
+
+def _readable(patch: Iterable[str]) -> Iterator[str]:
+    """Pass on the lines of a patch; a binary file is one of them."""
+    head: list[str] = []
+    """Lines of a file's header, until its first hunk says that it is text."""
+    binary = False
+    for line in patch:
+        if line.startswith("diff --git "):
+            yield from head
+            head, binary = [line], False
+        elif binary:
+            continue
+        elif head and line.startswith(("literal ", "delta ")):
+            kind, _, size = line.partition(" ")
+            yield f"{head[0]} (binary{f', {int(size):,} bytes' if kind == 'literal' and size.isdecimal() else ''})"
+            head, binary = [], True
+        elif head and not line.startswith("@@ "):
+            head.append(line)
+        else:
+            yield from (*head, line)
+            head = []
+    yield from head

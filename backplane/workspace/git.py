@@ -324,6 +324,28 @@ def copy_shared(git_dir: Path, to: Path) -> None:
             copy_whole(path, to / path.name)
 
 
+def user_rules(environ: Mapping[str, str]) -> bytes:
+    """Read the ignore rules that the user's own and the system's git configuration name; empty without any."""
+    names = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+    env = {name: environ[name] for name in names if name in environ}
+    # No repository, so none's configuration is read.
+    env |= {"PATH": search_path(environ), "GIT_DIR": os.devnull, "LC_ALL": "C"}
+    git = shutil.which("git", path=env["PATH"]) or "git"
+    words = ("config", "--includes", "--type=path", "-z", "--get", "core.excludesFile")
+    try:
+        named = run_tool([git, *words], env=env, cwd="/", timeout_s=RULES_S_MAX).stdout.rstrip(b"\0")
+    except BackendError:
+        return b""  # Without git there is nothing that the user set for it.
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
+    place = Path(os.fsdecode(named) or os.path.join(home, "git/ignore"))
+    try:
+        with place.open("rb") as file:
+            rules = file.read(RULES_BYTES_MAX + 1) if place.is_file() else b""
+    except (OSError, ValueError):
+        return b""
+    return without_holes(rules) if len(rules) <= RULES_BYTES_MAX else b""
+
+
 def merge(at: Scratch, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
     """Merge two changes of one file; None when they touch the same lines or are not text."""
     names = ("ours", "base", "theirs")

@@ -32,11 +32,17 @@ class Repository(msgspec.Struct, frozen=True):
     common: Path | None = None
     """The folder of its refs and objects; a linked worktree shares it with the main one."""
     excluded: bytes = b""
-    """Content of `info/exclude`."""
+    """The user's own ignore rules, and after them those of `info/exclude`, which are stronger."""
     prefix: str = ""
     """Path of the workspace below the repository's top, with a slash at the end."""
     above: Mapping[str, bytes] = {}
     """`.gitignore`s of the folders above the workspace, by folder below the top."""
+
+    def beside(self, users: bytes) -> Repository:
+        """Return itself with the user's rules as well."""
+        if not ruling(users):
+            return self
+        return msgspec.structs.replace(self, excluded=users.rstrip(b"\n") + b"\n" + self.excluded)
 
     @property
     def carried(self) -> bytes:
@@ -105,7 +111,11 @@ def _top_above(root: Path) -> Path | None:
 
 def _rules(folder: Path, name: str) -> bytes:
     """Read a file of rules; empty also where it has only comments, as git's own template."""
-    rules = git.without_holes(_short(folder, name, git.RULES_BYTES_MAX))
+    return ruling(git.without_holes(_short(folder, name, git.RULES_BYTES_MAX)))
+
+
+def ruling(rules: bytes) -> bytes:
+    """Return rules as they are, or nothing if they are comments alone."""
     return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
 
 

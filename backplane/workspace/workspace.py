@@ -242,7 +242,7 @@ class Workspace:
             self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
-            self._repository = repository.find(self.original)
+            self._repository = repository.find(self.original).beside(git.user_rules(os.environ))
             ignored = self._find_ignored(source, listing)
             if self.mode == "staged":
                 found = self._find_history()
