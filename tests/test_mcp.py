@@ -132,6 +132,21 @@ def test_a_run_leaves_the_folder_as_it_was_and_gives_back_a_patch(client: Client
     assert shown["patch"] == answer["structuredContent"]["patch"]
 
 
+def test_runs_of_other_folders_are_out_of_reach(client: Client, tmp_path: Path, tmp_path_factory: Any) -> None:
+    other = tmp_path_factory.mktemp("other")
+    with serving(other) as elsewhere:
+        theirs = elsewhere.call("run", task="echo theirs", backend="shell")["structuredContent"]["run_id"]
+    assert client.call("receipts")["structuredContent"]["receipts"] == []
+    for name in (theirs, theirs[:8], "last"):
+        for answer in (client.call("receipts", id=name), client.call("run", task="x", backend=f"replay:{name}")):
+            assert (answer["isError"], answer["structuredContent"]["code"]) == (True, "policy_denied")
+    (tmp_path / "sub").mkdir()
+    ours = client.call("run", task="echo ours", backend="shell", root="sub")["structuredContent"]["run_id"]
+    (listed,) = client.call("receipts", limit=1)["structuredContent"]["receipts"]
+    assert listed["run_id"] == ours
+    assert not client.call("run", task="x", backend=f"replay:{ours[:8]}")["isError"]
+
+
 @pytest.mark.parametrize("said", ["kq7-hunter-2xyz-and-more", "kq7-hunter-2xyz-and-more \\377"])
 def test_a_patch_that_the_receipt_withholds_is_told_to_nobody(tmp_path: Path, said: str) -> None:
     words = (

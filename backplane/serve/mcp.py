@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,8 +20,8 @@ from backplane import api, config
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunCompleted, RunStarted, ToolCall
 from backplane.contract.receipt import Receipt
-from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import BackplaneError, ConfigError
+from backplane.contract.work import REPLAY, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import BackplaneError, ConfigError, PolicyError
 from backplane.process.aio import ending_signals, in_daemon
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
@@ -32,7 +33,9 @@ from backplane.protocol.jsonrpc import (
     RpcError,
 )
 from backplane.protocol.mcp import greeting, text_result
-from backplane.receipts.journal import backend_name
+from backplane.receipts.database import INTEGER_MAX, ReceiptRow
+from backplane.receipts.journal import backend_name, opening_of
+from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.runtime.orders import read_policy
 from backplane.runtime.run import Run
@@ -50,6 +53,9 @@ DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 VALIDATIONS_MAX: Final = 4
 """Documents that are looked at at once, those of dropped requests included; others wait."""
+
+ID_CHARS: Final = 80
+"""Longest name of a run in an error."""
 
 LINE_CHARS: Final = 200
 """Longest line of progress."""
@@ -121,8 +127,8 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "receipts",
         "title": "Read receipts",
-        "description": "List the receipts that are stored here, newest first; with an id show one, with its patch, and "
-        "whether it still verifies.",
+        "description": "List the receipts of runs in this server's folder, newest first; with an id show one, with its "
+        "patch, and whether it still verifies.",
         "inputSchema": _schema(
             id=_text("run id or its beginning"),
             limit={"type": "integer", "minimum": 1, "maximum": ROWS_MAX, "description": "rows of the list (20)"},
@@ -224,6 +230,8 @@ class McpSession:
             return _failed(known or BackplaneError("internal", f"{type(error).__name__}: {error}"))
 
     async def _run(self, given: RunInput, asked: Request) -> Json:
+        if given.backend is not None and given.backend.startswith(REPLAY):
+            await anyio.to_thread.run_sync(self._require_here, given.backend.removeprefix(REPLAY))
         settings = config.load(self._file, self._environ, self._root, {"run_s": given.timeout_s})
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
@@ -293,14 +301,31 @@ class McpSession:
     def _read_receipts(self, given: ReceiptsInput) -> Json:
         with Store.open(config.home_path(self._environ), readonly=True) as store:
             if given.id is None:
-                rows = store.listed(max(1, min(given.limit, ROWS_MAX)))
-                return _result({"receipts": [_row(row) for row in rows]})
-            row = store.find(given.id)
+                rows = (row for row in store.listed(INTEGER_MAX) if self._is_here(store, row.run_id))
+                return _result({"receipts": [_row(row) for row in islice(rows, max(1, min(given.limit, ROWS_MAX)))]})
+            row = self._find(store, given.id)
             receipt = store.load(row.run_id)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
             name = backend_name(store.folder(row.run_id))
             said = {**told(receipt, name), "events": row.trace_count, "verifies": not wrong}
             return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
+
+    def _require_here(self, name: str) -> None:
+        with Store.open(config.home_path(self._environ), readonly=True) as store:
+            self._find(store, name)
+
+    def _find(self, store: Store, name: str) -> ReceiptRow:
+        """Return the row of a run in this server's folder. Raises as `Store.find`, and PolicyError for another run."""
+        row = store.find(name)
+        if not self._is_here(store, row.run_id):
+            fact = f"the run {name[:ID_CHARS]!r} worked outside of {self._root}, the folder of this server"
+            raise PolicyError("policy_denied", fact, hint="start the server with --root for another folder")
+        return row
+
+    def _is_here(self, store: Store, run_id: str) -> bool:
+        """Return True if a run worked in this server's folder; False if its order is not kept any more."""
+        root = opening_of(store.folder(run_id)).order.workspace.root if is_run_id(run_id) else ""
+        return bool(root) and Path(root).resolve().is_relative_to(self._root)
 
     async def _validate(self, given: ValidateInput, asked: Request) -> Json:
         text = given.document
