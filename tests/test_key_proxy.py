@@ -23,7 +23,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
 from backplane.sandbox import key_proxy
-from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, open_key_proxy, placeholder_for
+from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, leads_up, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from backplane.upstream.meter import ServiceMeter
 from tests.runs import order
@@ -350,6 +350,23 @@ async def test_a_service_that_is_not_there_is_told() -> None:
         b"GET /v1/%2e%2E/key HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /v1/..%2fkey HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET //elsewhere.example/v1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        *(
+            b"GET /v1/" + step + b"/key HTTP/1.1\r\nHost: x\r\n\r\n"
+            for step in (
+                *(
+                    b"..;",
+                    b"..;a=b",
+                    b"..\\",
+                    b"..%5c..",
+                    b"%252e%252e",
+                    b"%25252e.",
+                    b"..%252f",
+                    b"%2e%2e%3b",
+                    b"a/..;",
+                ),
+                *(b"..%09", b"..%00", b"%c0%ae%c0%ae", b".;", b"%" + b"25" * 9 + b"2e.", b"a%5C..%5C.."),
+            )
+        ),
         b"GET /v1/a#b HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /" + b"x" * 66_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
@@ -637,3 +654,10 @@ async def test_an_order_that_names_the_key_is_refused(tmp_path: Path) -> None:
     assert "key_proxy = false" in receipt.usage_raw["backplane"]["error"]["hint"]
     assert server.requests == ()
     assert os.environ.get("A_KEY") is None
+
+
+@pytest.mark.parametrize(
+    "path", [b"/v1/models", b"/v1/a..b/...", b"/v1/m%C3%A9;x=1", b"/v1/models/gpt%2F5:run", b"/v1/a%20b", b"/v1/a;b..c"]
+)
+def test_a_path_of_its_service_leads_nowhere_up(path: bytes) -> None:
+    assert not leads_up(path)

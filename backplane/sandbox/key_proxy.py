@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import anyio
 import h11
@@ -36,6 +36,9 @@ CONNECTIONS_MAX: Final = 64
 """Open at once; the next wait at the door. An agent with helpers of its own opens some five."""
 PATHS_MAX: Final = 32
 """Paths that are named in the receipt; requests for others count as `other`."""
+
+DECODED_MAX: Final = 8
+"""Times that a path is percent-decoded; one that is encoded more often is refused."""
 
 _OF_ONE_CONNECTION: Final = frozenset({*DROPPED_HEADERS, b"trailer", b"transfer-encoding", b"host"})
 """Headers that do not go on; the other side has its own."""
@@ -92,6 +95,23 @@ class KeyUse:
 
 def path_of(request: h11.Request) -> str:
     return request.target.partition(b"?")[0].decode("ascii", "backslashreplace")
+
+
+def leads_up(path: bytes) -> bool:
+    """Return True if some server may read a step to the folder above in a path, however it is encoded."""
+    for _ in range(DECODED_MAX):
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            return True
+        # Servers of Java take `..;x` for `..`, those of Windows `\\` for `/`; some end a name at a control character.
+        steps = (step.partition(";")[0].strip() for step in re.split(r"[/\\]", text))
+        if any(step in (".", "..") for step in steps) or any(ord(char) < 32 for char in text):
+            return True
+        if (decoded := unquote_to_bytes(path)) == path:
+            return False
+        path = decoded
+    return True
 
 
 def placeholder_for(key: str) -> str:
@@ -268,7 +288,7 @@ class _Visit:
     def _is_below_base(self, url: httpx.URL) -> bool:
         """Whether it is the service's: a gateway has others beside it, and paths that make new keys."""
         base = httpx.URL(self._proxy.base_url).path.rstrip("/")
-        return f"{url.path}/".startswith(f"{base}/") and ".." not in url.path.split("/")
+        return f"{url.path}/".startswith(f"{base}/") and not leads_up(url.raw_path.partition(b"?")[0])
 
     def _without_key(self, value: bytes) -> bytes:
         given, key = self._proxy.placeholder.encode(), self._proxy.key
