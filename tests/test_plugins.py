@@ -20,6 +20,9 @@ walrus = walrus_agents:command
 shell = walrus_agents:command
 broken = walrus_agents:absent
 odd = walrus_agents:odd
+leaves = walrus_agents:leaves
+dies = walrus_agents:dies
+prints = walrus_agents:prints
 [backplane.dialects]
 walrus = walrus_agents:DIALECT
 openai = walrus_agents:absent
@@ -37,6 +40,16 @@ def command():
 
 def odd():
     return "words"
+
+def leaves():
+    sys.exit(0)
+
+def dies():
+    os.kill(os.getpid(), 9)
+
+def prints():
+    print("a banner")
+    return command()
 """
 HOST = """
 from backplane.contract.capability import NATIVE
@@ -92,6 +105,16 @@ def test_a_backend_of_a_wheel_runs_and_the_receipt_names_wheel_and_version(run, 
     assert "walrus" in run("backends").stdout
 
 
+@pytest.mark.parametrize("command", ["backends", "doctor"])
+def test_a_plug_in_that_ends_its_process_ends_no_list(run, command: str) -> None:  # type: ignore[no-untyped-def]
+    done = run(command)
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    for name in ("leaves", "dies", "walrus", "shell"):
+        assert name in said
+    assert "walrus: hi" in run("run", "--backend", "prints", "hi").stdout
+
+
 def test_a_shipped_name_is_never_shadowed(run) -> None:  # type: ignore[no-untyped-def]
     done = run("run", "--backend", "shell", "echo from the shell", "--json")
     assert "from the shell" in done.stdout
@@ -103,6 +126,8 @@ def test_a_shipped_name_is_never_shadowed(run) -> None:  # type: ignore[no-untyp
     [
         ("broken", "'broken' of walrus-agents 4.5.6 cannot be loaded: AttributeError"),
         ("odd", "'odd' of walrus-agents 4.5.6 gives no command: 'words'"),
+        ("leaves", "'leaves' of walrus-agents 4.5.6 cannot be loaded: it ended the process with code 0"),
+        ("dies", "'dies' of walrus-agents 4.5.6 cannot be loaded: it ended the process with code -9"),
         ("absent", "no backend 'absent'"),
     ],
 )

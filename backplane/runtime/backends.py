@@ -396,7 +396,7 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
     if declared is None and name not in SHIPPED:
         from backplane.runtime import plugins  # With it comes the reader of mail; no other backend needs it.
 
-        plugin = plugins.find(name)
+        plugin = plugins.find(name, environ)
         if plugin is not None:
             made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
             return msgspec.structs.replace(made, plugin={"wheel": plugin.wheel, "version": plugin.version})
