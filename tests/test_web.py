@@ -263,6 +263,16 @@ def test_a_head_or_body_that_does_not_come_and_one_without_end_are_given_up(serv
         made.close()
 
 
+@pytest.mark.parametrize("said", [b"", b"G", b"GET / HTTP/1.1\r\nHost"])
+def test_silent_connections_leave_room_for_the_page(served: Callable[..., Page], said: bytes) -> None:
+    page = served()
+    silent = [raw(page, said) for _ in range(250)]
+    for _ in range(3):
+        assert page.client.get("/api/runs").status_code == 200
+    for made in silent:
+        made.close()
+
+
 def test_a_thousand_streams_are_bounded_and_leave_the_page_at_work(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served()
     run_id = begun(page, tmp_path / "work")
@@ -386,6 +396,8 @@ def test_a_browser_is_opened_with_a_code_that_serves_once(
     address = asked.read_text().strip()
     assert re.fullmatch(re.escape(page.origin) + r"/#code=[\w-]{20,}", address)
     assert page.token not in address
+    for wrong in ("Code x", "", f"Bearer {page.token}", "Code"):
+        assert page.client.post("/api/token", json={}, headers={"Authorization": wrong}).status_code == 401
     tab = browser.new_page()
     tab.goto(address)
     tab.wait_for_selector("text=0 runs")

@@ -61,9 +61,12 @@ class Guard:
         return self._code
 
     def _redeem(self, given: str) -> bool:
-        code, self._code = self._code, ""
-        is_right = hmac.compare_digest(given.encode(), f"Code {code}".encode())
-        return bool(code) and is_right and time.monotonic() <= self._code_ends
+        # A wrong code leaves the right one valid, or any program of this machine could use it up; nobody guesses it.
+        code = self._code
+        if not code or not hmac.compare_digest(given.encode(), f"Code {code}".encode()):
+            return False
+        self._code = ""
+        return time.monotonic() <= self._code_ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, refused or not."""

@@ -26,15 +26,27 @@ HEAD_S: Final = 10.0
 """For a request's head to come, and between two requests: pages of this machine take milliseconds."""
 
 
+SILENT_MAX: Final = 64
+"""Connections without a request; a further one closes the oldest of them, so that they leave room for the page."""
+
+
 class _Prompt(H11Protocol):
-    """A connection that is closed where no request comes on it in time: half of one holds a place for nobody."""
+    """A connection that is closed where no request comes on it in time, or where many others wait for one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.made_at = self.loop.time()
         self.loop.call_later(HEAD_S, self._close_unasked)
+        silent = [one for one in self.connections if isinstance(one, _Prompt) and one.is_silent]
+        if len(silent) > SILENT_MAX:
+            min(silent, key=lambda one: one.made_at).transport.abort()
+
+    @property
+    def is_silent(self) -> bool:
+        return self.cycle is None and not self.transport.is_closing()
 
     def _close_unasked(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        if self.is_silent:
             self.transport.close()
 
 
