@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.policy.rules import compile_policy
 from backplane.receipts.build import PATHS_CHARS_MAX, TOOLS_MAX, End, RunState
+from backplane.receipts.database import FILE
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
+from backplane.runtime.state import KEPT
 from tests.peers import ROOT
 from tests.runs import ended, go, mock_backend, one_loop, order, plane, script, texts
+from tests.test_routing_cli import stored
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +147,41 @@ put(final(run)); end()
         store.recover()
         assert store.load(run.id).receipt_sha256 == run.receipt.receipt_sha256
         assert store.verify_all().findings == ()
+
+
+@one_loop
+@pytest.mark.parametrize("way", ["removed", "replaced", "emptied"])
+async def test_a_row_that_vanishes_with_its_file_fails_the_run(
+    way: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = "hello(); run = take(); put(event(run)); put(final(run)); end()"
+    async with plane(backplane_home) as control:
+        await go(control, order(root), mock_backend("memory"))
+        file = backplane_home / FILE
+        async with control.start(order(root), script(tmp_path, body)) as run:
+            async for _ in run:
+                if way == "emptied":
+                    with closing(sqlite3.connect(file)) as other, other:
+                        other.execute("CREATE TRIGGER gone AFTER INSERT ON receipts BEGIN DELETE FROM receipts; END")
+                    break
+                file.unlink()
+                if way == "replaced":
+                    Store.open(backplane_home).close()
+                break
+            await run.wait()
+    assert run.error is not None
+    assert ended(run)[:2] == ("store", "receipt_store_failed")
+
+
+def test_prune_removes_the_copy_that_a_killed_run_left(backplane_home: Path) -> None:
+    run_id = stored(backplane_home, "b")
+    kept = stored(backplane_home, "b")
+    for name in (run_id, kept):
+        (backplane_home / "stage" / name / "tree").mkdir(parents=True)
+        (backplane_home / "stage" / name / KEPT).touch()
+    with Store.open(backplane_home) as store:
+        assert store.prune(1) == 1
+    assert [path.name for path in (backplane_home / "stage").iterdir()] == [kept]
 
 
 @one_loop

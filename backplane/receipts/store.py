@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -380,7 +380,10 @@ class Store:
         self._remove_files(row.run_id for row in self._prunable(keep, ended_before_ms, bytes_max))
 
     def _remove_files(self, run_ids: Iterable[str]) -> None:
-        tried = [recovery.remove(self.folder(run_id)) for run_id in filter(recovery.is_run_id, run_ids)]
+        own = [run_id for run_id in run_ids if recovery.is_run_id(run_id)]
+        # The copy that a killed run worked in goes with its record.
+        places = (folder for run_id in own for folder in (self.folder(run_id), self.home / "stage" / run_id))
+        tried = [recovery.remove(folder) for folder in places]
         faults = [fault for fault in tried if fault is not None]
         if faults:
             fact = f"files of pruned receipts cannot be removed: {'; '.join(faults[:FAULTS_SHOWN])}"
@@ -484,7 +487,21 @@ class Store:
                 connection.execute(database.INSERT, (*msgspec.structs.astuple(row), body))
             except sqlite3.IntegrityError as error:
                 raise _known(row.run_id) from error
+        self._require_kept(row)
         return row
+
+    def _require_kept(self, row: ReceiptRow) -> None:
+        """Look for a row by the file's name, after its commit: the file may have been removed while a run went on.
+
+        Raises:
+            StoreError: `receipt_store_failed`, it is not there.
+        """
+        path = self.home / database.FILE
+        with database.translated(path), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("SELECT link FROM receipts WHERE run_id = ?", (row.run_id,)).fetchone()
+        if found != (row.link,):
+            fact = f"the row of run {row.run_id} is not in {path} after its commit: the file was changed meanwhile"
+            raise StoreError("receipt_store_failed", fact, hint="see `backplane receipts verify`")
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
