@@ -188,6 +188,35 @@ def test_live_and_cut_off_runs_are_listed_first_and_found(backplane_home: Path) 
         live.close()
 
 
+def carrying(name: str, **body: Any) -> bytes:
+    event = {"type": "warning", "ts": TS, "message": "m", "ext": {name: body}}
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+ASK, ANSWER = carrying("ask", id="ask-1", kind="tool"), carrying("answer", id="ask-1", decision="allow")
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ([], "running"), ([ASK], "waiting"), ([ASK, ANSWER], "running"), ([ASK, ANSWER, ASK], "waiting"),
+        ([ASK, carrying("usage", input_tokens=1)], "waiting"), ([carrying("checkpoint", ask="x")], "running"),
+        ([carrying("ask", id="ask-0")], "waiting"), ([ASK, carrying("ask", id="ask-2"), ANSWER], "waiting"),
+        ([carrying("ask", id="a" * 70_000), ASK], "waiting"), ([b'{"ask"'], "running"),
+    ],
+)  # fmt: skip
+def test_a_run_that_waits_for_a_person_is_listed_so(backplane_home: Path, lines: list[bytes], word: str) -> None:
+    live = open_journal(backplane_home)
+    try:
+        (backplane_home / "runs" / live.run_id / "trace.jsonl").write_bytes(b"".join(lines))
+        (line,) = cli("runs").stdout.splitlines()
+        assert line.split()[4] == word
+        assert json.loads(cli("runs", "--json").stdout.splitlines()[0])["waits"] is (word == "waiting")
+        assert f"state   {word}" in cli("runs", "show", "last").stdout
+    finally:
+        live.close()
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_list_on_a_terminal_is_a_line_a_run(columns: int, backplane_home: Path) -> None:
     with Store.open(backplane_home) as store:

@@ -107,6 +107,7 @@ def test_a_run_is_started_followed_answered_and_found_again(served: Callable[...
         if state.get("asks") and asked is None:
             asked = state["asks"][0]
             assert "<img" in asked["body"]  # Drawn as text.
+            assert [row["standing"] for row in page.client.get("/api/runs").json()] == ["waiting"]
             answer = {"ask": asked["id"], "shown": asked["shown"], "decision": "allow"}
             late = {**answer, "shown": "0" * 64}
             assert page.client.post(f"/api/runs/{run_id}/answer", json=late).status_code == 409
@@ -417,6 +418,54 @@ def test_without_the_token_the_page_says_what_to_do(served: Callable[..., Page],
     tab = browser.new_page()
     tab.goto(page.origin)
     tab.wait_for_selector("text=open the address with its token")
+    tab.close()
+
+
+def test_a_run_opened_in_a_tab_of_its_own_has_the_token(
+    served: Callable[..., Page], tmp_path: Path, browser: Any
+) -> None:
+    page = served()
+    run_id = begun(page, tmp_path / "work")
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(page.address)
+    tab.wait_for_selector("tbody a")
+    with context.expect_page() as opened:
+        tab.click("tbody a", modifiers=["Control"])
+    opened.value.wait_for_selector("section.ask")
+    assert run_id in opened.value.url
+    stranger = browser.new_context().new_page()
+    stranger.goto(f"{page.origin}/#/run/{run_id}")
+    stranger.wait_for_selector("text=open the address with its token")
+    stranger.wait_for_timeout(300)
+    assert stranger.locator("section.ask").count() == 0
+    stranger.context.close()
+    context.close()
+
+
+SLOW_ANSWERS = """() => {
+  const fetched = window.fetch;
+  window.looks = 0;
+  window.fetch = (path, how) => {
+    window.looks += 1;
+    return new Promise((done) => setTimeout(done, 400)).then(() => fetched(path, how));
+  };
+}"""
+
+
+def test_typing_begins_no_further_looks_at_the_list(served: Callable[..., Page], browser: Any) -> None:
+    page = served()
+    tab = browser.new_page()
+    tab.goto(page.address)
+    tab.wait_for_selector("text=0 runs")
+    tab.evaluate(SLOW_ANSWERS)
+    for letter in "deploying":
+        tab.type("#words", letter)
+        tab.wait_for_timeout(200)
+    tab.wait_for_timeout(1000)
+    tab.evaluate("window.looks = 0")
+    tab.wait_for_timeout(5000)
+    assert 1 <= tab.evaluate("window.looks") <= 3
     tab.close()
 
 

@@ -20,7 +20,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.process.pipes import Pair
 from backplane.protocol import Lines, Overlong, strict
-from backplane.view.text import in_workspace
+from backplane.view.asked import choices, chosen, decided
 
 TERMINAL: Final = "/dev/tty"
 
@@ -170,7 +170,9 @@ class _Person:
 
     async def _decided(self, ask: Approval) -> Decision:
         if ask.body.get("kind") == "input":
-            return reply(await self._line())
+            while (answer := reply(await self._line(), ask.body)) is None:
+                self._say(offer(ask.body))
+            return answer
         while True:
             self._say(KEYS)
             decision = judge(await self._line())
@@ -191,24 +193,15 @@ class _Person:
 
 def question(message: str, body: dict[str, Any]) -> str:
     """The question as it stands on the terminal."""
-    lines = [f"? {streams.one_line(body.get('question') or message)}"]
-    for name in ("command", "cwd"):
-        if isinstance(body.get(name), str) and in_workspace(body[name]) != ".":
-            lines.append(f"  {name}: {streams.one_line(body[name])}")
-    shown = body.get("diff")
-    if isinstance(shown, str):
-        look = Look.here()
-        lines += ["  " + diff_line(line, look) for line in shown.splitlines()[:SHOWN_LINES_MAX]]
-    elif isinstance(body.get("input"), dict) and "command" not in body:
-        lines += [f"  {streams.one_line(key, 40)}: {streams.one_line(value)}" for key, value in body["input"].items()]
-    options = body.get("options")
-    if isinstance(options, list | tuple):
-        lines += [f"  {number}. {streams.one_line(_label(option))}" for number, option in enumerate(options, 1)]
-    return "\n".join(lines[:SHOWN_LINES_MAX]) + "\n"
-
-
-def _label(option: Any) -> Any:
-    return option.get("label", option) if isinstance(option, dict) else option
+    look = Look.here()
+    found = decided(body)
+    lines = found[:SHOWN_LINES_MAX]
+    left = len(found) - len(lines)
+    more = [f"  … {left} more lines, which the page of `backplane web` shows"] if left else []
+    # In the colours of a diff where it is one.
+    is_diff = any(line.startswith(("--- ", "@@ ")) for line in lines)
+    shown = ["  " + (diff_line(line, look) if is_diff else line) for line in lines]
+    return "\n".join([f"? {streams.one_line(body.get('question') or message)}", *shown, *more]) + "\n"
 
 
 def judge(line: str | None) -> Decision | None:
@@ -226,8 +219,14 @@ def judge(line: str | None) -> Decision | None:
     return None
 
 
-def reply(line: str | None) -> Decision:
-    """What a typed line answers to a question in words."""
+def reply(line: str | None, body: Mapping[str, Any]) -> Decision | None:
+    """Return what a typed line answers to a question in words; None for a number that none of its options has."""
     if line is None:
         return Decision(decision="deny", reason="the terminal was closed")
-    return Decision(decision="allow", text=line, reason="a person answered")
+    words = chosen(line, body)
+    return None if words is None else Decision(decision="allow", text=words, reason="a person answered")
+
+
+def offer(body: Mapping[str, Any]) -> str:
+    """Return the line that says what a question in words takes."""
+    return f"type a number from 1 to {len(choices(body))}, or an answer in words\n"

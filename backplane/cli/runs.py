@@ -128,7 +128,7 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
 
 def _standing(run: Remembered) -> tuple[str, str]:
     """How a run stands in a word, and that word's colour."""
-    word, tone = standing(run.state, run.outcome, run.reason)
+    word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
     return word, _COLOURS[tone]
 
 

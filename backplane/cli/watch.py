@@ -154,9 +154,10 @@ class _Watch:
         from backplane.cli import asking
         from backplane.runtime.door import AnswerCommand, knock
 
-        decision = asking.reply(line) if waits.kind == "input" else asking.judge(line)
+        in_words = waits.kind == "input"
+        decision = asking.reply(line, waits.body) if in_words else asking.judge(line)
         if decision is None or decision.decision == "modify":
-            streams.write(asking.HELP + asking.KEYS)
+            streams.write(asking.offer(waits.body) if in_words else asking.HELP + asking.KEYS)
             return
         given = AnswerCommand(
             ask=waits.id,

@@ -23,8 +23,8 @@ from backplane.receipts.trace import open_plain
 
 State = Literal["live", "cut_off", "ended"]
 
-FAULT_BYTES_MAX: Final = 64 * 1024
-"""Of a trace's end, where the last error of an agent is looked for."""
+END_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a trace's end in which the last error and open questions are looked for."""
 
 SEARCH_BYTES: Final = 1 << 20
 """Of a trace, searched at once."""
@@ -42,6 +42,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     state: State
     """live; cut_off, where its control plane died and nobody has sealed it yet; or ended."""
+    waits: bool = False
+    """Whether a live run waits for a person's answer."""
     started_at: str
     task: str | None
     """None where nobody remembers it: pruned, imported, or its order is unreadable; `root`, `mode` likewise."""
@@ -150,6 +152,7 @@ def of_folder(folder: Path) -> Remembered | None:
     return Remembered(
         run_id=folder.name,
         state="cut_off" if abandoned else "live",
+        waits=not abandoned and _is_waiting(folder / TRACE),
         started_at=opening.started_at,
         backend=opening.backend.id if opening.backend is not None else "queue" if asked["queued"] else "",
         reason=UNFOLLOWED if left else None,
@@ -253,18 +256,43 @@ class _TraceError(msgspec.Struct, frozen=True):
     error_code: str | None = None
 
 
+class _Carrying(msgspec.Struct):
+    """What an event carries beside its own members."""
+
+    ext: Any = None
+
+
+_read_ext: Final = msgspec.json.Decoder(_Carrying).decode
 _read_event: Final = msgspec.json.Decoder(_TraceError).decode
 
 
-def _last_fault(trace: Path) -> _Error:
-    """The last error of a trace, within `FAULT_BYTES_MAX` of its end."""
+def _is_waiting(trace: Path) -> bool:
+    """Return True if one of the questions within `END_BYTES_MAX` of a trace's end has no answer."""
+    opened: set[object] = set()
+    for line in _end_of(trace):
+        if b'"ask"' in line or b'"answer"' in line:
+            try:
+                ext = _read_ext(line).ext
+            except msgspec.MsgspecError:  # The first one may be cut.
+                continue
+            opened |= {_member(ext, "ask").get("id")}
+            opened -= {_member(ext, "answer").get("id")}
+    return bool(opened - {None})
+
+
+def _end_of(trace: Path) -> list[bytes]:
+    """Return the last lines of a trace, the first of which may be cut."""
     try:
         with open_plain(trace) as file:
-            file.seek(max(0, file.seek(0, 2) - FAULT_BYTES_MAX))
-            data = file.read(FAULT_BYTES_MAX)
+            file.seek(max(0, file.seek(0, 2) - END_BYTES_MAX))
+            return file.read(END_BYTES_MAX).split(b"\n")
     except OSError:
-        return _Error()
-    for line in reversed(data.split(b"\n")):
+        return []
+
+
+def _last_fault(trace: Path) -> _Error:
+    """The last error of a trace, within `END_BYTES_MAX` of its end."""
+    for line in reversed(_end_of(trace)):
         if b'"type":"error"' in line:
             try:
                 event = _read_event(line)

@@ -12,12 +12,15 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
 
 
-def standing(state: str, outcome: str | None, reason: str | None) -> tuple[str, str]:
+def standing(state: str, outcome: str | None, reason: str | None, *, waits: bool = False) -> tuple[str, str]:
     """How a run stands in a word, and its tone: good, warn, bad, or live.
 
     Args:
         state: live, cut_off or ended; the outcome and the reason of its end count in the last, a reason in the second.
+        waits: a live run waits for a person.
     """
+    if state == "live" and waits:
+        return "waiting", "warn"
     if state != "ended":
         return ("running", "live") if state == "live" else (one_line(reason or "cut off"), "warn" if reason else "bad")
     word = reason if reason not in (None, "", outcome) else outcome

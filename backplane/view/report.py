@@ -98,7 +98,9 @@ def _title(run: Shown) -> str:
 def _verdict(run: Shown) -> tuple[str, str]:
     """How a run stands or ended in a word, and its tone: good, warn, bad, or dim for a live one."""
     ended = run.picture.ended
-    word, tone = standing(run.state, ended.outcome if ended is not None else None, None)
+    word, tone = standing(
+        run.state, ended.outcome if ended is not None else None, None, waits=run.picture.waits is not None
+    )
     return word, _TONES.get(tone, tone)
 
 

@@ -48,6 +48,12 @@ JS: Final = r"""
   function keep(words) { token = words; sessionStorage.setItem('token', words); }
   if (given && given[1] === 'token') keep(given[2]);
   var open = null, timer = 0, picked = [];
+  // A tab opened by Ctrl-click has no storage of ours; the tabs of this origin pass it the token.
+  var tabs = new BroadcastChannel('token');
+  tabs.onmessage = function (event) {
+    if (event.data === 'wanted') { if (token) tabs.postMessage({ token: token }); }
+    else if (!token) { keep(event.data.token); go(); }
+  };
 
   function el(name, words, kind) {
     var made = document.createElement(name);
@@ -82,6 +88,7 @@ JS: Final = r"""
 
   // The list
   var filters = { text: '', failed: false, live: false };
+  var turn = 0;  // An answer to an earlier look draws nothing and begins no further one.
   function list() {
     var form = el('form'), search = el('input'), table = el('div', null, 'wide');
     search.type = 'search'; search.id = 'words'; search.value = filters.text;
@@ -98,13 +105,16 @@ JS: Final = r"""
     });
     compare.className = 'picks'; add(form, compare);
     add(main, el('h1', 'Runs'), form, table);
-    function again() { clearTimeout(timer); timer = setTimeout(look, 150); }
+    function again() { turn += 1; clearTimeout(timer); timer = setTimeout(look, 150); }
     function look() {
+      var mine = turn += 1;
       var query = '?text=' + encodeURIComponent(filters.text) + '&failed=' + +filters.failed + '&live=' + +filters.live;
       if (document.hidden) { timer = setTimeout(look, 1000); return; }
       ask('/api/runs' + query).then(function (answer) { return answer.json(); }).then(function (runs) {
-        if (table.isConnected) { draw(table, runs); timer = setTimeout(look, 2000); }
-      }).catch(function (error) { fail(error); timer = setTimeout(look, 4000); });
+        if (mine === turn && table.isConnected) { draw(table, runs); timer = setTimeout(look, 2000); }
+      }).catch(function (error) {
+        if (mine === turn && table.isConnected) { fail(error); timer = setTimeout(look, 4000); }
+      });
     }
     look();
   }
@@ -245,7 +255,10 @@ JS: Final = r"""
   function go() {
     leave(); note.textContent = '';
     var found = /^#\/run\/([0-9a-f-]{36})$/.exec(location.hash);
-    if (!token) { note.textContent = 'open the address with its token, as the terminal printed it'; return; }
+    if (!token) {
+      tabs.postMessage('wanted'); note.textContent = 'open the address with its token, as the terminal printed it';
+      return;
+    }
     if (found) run(found[1]); else if (location.hash === '#/new') order(); else list();
   }
   window.addEventListener('hashchange', go);

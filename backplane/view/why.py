@@ -16,9 +16,10 @@ import msgspec
 from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
 from backplane.process.table import Process
+from backplane.view.asked import decided
 from backplane.view.figures import count, lasting, milliseconds
 from backplane.view.picture import Denial, Ended, Picture, ShownCall
-from backplane.view.text import one_line
+from backplane.view.text import in_workspace, one_line
 from backplane.view.values import as_list, as_object
 
 ALSO_MAX: Final = 3
@@ -59,6 +60,9 @@ FREE_BYTES_MIN: Final = 1 << 20
 
 WAITS_LONG_MS: Final = 3_600_000
 """A service that asks to wait longer than this says that a quota is used up."""
+
+ASKED_LINES_MAX: Final = 12
+"""Lines of what a question is about; the rest stands where it is answered."""
 
 Kind = str
 
@@ -334,7 +338,11 @@ def _question_waits(picture: Picture, moment: Moment) -> Cause | None:
     if ask is None:
         return None
     asked_ms, limit_ms = milliseconds(ask.ts), ask.body.get("deadline_ms")
-    rows = [Evidence(f"{ask.tool}: {ask.about}", ask.number)]
+    about = in_workspace(ask.about)
+    shown = [line for line in decided(ask.body) if line.partition(": ")[2] != about]
+    rows = [Evidence(f"{ask.tool}: {about}", ask.number), *map(Evidence, shown[:ASKED_LINES_MAX])]
+    if len(shown) > ASKED_LINES_MAX:
+        rows.append(Evidence(f"… {len(shown) - ASKED_LINES_MAX} more lines: backplane watch"))
     if isinstance(limit_ms, int) and asked_ms is not None:
         left_ms = asked_ms + limit_ms - moment.now_ms
         default = ask.body.get("default", "deny")

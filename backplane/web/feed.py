@@ -14,12 +14,12 @@ from backplane.receipts.memory import Remembered, mentions, remembered, state_of
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.shown import diagnosis_of
+from backplane.view.asked import decided
 from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.live import MARKS
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.story import Story
 from backplane.view.text import in_workspace, one_line, printable
-from backplane.view.values import about
 from backplane.view.why import HEALTHY
 
 RUNS_MAX: Final = 200
@@ -29,9 +29,6 @@ ROWS_MAX: Final = 10_000
 """Of a run on the page; what comes then is in its report."""
 
 TEXT_CHARS_MAX: Final = 4000
-ASK_CHARS_MAX: Final = 16 * 1024
-"""Of what is asked about: a diff that is longer is looked at in a terminal."""
-
 _TONES: Final = {"live": "dim"}
 """The page's words for tones, where they are others."""
 
@@ -51,7 +48,7 @@ def rows(store: Store, *, text: str, failed: bool, live: bool) -> list[dict[str,
 
 def _row(run: Remembered) -> dict[str, Any]:
     began = milliseconds(run.started_at)
-    word, tone = standing(run.state, run.outcome, run.reason)
+    word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
     return {
         "run_id": run.run_id,
         "when": ago(_now_ms() - began) if began is not None else "?",
@@ -155,14 +152,11 @@ class Follower:
 
 
 def _ask(ask: ShownQuestion) -> dict[str, Any]:
-    body = ask.body
-    whole = body.get("diff") or body.get("question") or body.get("command") or about(body.get("input"))
-    options = body.get("options")
-    more = [f"{number}. {option}" for number, option in enumerate(options, 1)] if isinstance(options, list) else []
+    question = [printable(str(ask.body["question"]))] if ask.body.get("question") else []
     return {
         "id": ask.id,
         "kind": ask.kind,
         "message": one_line(ask.message),
-        "body": printable("\n".join([in_workspace(str(whole or ""))[:ASK_CHARS_MAX], *map(str, more)]).strip()),
+        "body": "\n".join([*question, *decided(ask.body)]),
         "shown": hash_of(ask),
     }
