@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from backplane.contract.events import (
+    Approval,
     AssistantDelta,
     AssistantMessage,
     Failed,
@@ -73,7 +74,7 @@ def seen(page: str) -> Seen:
     return parser
 
 
-def shown(word: str, rows_max: int | None = None) -> report.Shown:
+def shown(word: str, rows_max: int | None = None, omit: frozenset[str] = frozenset()) -> report.Shown:
     """A run that has a word wherever a foreign one can stand; rows beyond `rows_max` are left to the page's script."""
     events: list[Any] = [
         RunStarted(ts=TS, message=word),
@@ -84,7 +85,10 @@ def shown(word: str, rows_max: int | None = None) -> report.Shown:
         FileChanged(ts=TS, path=word, summary=word),
         Failed(ts=TS, message=word, error_code=word),
     ]
-    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), Story(rows_max=rows_max)
+    picture, story = (
+        Picture(run_id=word, task=word, root=word, model=word, backend=word),
+        Story(rows_max=rows_max, omit=omit),
+    )
     for event in events:
         picture.take(event)
         story.take(event)
@@ -115,6 +119,25 @@ def test_no_foreign_text_becomes_an_element_an_attribute_or_a_script(word: str) 
         assert "<script" not in told
         assert "<img" not in told
     ET.fromstring("".join(report.junit([shown(word)])))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "/home/ann/secret-client/calc.py", "edit /home/ann/secret-client/calc.py", "~/work/secret-client/x",
+        "PATH=/usr/bin:/srv/secret-client/bin", "file:///home/ann/secret-client/x.html", "'/home/ann/secret-client/'",
+    ],
+)  # fmt: skip
+def test_a_page_without_paths_has_none_in_any_part(word: str) -> None:
+    run = shown(word, omit=frozenset({"paths"}))
+    run.story.take(Approval(ts=TS, message=word, ext={"ask": {"id": "1", "kind": "tool", "input": {"path": word}}}))
+    run.story.take(ToolCall(ts=TS, tool_name=word, tool_use_id="d", input={"command": word}))
+    page = "".join(report.page([msgspec.structs.replace(run, packed=None)] * 2)).replace(JS, "").replace(CSS, "")
+    folders = [where for where in re.findall(r".{40}secret-client.{5}", page, re.S) if "/secret-client" in where]
+    assert folders == [] or word.endswith("/'")
+    assert "ann/" not in page
+    assert "<svg" in page
+    assert seen(page).tags <= TAGS
 
 
 def test_the_pages_policy_lets_run_what_stands_in_it_and_nothing_else() -> None:

@@ -62,11 +62,11 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def page(runs: Sequence[Shown]) -> Iterator[str]:
     """The whole page of one run, or of two side by side, in pieces."""
     policy = policy_of(JS, CSS)
-    title = " and ".join(_title(run) for run in runs)
+    title = join((run.story.hidden(text(_title(run))) for run in runs), " and ")
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{text(policy)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"{tag('title', text(title))}<style>{CSS}</style></head><body>"
+    yield f"{tag('title', title)}<style>{CSS}</style></head><body>"
     find = "Search the story: words, all of them ( / )"
     yield (
         '<div class="screen" role="search"><input type="search" id="search" '
@@ -76,7 +76,7 @@ def page(runs: Sequence[Shown]) -> Iterator[str]:
     yield f'<main class="{"two" if len(runs) > 1 else "one"}">'
     for number, run in enumerate(runs):
         yield '<article class="run">'
-        yield from _parts(run, f"r{number}")
+        yield from map(run.story.hidden, _parts(run, f"r{number}"))
         yield "</article>"
     yield f"</main><script>{JS}</script></body></html>\n"
 
@@ -109,20 +109,20 @@ _TONES: Final = {"live": "dim"}
 
 
 def _parts(run: Shown, place: str) -> Iterator[Html]:
-    hidden, end = run.story.hidden, run.picture.ended
-    yield hidden(_head(run))
-    yield hidden(_why(run))
+    end = run.picture.ended
+    yield _head(run)
+    yield _why(run)
     message = "" if "prompts" in run.story.omit else cut(in_workspace(run.picture.message))
-    yield hidden(_section("What it said", tag("div", said(message), class_="message"), message))
+    yield _section("What it said", tag("div", said(message), class_="message"), message)
     if run.compared is not None:
-        yield hidden(_section("Compared", compared.drawn(run.compared, run.picture.run_id), "always"))
-    yield hidden(_section("What it changed", _diff(run.patch), run.patch or ""))
+        yield _section("Compared", compared.drawn(run.compared, run.picture.run_id), "always")
+    yield _section("What it changed", _diff(run.patch), run.patch or "")
     yield _section("When", _when(run), run.story.bars)
     yield from _story(run, place)
-    yield hidden(_section("Decisions", _decisions(run), run.story.decisions))
-    yield hidden(_section("Claimed and seen", _claims(run), end))
+    yield _section("Decisions", _decisions(run), run.story.decisions)
+    yield _section("Claimed and seen", _claims(run), end)
     yield _section("Usage", _usage(run), "always")
-    yield hidden(_section("What held it", _enforcement(run), end))
+    yield _section("What held it", _enforcement(run), end)
     yield _receipt(run, place)
 
 
