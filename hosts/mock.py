@@ -60,7 +60,7 @@ class Scenario:
         self._calls += 1
         call_id = f"call-{self._calls}"
         await self.run.tool_call(name, tool_input, call_id)
-        verdict = await self.run.may(name, tool_input, cwd=self.run.order.workspace.root)
+        verdict = await self.run.may(name, tool_input, id=call_id, cwd=self.run.order.workspace.root)
         if verdict.decision == "deny":
             await self.run.tool_result(name, f"policy_denied: {verdict.reason}", is_error=True, id=call_id)
             return None
@@ -70,7 +70,7 @@ class Scenario:
             output, failed = do(tool_input), False
         except OSError as error:
             output, failed = str(error), True
-        shown, is_error = await self.run.shown(name, tool_input, output, is_error=failed)
+        shown, is_error = await self.run.shown(name, tool_input, output, id=call_id, is_error=failed)
         await self.run.tool_result(name, shown, is_error=is_error, id=call_id)
         return None if failed else tool_input
 

@@ -25,7 +25,7 @@ async def work(run: HostRun) -> Done:
     """Ask, run the task, report."""
     command = run.order.task
     await run.tool_call("bash", {"command": command}, "bash-1")
-    verdict = await run.may("bash", {"command": command}, command=command, cwd=run.order.workspace.root)
+    verdict = await run.may("bash", {"command": command}, id="bash-1", command=command, cwd=run.order.workspace.root)
     if verdict.decision == "modify":
         given = verdict.input.get("command") if isinstance(verdict.input, dict) else None
         if isinstance(given, str):
@@ -39,7 +39,7 @@ async def work(run: HostRun) -> Done:
     done = await _execute(run, command)
     exit_, preview = done.exit, done.output.encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
     await run.command_executed(command, exit_.code, preview)
-    shown, is_error = await run.shown("bash", {"command": command}, preview, is_error=exit_.code != 0)
+    shown, is_error = await run.shown("bash", {"command": command}, preview, id="bash-1", is_error=exit_.code != 0)
     await run.tool_result("bash", shown, is_error=is_error, id="bash-1")
     if exit_.code != 0:
         await run.error(f"the command ended with {exit_.describe()}", "execution_tool_failed")

@@ -48,7 +48,8 @@ ROOMS = {
         "upstream.cost upstream.meter workspace"
     ),
     "receipts.folded": SHAPES,
-    "receipts.build": f"{SHAPES} policy protocol receipts.claims receipts.folded redact",
+    "receipts.calls": f"{SHAPES} policy",
+    "receipts.build": f"{SHAPES} policy protocol receipts.calls receipts.claims receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
     "view": f"{SHAPES} process.table receipts.folded routing",
@@ -71,9 +72,9 @@ ROOMS = {
     "routing.handover": f"{SHAPES} providers runtime",
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims "
-        "receipts.folded redact resources routing sandbox sandbox.credentials telemetry upstream.cost "
-        "upstream.presets workspace"
+        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.calls "
+        "receipts.claims receipts.folded redact resources routing sandbox sandbox.credentials telemetry "
+        "upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",
@@ -108,7 +109,8 @@ ROOMS = {
 
 GROUND = {"errors", "contract"}
 PURE = {
-    *("ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.claims"),
+    *("ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
+    *("receipts.claims",),
     *("process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {

@@ -20,7 +20,8 @@ from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, T
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.policy.rules import compile_policy
-from backplane.receipts.build import PATHS_CHARS_MAX, TOOLS_MAX, End, RunState
+from backplane.receipts.build import PATHS_CHARS_MAX, End, RunState
+from backplane.receipts.calls import CALLS_MAX
 from backplane.receipts.database import FILE
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
@@ -205,10 +206,11 @@ def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
     facts.look(FileChanged(ts="t", path="p" * 100_000, summary=""))
     assert len(facts.claimed_paths) > 2_000
     assert sum(map(len, facts.claimed_paths)) <= PATHS_CHARS_MAX
-    for number in range(TOOLS_MAX + 10):
-        facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input=None))
-    assert len(facts._tools) == TOOLS_MAX
-    assert max(map(len, facts._tools)) < 300
+    for number in range(CALLS_MAX + 10):
+        facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input="i" * 2_000, tool_use_id=f"c{number}"))
+    assert facts.calls.is_full
+    assert len(facts.calls._live) == CALLS_MAX
+    assert max(len(call.tool) for call in facts.calls._live.values()) < 300
     for number in range(100):
         facts.noise(b"n" * (1_000 * number), 65_536)
     assert len(str(facts.members())) < 200_000

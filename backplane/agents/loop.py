@@ -382,7 +382,7 @@ class Agent(BaseAgent):
 
     async def _call(self, call: ToolUse) -> CallResult:
         name, input, root = call.name, call.input, self.toolbox.tree.root
-        verdict = await self.session.may(name, input, None)
+        verdict = await self.session.may(name, input, None, id=call.id)
         refused = verdict.reason if verdict.decision == "deny" else None
         if verdict.decision == "modify":
             input = verdict.input
@@ -401,7 +401,7 @@ class Agent(BaseAgent):
         for change in result.changes:
             await self._run.file_changed(change.path, change.summary)
         # Hooks look at a result before the model does.
-        text, is_error = await self._run.shown(name, input, result.text, is_error=result.is_error)
+        text, is_error = await self._run.shown(name, input, result.text, id=call.id, is_error=result.is_error)
         return msgspec.structs.replace(result, text=str(text), is_error=is_error)
 
 

@@ -41,6 +41,8 @@ class OpenCall(msgspec.Struct):
     name: str
     """As the contract calls it."""
     input: Json
+    id: str | None = None
+    """The id in the call's events; None where the agent has not reported the call."""
     is_decided: bool = False
     denied: str | None = None
     """Why it may not run."""

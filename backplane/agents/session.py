@@ -275,21 +275,23 @@ class AgentRun:
         decision = self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases={tool: name})
         return decision if decision.allowed == "deny" else None
 
-    async def may(self, name: str, input: Json, denied: Ruling | None) -> approval.Decision:
+    async def may(self, name: str, input: Json, denied: Ruling | None, *, id: str | None = None) -> approval.Decision:
         """Put a call to whoever holds the policy; the agent's `denied` is put on record there, too."""
         if denied is not None:
-            await self.record_denied(name, input)
+            await self.record_denied(name, input, id)
             return approval.Decision("deny", denied.reason)
-        return await self.run.may(name, input, command=command_of(input), cwd=self.root)
+        return await self.run.may(name, input, id=id or None, command=command_of(input), cwd=self.root)
 
-    async def decide(self, tool: str, name: str, input: Json, *, takes_input: bool = False) -> tuple[str | None, Json]:
+    async def decide(
+        self, tool: str, name: str, input: Json, *, id: str | None = None, takes_input: bool = False
+    ) -> tuple[str | None, Json]:
         """Decide whether a call may run: why it may not, None when it may; and its input as it is to run.
 
         Args:
             tool: the agent's name for its tool; `name` is the contract's.
             takes_input: whether the agent can be given another input than its own.
         """
-        verdict = await self.may(name, input, self.denied(tool, name, input))
+        verdict = await self.may(name, input, self.denied(tool, name, input), id=id)
         if verdict.decision == "deny":
             return verdict.reason or "denied", input
         if verdict.decision != "modify":
@@ -302,7 +304,8 @@ class AgentRun:
     async def decide_open(self, call: OpenCall, *, takes_input: bool = False) -> str | None:
         """Decide about an open call, once: why it may not run, None when it may."""
         if not call.is_decided:
-            refused, call.input = await self.decide(call.tool, call.name, call.input, takes_input=takes_input)
+            asked = (call.tool, call.name, call.input)
+            refused, call.input = await self.decide(*asked, id=call.id, takes_input=takes_input)
             call.is_decided, call.denied = True, refused
         return call.denied
 
@@ -313,9 +316,12 @@ class AgentRun:
         body = {"id": id, **more, **{name: one for name, one in names.items() if one is not None}}
         await self.run.carry("session", body, f"session {id}")
 
-    async def record_denied(self, name: str, input: Json) -> None:
+    async def record_denied(self, name: str, input: Json, id: str | None) -> None:
         """Ask above about a call that the policy forbids: only so it is on record there that it did not run."""
-        await self.run.pass_on({"kind": "tool", "name": name, "input": input, "cwd": self.root, "default": "deny"})
+        await self.run.pass_on(
+            {"kind": "tool", "name": name, "input": input, "cwd": self.root, "default": "deny"}
+            | ({"tool_use_id": id} if id else {})
+        )
 
     async def ask_person(self, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
         """Put a question of the agent to a person: whether there was an answer, and what the agent is told."""

@@ -126,6 +126,8 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
     schema: Json | msgspec.UnsetType = msgspec.UNSET
     output: Json | msgspec.UnsetType = msgspec.UNSET
     is_error: bool | msgspec.UnsetType = msgspec.UNSET
+    tool_use_id: str | msgspec.UnsetType = msgspec.UNSET
+    """Names the call, as its `tool_call` and `tool_result` do."""
 
     def __post_init__(self) -> None:
         missing = [name for name in ASK_MEMBERS[self.kind] if getattr(self, name) is msgspec.UNSET]

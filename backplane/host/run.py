@@ -234,8 +234,13 @@ class HostRun(Given):
             if stream is not None:
                 stream.close()
 
-    async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Decision:
+    async def may(
+        self, tool: str, input: Json, *, id: str | None = None, command: str | None = None, cwd: str | None = None
+    ) -> Decision:
         """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
+
+        Args:
+            id: of the call, as in its events: the answer counts for this call alone.
 
         Returns:
             A verdict; `modify` carries the input to use. Denied is a tool result for the agent
@@ -245,7 +250,13 @@ class HostRun(Given):
         if not self._link.can_ask(self):
             return Decision("allow") if local.allowed == "allow" else Decision("deny", local.reason)
         verdict = await self._ask(
-            kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
+            kind="tool",
+            name=tool,
+            input=input,
+            tool_use_id=_set(id),
+            command=_set(command),
+            cwd=_set(cwd),
+            default="deny",
         )
         # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
         return Decision("deny", local.reason) if local.allowed == "deny" else verdict
@@ -264,7 +275,9 @@ class HostRun(Given):
             return Decision("allow")
         return await self._ask(kind="spend", input={"spent": dict(spent), "most": dict(most)})
 
-    async def shown(self, tool: str, input: Json, output: Json, *, is_error: bool = False) -> tuple[Json, bool]:
+    async def shown(
+        self, tool: str, input: Json, output: Json, *, id: str | None = None, is_error: bool = False
+    ) -> tuple[Json, bool]:
         """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.
 
         Returns:
@@ -276,7 +289,9 @@ class HostRun(Given):
         )
         if not wanted or not self._link.can_ask(self):
             return output, is_error
-        verdict = await self._ask(kind="result", name=tool, input=input, output=output, is_error=is_error)
+        verdict = await self._ask(
+            kind="result", name=tool, input=input, tool_use_id=_set(id), output=output, is_error=is_error
+        )
         if verdict.decision == "deny":
             return f"policy_denied: {verdict.reason or 'withheld'}", True
         return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error

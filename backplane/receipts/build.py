@@ -18,6 +18,7 @@ import msgspec
 from msgspec import field
 
 from backplane.contract import canonical
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.envelope import Ask, Fatal, Hello
@@ -46,7 +47,9 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError, from_code
-from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
+from backplane.policy.paths import TOOLS, touched
+from backplane.policy.rules import TOOL_LISTS, Layer, Policy, Rule, enforcement, tool_names
+from backplane.receipts.calls import PATCH_TOOL, CallBook, CallRecord, neutral
 from backplane.receipts.claims import CLAIMING, Judge
 from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -62,9 +65,6 @@ PATH_CHARS_MAX: Final = 4096
 
 PATHS_CHARS_MAX: Final = 8 * 1024 * 1024
 """Length of all these paths together: a host that invents paths of megabytes is not remembered either."""
-
-TOOLS_MAX: Final = 10_000
-"""Names of tools told apart; agents have dozens."""
 
 OWN_LINES_MAX: Final = 100_000
 """Events of our own told apart in a trace; a run with so many asks is not looked through."""
@@ -174,27 +174,27 @@ _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 """Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
 
 
-class _Uses(msgspec.Struct):
-    """How often one tool was called, and what became of the asks about it."""
+class _Objection(msgspec.Struct, frozen=True):
+    """Something that was done, or tried, and that a rule forbids or wants to be asked about."""
 
-    called: int = 0
-    asked: int = 0
-    denied: int = 0
-    approved: int = 0
-    succeeded: int = 0
-
-
-class _Objection(msgspec.Struct):
-    """Something that was done, or tried, and that a rule forbids."""
-
-    tool: str | None
-    """Name of the tool; None if the event was no tool call."""
     rule: str
     reason: str
-    id: str | None = None
-    """The call's id; None if the host gave none."""
-    failed: bool = False
-    """The call's result was an error."""
+    call: CallRecord | None = None
+    """None for an event that is no call."""
+
+    @property
+    def is_forbidden(self) -> bool:
+        return self.rule != "require_approval_for"
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the call was asked about before it ran, and was done only as it was allowed."""
+        call = self.call
+        if call is None or not call.answer:
+            return False
+        if call.answer == "allow":
+            return call.is_allowed and (not self.is_forbidden or call.is_changed)
+        return not call.done
 
 
 class RunState(msgspec.Struct, kw_only=True, eq=False):
@@ -257,11 +257,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     swept: int = 0
     _noise: list[bytes] = []
     _noise_bytes: int = 0
-    _tools: dict[str, _Uses] = {}
-    """By the tool's name."""
-    _calls: Counter[str] = field(default_factory=Counter)
-    """Calls of tools and patches that the host asked about: asked, allowed and denied."""
-    _commands: int = 0
+    _book: CallBook | None = None
+    """None until the host asks or acts."""
+    _unclaimed: int = 0
+    """Changed files that no event names."""
     _turns: int = 0
     _losses: tuple[Json, ...] = ()
     _losses_bytes: int = 0
@@ -295,24 +294,37 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._noise.append(kept)
             self._noise_bytes += len(kept) + 1
 
+    @property
+    def calls(self) -> CallBook:
+        """The calls of the run, and what was asked about them."""
+        if self._book is None:
+            self._book = CallBook()
+        return self._book
+
     def asked(self, ask: Ask) -> None:
-        self._calls["asked"] += ask.kind in ("tool", "patch")
-        if ask.kind == "tool" and isinstance(ask.name, str):
-            self._uses(_tool(ask.name)).asked += 1
+        """Note a question of the host."""
+        name, id = ask.name if isinstance(ask.name, str) else "", ask.tool_use_id or None
+        if ask.kind == "patch":
+            self.calls.ask_patch(ask.id, [_relative(path, self.root) for path in ask.files or ()], id=id)
+            return
+        input = None if ask.input is msgspec.UNSET else self.redactor.json(ask.input)[0]
+        if ask.kind == "tool":
+            self.calls.ask(ask.id, name, input, id=id, files=self._written(name, input))
+        elif ask.kind == "result":
+            self.calls.ask_result(ask.id, name, input, id=id)
 
-    def answered(self, ask: Ask, decision: str) -> None:
-        self._calls["denied" if decision == "deny" else "allowed"] += ask.kind in ("tool", "patch")
-        if ask.kind == "tool" and isinstance(ask.name, str):
-            uses = self._uses(_tool(ask.name))
-            if decision == "deny":
-                uses.denied += 1
-            else:
-                uses.approved += 1
+    def answered(self, ask: Ask, decision: Decision) -> None:
+        """Note what was answered."""
+        name = PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
+        input = decision.input if decision.input is msgspec.UNSET else self.redactor.json(decision.input)[0]
+        self.calls.answer(ask.id, name, decision.decision, input)
 
-    def _uses(self, name: str) -> _Uses:
-        if name not in self._tools and len(self._tools) < TOOLS_MAX:
-            self._tools[name] = _Uses()
-        return self._tools.get(name) or _Uses()
+    def _written(self, name: str, input: Json) -> list[str]:
+        """The files that a call would change."""
+        shape = TOOLS.get(neutral(name))
+        if shape is None or not shape.writes:
+            return []
+        return [_relative(path, self.root) for path in touched(shape, input).paths if path]
 
     def _claim_path(self, path: str) -> None:
         if len(path) <= PATH_CHARS_MAX and self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
@@ -336,46 +348,46 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                     self.claims = Judge(lambda path: workspace_path(path, self.root))
                 self.claims.take(number, event, ours=ours)
 
-    def look(self, event: AgentEvent) -> None:
-        """Take in an event that says something about files, tools, usage or the session."""
+    def look(self, event: AgentEvent) -> CallRecord | None:
+        """Take in an event that says something about files, tools, usage or the session; return the call it is of."""
         assert self.policy is not None
         if self.replayed:
-            return
+            return None
         if isinstance(event, Warned):
             self.folded = fold(self.folded, event)
             self._spend(event)
             if isinstance(event, LossReported):
                 self._lose(event.body)
-            return
+            return None
         turns_max = self.order.config.max_turns
         if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
             self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
         if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
             self._claim_path(_relative(event.path, self.root))
-        name = None
+        call, is_settled = self._note_call(event), False
+        if isinstance(event, CommandExecuted):
+            is_settled = (
+                call is not None and call.answer == "allow" and "bash" in tool_names(call.asked_as or call.tool)
+            )
+        decision = self.policy.audit(event, root=self.root)
+        if decision is None or decision.rule is None:
+            return call
+        self.counts["objections"] += 1
+        objection = _Objection(decision.rule.name, decision.reason, call if isinstance(event, ToolCall) else None)
+        if len(self._objections) < OBJECTIONS_MAX and not (is_settled and not objection.is_forbidden):
+            self._objections += (objection,)
+        return call
+
+    def _note_call(self, event: AgentEvent) -> CallRecord | None:
+        """Note a call, its command or its result, and return the call."""
         if isinstance(event, ToolCall):
-            name = _tool(event.tool_name)
-            self._uses(name).called += 1
             self.calls_open += 1
+            files = self._written(event.tool_name, event.input)
+            return self.calls.called(event.tool_name, event.input, event.tool_use_id, files)
         if isinstance(event, ToolResult):
             self.calls_open = max(0, self.calls_open - 1)
-            self._take_result(event)
-        self._commands += isinstance(event, CommandExecuted)
-        decision = self.policy.audit(event, root=self.root)
-        if decision is not None:
-            self.counts["objections"] += 1
-            if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
-                id = event.tool_use_id if isinstance(event, ToolCall) else None
-                self._objections += (_Objection(name, decision.rule.name, decision.reason, id),)
-
-    def _take_result(self, event: ToolResult) -> None:
-        """Count a tool's success, and note a failure of a call that the policy objects to."""
-        if not event.is_error:
-            self._uses(_tool(event.tool_name)).succeeded += 1
-            return
-        for objection in self._objections:
-            if objection.id is not None and objection.id == event.tool_use_id:
-                objection.failed = True
+            return self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)
+        return self.calls.ran(event.command) if isinstance(event, CommandExecuted) else None
 
     def _lose(self, loss: Json) -> None:
         self.counts["losses"] += 1
@@ -398,6 +410,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.counts["objections"] += len(rows)
         told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
         self._forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
+        self._unclaimed = len(set(paths) - self.claimed_paths) if not self.replayed else 0
+        if self._book is not None:
+            # In place the user may have changed them meanwhile.
+            here = paths if self.order.workspace.mode == "staged" else ()
+            self._book.changed({*here, *self.claimed_paths})
 
     def _spend(self, event: Warned) -> None:
         """Turns and money, as far as the host reports them; what it does not report is not known here."""
@@ -485,35 +502,41 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
-        if self._calls["asked"]:
-            members["calls"] = self._counted_calls()
+        if self._book is not None and self._book.asked:
+            members["calls"] = self._book.to_wire()
         members["enforcement"] = self._enforcement()
         return members
-
-    def _counted_calls(self) -> dict[str, Json]:
-        """Count the calls that were asked about, by what was decided, and the denied ones that were done anyway."""
-        done = sum(min(uses.denied, max(0, uses.succeeded - uses.approved)) for uses in self._tools.values())
-        return {name: self._calls[name] for name in ("asked", "allowed", "denied")} | {"denied_then_done": done}
 
     def _enforcement(self) -> Json:
         if self.policy is None:
             return {"rules": []}
-        told_apart, tools = len(self._tools) < TOOLS_MAX, self._tools.values()
-        all_asked = any(uses.asked for uses in tools) and all(uses.called <= uses.asked for uses in tools)
-        asks_first = all_asked and told_apart and "ask/1" in self.extensions
-        for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
-        # A command can touch any file and any host, whatever was asked before it ran.
-        for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
-        layers: dict[str, tuple[Layer, ...]] = {
-            name: for_tools if name in _TOOL_LISTS else for_places
-            for name in (*PolicyProfile.__struct_fields__, "workspace")
-        }
-        held = self.held({} if self.replayed else layers)
-        for name, rows in zip(("violations", "attempts"), self._judged(), strict=True):
+        held = self.held({} if self.replayed else self._layers())
+        done, attempts = self._judged()
+        for name, rows in (("violations", done + self.shortfalls()), ("attempts", attempts)):
             if rows:
                 held[name] = rows
         # A rule's pattern and a reason are the caller's and the host's words.
         return self.redactor.json(held)[0]
+
+    def _layers(self) -> dict[str, tuple[Layer, ...]]:
+        """Return the layer that held the rules of each list, beside the operating system."""
+        return {
+            name: ("audit",) if self._why_not_host(name) else ("host",)
+            for name in (*PolicyProfile.__struct_fields__, "workspace")
+        }
+
+    def _why_not_host(self, name: str) -> str:
+        """Why the host cannot be said to have held the rules of a list; empty where it can."""
+        if "ask/1" not in self.extensions:
+            return "the host does not ask before its tools run (ask/1)"
+        if self._unclaimed:
+            return f"changed files that no event names: {self._unclaimed}"
+        if self._book is None:
+            return ""
+        if self._book.is_full or self._book.has_unasked() or self._book.breaches():
+            return "not every call was asked about before it ran and done as it was answered"
+        opaque = self._book.opaque() if name not in TOOL_LISTS else []
+        return f"tools that do not name each place they touch: {', '.join(opaque)}" if opaque else ""
 
     def held(self, layers: Mapping[str, tuple[Layer, ...]] = _NONE) -> dict[str, Json]:
         """What holds the host and each rule, beside what it does itself.
@@ -526,8 +549,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         rules: list[Any] = list(enforcement(self.policy, layers, exact))
         for row in rules:
             by_system = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
-            gap = _UNSEEN.get(row["rule"]) if row["layer"] == "audit" else by_system
-            if gap:
+            gaps = (
+                [self._why_not_host(row["rule"]), _UNSEEN.get(row["rule"])] if row["layer"] == "audit" else [by_system]
+            )
+            if gap := "; ".join(filter(None, gaps)):
                 row["gap"] = gap
         return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
 
@@ -535,38 +560,37 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         """Return a row for each thing that was done although a rule forbids it."""
         return self._judged()[0]
 
+    def shortfalls(self) -> list[dict[str, str]]:
+        """Return a row for each list of the policy that was held more weakly than the order demands."""
+        demanded = self.settings.get("enforcement")
+        if self.replayed or not isinstance(demanded, dict):
+            return []
+        rows: list[Any] = self.held(self._layers())["rules"]
+        weak = {row["rule"]: row for row in rows if row["layer"] in ("audit", None)}
+        names = [name for name, layer in demanded.items() if layer in ("host", "vendor") and name in weak]
+        text = "{} was to be held by {!r} and was only audited: {}"
+        return [
+            {"rule": name, "reason": text.format(name, demanded[name], weak[name].get("gap", "no layer held it"))}
+            for name in names
+        ]
+
     def _judged(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
         """Split the objections into what was done and what failed unasked; a denied call is neither."""
-        if not self._objections:
-            return list(self._forbidden), []
-        # A question that was open when the run ended was answered for nobody.
-        denied = Counter({name: max(uses.denied, uses.asked - uses.approved) for name, uses in self._tools.items()})
-        approved = Counter({name: uses.approved for name, uses in self._tools.items()})
-        unasked = Counter({name: self._failed_unasked(uses) for name, uses in self._tools.items()})
-        may_run = sum(uses.approved for name, uses in self._tools.items() if "bash" in tool_names(name))
-        done: list[dict[str, str]] = []
-        attempts: list[dict[str, str]] = []
-        # Failed calls first: a denied call has an error for its result, and a denial settles no other.
-        for it in sorted(self._objections, key=lambda it: not it.failed):
-            if it.tool is None and it.rule == "require_approval_for" and may_run > 0:
-                may_run -= 1  # The command of a call that was approved.
-                continue
-            # An approval that was asked for is settled either way; what is forbidden only by a denial.
-            answers = (approved, denied) if it.rule == "require_approval_for" else (denied,)
-            answered = next((answer for answer in answers if it.tool is not None and answer[it.tool] > 0), None)
-            if answered is not None and it.tool is not None:
-                answered[it.tool] -= 1
-            elif it.failed and it.tool is not None and unasked[it.tool] > 0:
-                unasked[it.tool] -= 1
-                attempts.append({"rule": it.rule, "reason": it.reason})
-            else:
-                done.append({"rule": it.rule, "reason": it.reason})
-        return done + [row for row in self._forbidden if row not in done], attempts
+        open_ = [it for it in self._objections if not it.is_settled]
+        attempts = [it for it in open_ if self._is_attempt(it)]
+        done = [{"rule": it.rule, "reason": it.reason} for it in open_ if it not in attempts]
+        named = {id(it.call) for it in open_ if it.call is not None}
+        breaches = self._book.breaches() if self._book is not None else []
+        done += [{"rule": "ask", "reason": reason} for call, reason in breaches if id(call) not in named]
+        done += [row for row in self._forbidden if row not in done]
+        return done, [{"rule": it.rule, "reason": it.reason} for it in attempts]
 
-    def _failed_unasked(self, uses: _Uses) -> int:
-        """Count the calls of a tool that failed before the host asked about them; 0 where it may run some unasked."""
-        asks_first = "ask/1" in self.extensions and uses.succeeded <= uses.approved
-        return max(uses.called - uses.asked, 0) if asks_first else 0
+    def _is_attempt(self, it: _Objection) -> bool:
+        """Return whether a call failed before its host asked about it; the host asks before it runs this tool."""
+        call = it.call
+        if call is None or call.answer or not call.failed or "ask/1" not in self.extensions:
+            return False
+        return call.tool not in self.calls.unasked_tools
 
 
 def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
@@ -591,7 +615,6 @@ _UNSEEN: Final = {
 }
 """What an audit of events, and of the patch, leaves open."""
 
-_TOOL_LISTS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
 _TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
 
 
@@ -710,11 +733,6 @@ def reconcile(claimed: Set[str], changed: set[str]) -> dict[str, Json]:
         for name, paths in lists.items()
         if paths
     }
-
-
-def _tool(name: str) -> str:
-    """A tool's name as it is counted: the policy refuses longer ones."""
-    return name[: TOOL_NAME_CHARS_MAX + 1]
 
 
 def _relative(path: str, root: str) -> str:

@@ -203,8 +203,8 @@ def _is_applied(facts: RunState, workspace: Workspace, patch: Patch, end: End) -
 
 
 def _refuse_violation(facts: RunState, workspace: Workspace, end: End) -> None:
-    """Refuse to call a run complete that did what a rule forbids: no layer could stop it, an audit saw it."""
-    rows = facts.violations()
+    """Refuse to call a run complete that did what a rule forbids, or whose rules were held too weakly."""
+    rows = facts.violations() + facts.shortfalls()
     if end.reason != "complete" or not rows:
         return
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""

@@ -24,8 +24,8 @@ from backplane.contract.events import AgentEvent, ToolResult
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.policy.paths import TOOLS
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names
+from backplane.receipts.calls import PATCH_TOOL, CallRecord, neutral
 from backplane.redact.secrets import Redactor
 from backplane.runtime import hook_calls
 from backplane.runtime.hook_calls import HookCall
@@ -41,9 +41,6 @@ DECISIONS_CHARS_MAX: Final = 1024 * 1024
 
 TOOLS_MAX: Final = 1000
 """Names of tools told apart when results are counted; agents have dozens."""
-
-PATCH_TOOL: Final = "apply_patch"
-"""What an ask about a patch is to a hook: the tool that would make it."""
 
 HookEvent = Literal["pre_tool", "post_tool"]
 CAPABILITY: Final[dict[HookEvent, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
@@ -242,8 +239,6 @@ class Hooks:
         self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
         self._decisions: list[Json] = []
         self._decisions_chars = 0
-        self._asked: dict[HookEvent, Counter[str]] = {event: Counter() for event in CAPABILITY}
-        self._used: dict[HookEvent, Counter[str]] = {event: Counter() for event in CAPABILITY}
         self._missed: Counter[str] = Counter()
 
     def check_asks(self, extensions: tuple[str, ...], backend_id: str) -> None:
@@ -272,12 +267,6 @@ class Hooks:
             for hook, globs in zip(self.all, self._globs, strict=True)
             if hook.event == event and any(_matches(globs, name) for name in names)
         )
-
-    def answered(self, ask: wire.Ask, decision: Decision) -> None:
-        """Note that a host asked and may go on."""
-        event = _EVENT_OF.get(ask.kind)
-        if event is not None and decision.decision != "deny" and self._matching(event, _tool(ask)):
-            _count(self._asked[event], _neutral(_tool(ask)))
 
     async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread) -> Heard:
         """Put an ask to its hooks, one after the other, until one denies.
@@ -333,25 +322,28 @@ class Hooks:
         if self._decisions_chars <= DECISIONS_CHARS_MAX:
             self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
 
-    def look(self, event: AgentEvent) -> PolicyError | None:
-        """Compare what was done with what was asked; an error says that a hook was passed over that must not be."""
+    def look(self, event: AgentEvent, call: CallRecord | None) -> PolicyError | None:
+        """Compare what was done with what was asked; an error says that a hook was passed over that must not be.
+
+        Args:
+            call: of a result; None where the host has neither asked about it nor reported it.
+        """
         if not isinstance(event, ToolResult) or event.is_error:
             return None
+        asked: dict[HookEvent, str] = {}
+        if call is not None:
+            asked = {"pre_tool": call.asked_as if call.answer == "allow" else "", "post_tool": call.shown_as}
         for kind in CAPABILITY:
-            hooks = self._matching(kind, event.tool_name)
-            if not hooks:
-                continue
-            tool, asked, used = _neutral(event.tool_name), self._asked[kind], self._used[kind]
-            _count(used, tool)
-            # An ask about a patch names no tool, and a host may have two words for one: the sum must be short, too.
-            if used[tool] <= asked[tool] or used.total() <= asked.total():
-                continue
-            _count(self._missed, f"{kind} {tool}")
-            strict = next((hook for hook in hooks if hook.on_failure == "deny"), None)
-            if strict is not None:
-                when = "before it ran" if kind == "pre_tool" else "about its result"
-                fact = f"tool {tool[:80]!r} was used and hook {strict.name!r} was not asked {when}"
-                return PolicyError("policy_denied", fact, hint="narrow the hook's tools, or let on_failure be allow")
+            heard = self._matching(kind, asked.get(kind) or "")
+            missed = [
+                hook for hook in self._matching(kind, event.tool_name) if hook not in heard or not asked.get(kind)
+            ]
+            if missed:
+                tool = neutral(event.tool_name)
+                _count(self._missed, f"{kind} {tool}")
+                error = _passed_over(kind, tool, missed)
+                if error is not None:
+                    return error
         return None
 
     def to_wire(self) -> dict[str, Json]:
@@ -371,8 +363,13 @@ def _tool(ask: wire.Ask) -> str:
     return PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
 
 
-def _neutral(tool: str) -> str:
-    return next((name for name in tool_names(tool) if name in TOOLS), _short(tool))
+def _passed_over(kind: HookEvent, tool: str, missed: Sequence[Hook]) -> PolicyError | None:
+    strict = next((hook for hook in missed if hook.on_failure == "deny"), None)
+    if strict is None:
+        return None
+    when = "before it ran" if kind == "pre_tool" else "about its result"
+    fact = f"tool {tool[:80]!r} was used and hook {strict.name!r} was not asked {when}"
+    return PolicyError("policy_denied", fact, hint="narrow the hook's tools, or let on_failure be allow")
 
 
 def _short(tool: str) -> str:

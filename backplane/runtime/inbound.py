@@ -194,9 +194,9 @@ class Inbound:
         if not text_only and not _QUIET.issuperset(map(type, events)):
             for event in events:
                 if type(event) not in _QUIET:
-                    self._facts.look(event)
+                    call = self._facts.look(event)
                     # Which tools are at work, and which ran without the question that was due.
-                    passed_over = self.hooks.look(event) if self.hooks is not None else None
+                    passed_over = self.hooks.look(event, call) if self.hooks is not None else None
                     if passed_over is not None:
                         self._decide("failed", passed_over)
             self.keep_limit()
@@ -543,9 +543,7 @@ class Inbound:
                 return []
             decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
         self._writer.write(line)
-        self._facts.answered(ask, decision.decision)
-        if self.hooks is not None:
-            self.hooks.answered(ask, decision)
+        self._facts.answered(ask, decision)
         body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
         return [self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")]
 

@@ -31,7 +31,8 @@ func work(ctx context.Context, run *host.Run) (host.Done, error) {
 	input := host.Members{"command": command}
 	run.Event("tool_call", host.Members{"tool_name": "bash", "tool_use_id": "bash-1", "input": input})
 	result := host.Members{"tool_name": "bash", "tool_use_id": "bash-1", "is_error": true}
-	if verdict := run.May("bash", input, host.Members{"command": command, "cwd": root}); verdict.Decision != "allow" {
+	more := host.Members{"command": command, "cwd": root, "tool_use_id": "bash-1"}
+	if verdict := run.May("bash", input, more); verdict.Decision != "allow" {
 		result["output"] = "policy_denied: " + verdict.Reason
 		run.Event("tool_result", result)
 		return host.Done{Outcome: "failed"}, nil

@@ -12,7 +12,7 @@ serve({ id: 'shell:node', version: process.version, capabilities: { streaming: '
   const call = { tool_name: 'bash', tool_use_id: 'bash-1' };
   let command = run.order.task;
   await run.event('tool_call', { ...call, input: { command } });
-  let verdict = await run.may('bash', { command }, { command, cwd });
+  let verdict = await run.may('bash', { command }, { command, cwd, tool_use_id: call.tool_use_id });
   if (verdict.decision === 'modify') {
     const changed = verdict.input.command;
     if (typeof changed === 'string') command = changed;

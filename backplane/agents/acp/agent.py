@@ -270,7 +270,7 @@ class Agent(BaseAgent):
             # The control plane is given one name, and has to decide by it as was decided here by all of them.
             decided = {one: policy.decide_tool_call(one, call.input, root=root).allowed for one in (name, neutral, own)}
             name = next((one for one, allowed in decided.items() if allowed == decision.allowed), name)
-        verdict = await self.session.may(name, call.input, decision if is_denied else None)
+        verdict = await self.session.may(name, call.input, decision if is_denied else None, id=call.id)
         if verdict.decision == "modify":
             return OWN_INPUT
         return verdict.reason or "denied" if verdict.decision == "deny" else None

@@ -84,7 +84,7 @@ class Agent(BaseAgent):
                 continue
             if call.tool in self._untold or self._denied(call.tool, call.input) is not None:
                 self._recorded.add(id)
-                await self.session.record_denied(call.name, call.input)
+                await self.session.record_denied(call.name, call.input, id)
 
     def _denied(self, tool: str, input: Json) -> Ruling | None:
         root, policy = self.session.root, self.session.run.policy
@@ -196,7 +196,7 @@ class Agent(BaseAgent):
         denied = self._denied(question.tool, question.input)
         if denied is not None:  # On record already, when its model called it.
             return answers.deny(question, f"policy_denied: {denied.reason}")
-        verdict = await self.session.may(self.reader.name(question.tool), question.input, None)
+        verdict = await self.session.may(self.reader.name(question.tool), question.input, None, id=question.id)
         input = question.input if verdict.input is msgspec.UNSET else verdict.input
         denied = self._denied(question.tool, input)
         if verdict.decision == "deny" or denied is not None:
@@ -213,7 +213,9 @@ class Agent(BaseAgent):
         """Let hooks look at a result before the model does."""
         text, is_failed = answers.text_of(question), question.when == answers.FAILED
         name = self.reader.name(question.tool)
-        shown, is_error = await self.session.run.shown(name, question.input, text, is_error=is_failed)
+        shown, is_error = await self.session.run.shown(
+            name, question.input, text, id=question.id or None, is_error=is_failed
+        )
         if shown == text and is_error == is_failed:
             return {}
         changed = answers.with_text(question, str(shown))

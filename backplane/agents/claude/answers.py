@@ -58,7 +58,7 @@ def read_question(request: Mapping[str, Any]) -> Question | None:
         return None
     input = body.get("input") if kind == "can_use_tool" else body.get("tool_input")
     output = body.get("error") if when == FAILED else body.get("tool_response")
-    return Question(when, str(body["tool_name"]), input, str(body.get("tool_use_id")), output)
+    return Question(when, str(body["tool_name"]), input, str(body.get("tool_use_id") or ""), output)
 
 
 def allow(question: Question, input: Json = None) -> Json:

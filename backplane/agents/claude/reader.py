@@ -259,7 +259,7 @@ class EventReader(BaseReader):
         id, tool, input = str(block.get("id")), str(block.get("name")), block.get("input")
         if tool == STRUCTURED:
             return []
-        return self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input), parent)
+        return self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input, id), parent)
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
         blocks = mappings(mapping(message.get("message")).get("content"))

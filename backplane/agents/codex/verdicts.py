@@ -69,7 +69,7 @@ class Verdicts:
 
     async def hook(self, said: dict[str, Any]) -> Json:
         """Answer a hook of the agent."""
-        id, tool = str(said.get("tool_use_id")), str(said.get("tool_name"))
+        id, tool = str(said.get("tool_use_id") or ""), str(said.get("tool_name"))
         kind = "commandExecution" if tool == "Bash" else "mcpToolCall"
         call = OpenCall(NAMES.get(tool, tool), said.get("tool_input"), kind)
         if said.get("hook_event_name") == hooked.AFTER:
@@ -96,7 +96,7 @@ class Verdicts:
                 await self._session.change()
         call, failed = self._reader.unseen(id) or (call, False)
         text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
-        shown, is_error = await self._session.run.shown(call.name, call.input, text, is_error=failed)
+        shown, is_error = await self._session.run.shown(call.name, call.input, text, id=id or None, is_error=failed)
         changed = shown != text or is_error != failed
         for event in self._reader.seen(id, str(shown) if changed else None, is_error):
             await self._session.run.emit(event)
@@ -115,7 +115,7 @@ class Verdicts:
         refused = await self._forbidden(question)
         if refused is not None:
             return Decided(call.name, call.input, False, refused)
-        verdict = await self._session.may(call.name, call.input, None)
+        verdict = await self._session.may(call.name, call.input, None, id=question.id)
         if verdict.decision == "modify":
             return Decided(call.name, verdict.input, True, _unchangeable(question, verdict.input))
         refused = verdict.reason or "denied" if verdict.decision == "deny" else None
@@ -126,7 +126,9 @@ class Verdicts:
         if question.wider:
             return "the agent asks for more than this call, and that nobody grants"
         denied, call = self._denied(question), question.call
-        return None if denied is None else (await self._session.may(call.name, call.input, denied)).reason
+        return (
+            None if denied is None else (await self._session.may(call.name, call.input, denied, id=question.id)).reason
+        )
 
     def _denied(self, question: Question) -> Ruling | None:
         """The policy's no to a call by any of its names, or to a file that it names."""

@@ -144,7 +144,7 @@ class Agent(BaseAgent):
             "resultType": "failure",
         }
         text, is_failed = str(result.get("textResultForLlm") or ""), result.get("resultType") != "success"
-        shown, is_error = await self.session.run.shown(call.name, call.input, text, is_error=is_failed)
+        shown, is_error = await self.session.run.shown(call.name, call.input, text, id=call.id, is_error=is_failed)
         call.shown = (str(shown), is_error)
         if (shown, is_error) == (text, is_failed):
             return {}

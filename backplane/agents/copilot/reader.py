@@ -111,7 +111,7 @@ class EventReader(BaseReader):
 
     def _started(self, data: dict[str, Any]) -> list[AgentEvent]:
         id, tool = str(data.get("toolCallId")), str(data.get("toolName"))
-        call, parent = OpenCall(tool, self._name(tool, data), data.get("arguments")), data.get("parentToolCallId")
+        call, parent = OpenCall(tool, self._name(tool, data), data.get("arguments"), id), data.get("parentToolCallId")
         return self._call(id, call.name, call, parent if isinstance(parent, str) else None)
 
     def find(self, tool: str, input: Json, *, decided: bool) -> OpenCall | None:

@@ -152,7 +152,7 @@ class Agent(BaseAgent):
         for event in self.reader.call(id, tool, input):
             await self.session.run.emit(event)
         self.session.hold_limits()
-        call = self.reader.calls.get(id) or OpenCall(tool, self.reader.name(tool), input)
+        call = self.reader.calls.get(id) or OpenCall(tool, self.reader.name(tool), input, id)
         return await self.session.decide_open(call)
 
     async def _permit(self, asked: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class EventReader(BaseReader):
         if len(self._told) < CALLS_MAX:
             self._told.add(id)
         said = self._message()
-        return [*said, *self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input))]
+        return [*said, *self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input, id))]
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
         return self._output(mapping(data.get("update")).get("text"))
