@@ -390,6 +390,36 @@ def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_esca
     assert len(printable(b"x" * 5000)) == 300
 
 
+@pytest.mark.parametrize("banner", ["'Welcome'", "time.time_ns()", "'a\\nb'"])
+def test_failures_that_follow_from_a_banner_are_marked(banner: str) -> None:
+    own = {name for name, seen in failed(check(host(), ("S19", "S25"))).items()}
+    report = check(host(("#BEFORE", f"import time; print({banner}, flush=True)")), ("S19", "S25"))
+    marked = {result.name: result.follows for result in report.results if result.verdict == "fail"}
+    assert {name for name, follows in marked.items() if follows is None} - own == {"writes nothing but messages"}
+    assert set(marked.values()) == {None, "writes nothing but messages"}
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        (("def run(message):", "def run(message):\n    raise ValueError('no such thing')"), ()),
+        (("#BEFORE", ""), ("S19",)),
+        (("#BEFORE", "import absent_module"), ()),
+    ],
+)
+def test_what_a_crashed_host_wrote_to_stderr_is_shown(change: tuple[str, str], rules: Collection[str]) -> None:
+    report = check(host(change), rules)
+    said = [line for result in report.results if result.verdict == "fail" for line in result.lines]
+    assert any(line.startswith("stderr: ") and "Error: " in line for line in said)
+
+
+def test_a_host_has_the_variables_that_a_run_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_OF_MINE", "x")
+    change = ("#BEFORE", "import os; 'A_SECRET_OF_MINE' in os.environ and sys.exit(3)")
+    report = anyio.run(partial(conform, host(change), bounds=QUICK, rules=()))
+    assert report.level != "none"
+
+
 def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() -> None:
     page = (resources.find("contracts") / "sidecar.md").read_text()
     assert len(CHECKS) >= 100

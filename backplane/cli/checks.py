@@ -99,19 +99,27 @@ def conform_host(options: Options) -> int:
 
     from backplane.conform.runner import conform
 
-    progress, cwd = None if options.json else _say, str(streams.folder())
+    progress = None if options.json else partial(_say, only_failed=options.failed)
+    cwd = str(streams.folder())
     report = anyio.run(partial(conform, options.command, cwd=cwd, progress=progress))
     failed = report.count("fail")
     if options.json:
         streams.write_record(report)
     else:
-        counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
+        follow = sum(result.follows is not None for result in report.results)
+        also = f" ({follow} of them follow from another)" if follow else ""
+        counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
         streams.write(f"level: {report.level}  ({counts})\n")
     return 1 if failed else 0
 
 
-def _say(result: Result) -> None:
-    """One check, as soon as it is made: all of them take some seconds."""
+def _say(result: Result, *, only_failed: bool) -> None:
+    """Print one check as soon as it is made: all of them take some seconds."""
+    if only_failed and result.verdict != "fail":
+        return
+    if result.follows is not None:
+        streams.write(f"fail  {result.level:<8} {result.rule:<5} {result.name}: follows from {result.follows!r}\n")
+        return
     why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
     streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
     for line in result.lines if result.verdict == "fail" else ():

@@ -41,10 +41,17 @@ class Plain(msgspec.Struct, frozen=True):
     how: Exit | None
     """How it ended by itself after all that; None when it had to be stopped."""
     swept: int
-    stderr: str
+    stderr: bytes
+    """Its end."""
     flooded: bool
     unended: bool
     """The last line came without its newline."""
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its stderr."""
+        said = self.stderr.strip().splitlines()
+        return printable(said[-1]) if said else "empty"
 
     @property
     def is_plane(self) -> bool:
@@ -101,7 +108,7 @@ async def record(program: Program, root: str, task: str) -> Plain:
         await link.child.stop(grace_s=0)
         return Plain(
             asked, hello, tuple(early), tuple(link.lines[len(hello) + len(early) :]), how,
-            link.child.swept if how is not None else 0, printable(link.child.stderr_tail[-600:]), link.flooded,
+            link.child.swept if how is not None else 0, bytes(link.child.stderr_tail), link.flooded,
             link.unended,
         )  # fmt: skip
 
@@ -115,7 +122,7 @@ def _hello_in_time(plain: Plain) -> Found:
         ending = f"; it ended with {plain.how.describe()}" if plain.how else ""
         noise = [line.raw for line in plain.hello if line.raw.strip()]
         wrote = describe_noise(len(noise), noise[0] if noise else b"")
-        yield f"no hello came{ending}{wrote}; stderr: {plain.stderr or 'empty'}", plain.hello
+        yield f"no hello came{ending}{wrote}; stderr: {plain.last_words}", plain.hello
     elif plain.hello[-1].t != "hello":
         yield f"the first message is {plain.hello[-1].t}", plain.hello
 
@@ -143,7 +150,7 @@ def _run_ends(plain: Plain) -> Found:
         yield "it wrote without end", plain.answer[:3]
     elif not plain.ends:
         ending = plain.how.describe() if plain.how else "still running"
-        yield f"neither final nor fatal came ({ending}); stderr: {plain.stderr or 'empty'}", plain.answer
+        yield f"neither final nor fatal came ({ending}); stderr: {plain.last_words}", plain.answer
 
 
 def _run_gives_receipt(plain: Plain) -> Found:
@@ -403,7 +410,7 @@ def _exit(plain: Plain) -> Found:
     if plain.how is None:
         yield "it did not exit although stdin is closed and the run is over", plain.answer
     elif plain.how.code != 0:
-        yield f"it ended with {plain.how.describe()}; stderr: {plain.stderr or 'empty'}", plain.answer
+        yield f"it ended with {plain.how.describe()}; stderr: {plain.last_words}", plain.answer
 
 
 def _nothing_left(plain: Plain) -> Found:
@@ -426,6 +433,9 @@ def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:
 
 DID: Final = "said nothing until the hello, sent a run, closed stdin"
 
+NOISE: Final = "writes nothing but messages"
+"""Name of the check that a banner fails; other failures follow from it."""
+
 PLAIN_RULES: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
     ("says hello first and in time", "speaks", "S8", _hello_in_time),
     ("has a hello of the right shape", "speaks", "S9", _hello_shape),
@@ -435,7 +445,7 @@ PLAIN_RULES: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], .
     ("goes on after stdin ended and gives a receipt", "speaks", "S34", _run_gives_receipt),
     ("has a receipt of the right shape", "speaks", "S30", _receipt_shape),
     ("repeats the run's id", "speaks", "S14", _ref_ids),
-    ("writes nothing but messages", "behaves", "S2", _no_noise),
+    (NOISE, "behaves", "S2", _no_noise),
     ("writes no blank line", "behaves", "S7", _no_blank_lines),
     ("says only what is a host's to say", "behaves", "S50", _own_messages_only),
     ("says hello once", "behaves", "S8", _one_hello),
@@ -475,5 +485,8 @@ def look(check: Callable[[Plain], Found], plain: Plain) -> str:
     found = list(check(plain))
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise Unfit(found[0][0] + more, found[0][1])
+        unfit = Unfit(found[0][0] + more, found[0][1])
+        has_failed = not plain.ends or plain.how is None or plain.how.code != 0
+        unfit.stderr = plain.stderr if has_failed else b""
+        raise unfit
     return f"{len(plain.lines)} lines, {len(plain.events)} of them events"

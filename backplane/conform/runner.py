@@ -17,11 +17,12 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
+from backplane.config import child_environment
 from backplane.conform.link import Bounds, Program, vendor_of
-from backplane.conform.plain import DID, PLAIN_RULES, Plain, look, record
+from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, look, record
 from backplane.conform.rules import NEEDED, RULES
 from backplane.conform.steps import Bench, Case
-from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit, shown
+from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit
 from backplane.errors import BackendError
 
 __all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
@@ -53,7 +54,7 @@ async def conform(
 
     Args:
         command: program and arguments.
-        env: its whole environment; None gives it ours, as the program is the caller's own.
+        env: its whole environment; None gives it the variables that a run gives a host.
         cwd: where it is started; None for our own folder.
         bounds: how long it may take; None for the defaults.
         task: what the orders ask for.
@@ -64,7 +65,8 @@ async def conform(
     Raises:
         BackendError: `sidecar_spawn_failed`, the program cannot be started at all.
     """
-    program = Program(tuple(command), os.environ if env is None else env, cwd or os.getcwd(), bounds or Bounds())
+    own = child_environment({}, {}, os.environ) if env is None else env
+    program = Program(tuple(command), own, cwd or os.getcwd(), bounds or Bounds())
     results: list[Result] = []
 
     def note(result: Result) -> None:
@@ -77,7 +79,8 @@ async def conform(
         for result in _plain_results(plain):
             note(result)
         extensions = _extensions(plain)
-        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
+        is_noisy = any(result.name == NOISE and result.verdict == "fail" for result in results)
+        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting), is_noisy)
         speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
         wanted = [rule for rule in RULES if rules is None or rule.number in rules]
         if speaks:
@@ -102,7 +105,7 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
         except Unfit as unfit:
             # What follows builds on it: a host without a hello has no receipt to be praised for.
             mute = level == "speaks"
-            yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
+            yield Result(name, level, rule, DID, "fail", unfit.seen, unfit.shown())
 
 
 async def _alive_results(rules: Sequence[Case], bench: Bench, note: Callable[[Result], None]) -> None:
@@ -131,7 +134,8 @@ async def _alive_result(rule: Case, bench: Bench) -> Result:
     except Unasked as unasked:
         return rule.result("skip", str(unasked))
     except Unfit as unfit:
-        return rule.result("fail", unfit.seen, shown(unfit.lines))
+        failed = rule.result("fail", unfit.seen, unfit.shown())
+        return msgspec.structs.replace(failed, follows=NOISE if unfit.is_noise and bench.is_noisy else None)
     except BackendError as error:
         return rule.result("fail", f"it could not be started again: {error}")
 

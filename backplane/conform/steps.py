@@ -33,6 +33,8 @@ class Bench(msgspec.Struct, frozen=True):
     """What the host announced in its plain run."""
     vendor: dict[str, Json]
     """What every order says to this host alone."""
+    is_noisy: bool = False
+    """Whether it wrote lines in its plain run that are no messages."""
 
     def place(self, name: str) -> Path:
         """Make a folder of this rule's own, below its root."""
@@ -89,16 +91,22 @@ class Case(msgspec.Struct, frozen=True):
         if self.folder is not None:
             program = program.started_in(str(bench.place(self.folder)))
         async with linked(program) as link:
-            if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
-                raise Unfit("this time no hello came", link.lines)
-            for step in self.steps:
-                if isinstance(step, str):
-                    ends = [line.t for line in link.lines if line.is_end]
-                    seen = step.format(end=ends[-1] if ends else None, lines=len(link.lines))
-                elif isinstance(step, dict | bytes):
-                    await link.send(step)
-                else:
-                    seen = await step(link, bench) or seen
+            try:
+                if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
+                    raise Unfit("this time no hello came", link.lines)
+                for step in self.steps:
+                    if isinstance(step, str):
+                        ends = [line.t for line in link.lines if line.is_end]
+                        seen = step.format(end=ends[-1] if ends else None, lines=len(link.lines))
+                    elif isinstance(step, dict | bytes):
+                        await link.send(step)
+                    else:
+                        seen = await step(link, bench) or seen
+            except Unfit as unfit:
+                if link.ended:
+                    await link.child.stop(grace_s=0)
+                    unfit.stderr = bytes(link.child.stderr_tail)
+                raise
         return seen
 
 

@@ -30,7 +30,9 @@ class Result(msgspec.Struct, frozen=True):
     seen: str
     """What was seen; for a skip, why."""
     lines: tuple[str, ...] = ()
-    """Lines of the host that show it, with control characters escaped."""
+    """Lines of the host that show it, with control characters escaped; the last ones of its stderr where it ended."""
+    follows: str | None = None
+    """Name of the failed check that this failure follows from."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -48,12 +50,27 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Unfit(Exception):
-    """The host broke the rule that is being checked."""
+    """The host broke the rule that is being checked.
+
+    Attributes:
+        stderr: the end of what the host wrote there, if it has ended.
+    """
 
     def __init__(self, seen: str, lines: Sequence[HostLine] = ()) -> None:
         super().__init__(seen)
         self.seen = seen
         self.lines = tuple(lines)
+        self.stderr = b""
+
+    @property
+    def is_noise(self) -> bool:
+        """True if all lines that show it are no messages: the rule about noise is broken, and perhaps no other."""
+        return bool(self.lines) and all(line.t is None for line in self.lines)
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the last lines of both streams, cut and printable."""
+        said = [line for line in self.stderr.splitlines() if line.strip()]
+        return (*shown(self.lines), *(f"stderr: {printable(line)}" for line in said[-LINES_SHOWN:]))
 
 
 class Unasked(Exception):
