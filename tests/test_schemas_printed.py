@@ -45,6 +45,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "queue status": [("queue", "status", "--json")],
     "queue limit": [("queue", "limit", "--json", "--rate", "3/2")],
     "receipts list": [("receipts", "list", "--json")],
+    "receipts verify": [("receipts", "verify", "--json"), ("receipts", "verify", "--json", "RUN")],
     "receipts audit": [("receipts", "audit", "RUN", "--json")],
     "receipts show": [("receipts", "show", "RUN", "--json")],
     "sessions list": [("sessions", "list", "--json")],

@@ -222,3 +222,37 @@ def test_the_vector_of_the_contract_is_what_we_sign_and_verify() -> None:
     assert signatures.signed_bytes(signatures.PAYLOAD_TYPE, vector["statement"].encode()).decode() == vector["signed"]
     public = signatures.public_key(vector["public_key"])
     assert signatures.receipt_fault(envelope, public, vector["receipt_sha256"]) is None
+
+
+def test_a_key_has_the_id_that_securesystemslib_computes() -> None:
+    # From `SSlibKey.from_crypto(key).keyid` of securesystemslib 1.3, for a seed of 32 zero bytes.
+    signer = signatures.Signer("0" * 64)
+    assert signer._id == "4cc3f338069d638e761ed397f5c53df4129a276face46a446c202617331ca1b3"
+
+
+@pytest.mark.parametrize("changed", [None, "receipt.json", "patch.diff", "journal/trace.jsonl", "receipt.dsse.json"])
+def test_an_exported_folder_is_verified(cli: Cli, keys: tuple[Path, Path], tmp_path: Path, changed: str | None) -> None:
+    run_id = run_signed(cli, keys[0], "echo x > made.txt")
+    folder = tmp_path / "work" / "exported"
+    assert cli("receipts", "export", run_id, "--to", folder).returncode == 0
+    if changed is not None:
+        data = (folder / changed).read_bytes()
+        (folder / changed).write_bytes(data.replace(b"made.txt", b"fake.txt", 1) if b"made" in data else data[:-9])
+    done = cli("receipts", "verify", "exported", "--key", keys[1])
+    assert (done.returncode, "intact" in done.stdout) == (int(changed is not None), changed is None)
+    found = json.loads(cli("receipts", "verify", "exported", "--key", keys[1], "--json").stdout)
+    assert [one["name"] for one in found["faults"]] == (["exported"] if changed else [])
+
+
+def test_verify_prints_what_it_found_as_one_object(cli: Cli, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    run_id = run_signed(cli, keys[0])
+    cli("run", "--backend", "shell", "--isolation", "off", "true")
+    whole = {"checked": 2, "pruned": 0, "rollback_checked": False, "faults": []}
+    assert json.loads(cli("receipts", "verify", "--json").stdout) == whole
+    signed = cli("receipts", "verify", "--json", "--key", keys[1])
+    (fault,) = json.loads(signed.stdout)["faults"]
+    assert (signed.returncode, fault["code"], fault["fact"]) == (1, None, "it is not signed")
+    assert json.loads(cli("receipts", "verify", "--json", run_id).stdout) == {**whole, "checked": 1}
+    # A folder that is named after a stored run is not taken for that run.
+    (tmp_path / "work" / run_id).mkdir()
+    assert cli("receipts", "verify", run_id).returncode == 0

@@ -191,9 +191,10 @@ RECEIPTS_PARTS: Final = {
     "verify": CommandRow(
         "check hashes, of everything stored if nothing is named", "receipts:verify",
         "backplane receipts verify 3f2a\nbackplane receipts verify receipt.json",
-        value("names", "FILE-or-ID", "a receipt's file; run id or its beginning", nargs="*"),
+        value("names", "FILE-or-ID", "a receipt's file, an exported folder; run id or its beginning", nargs="*"),
         value("--checkpoint", "FILE", "kept from earlier: shows a cut tail, too"),
         value("--key", "PUB", "what has no signature by this public key is a fault, too"),
+        json("what was checked and each fault as one JSON object", "cli_receipts_verify"),
     ),
     "audit": CommandRow(
         "hold what the host claimed against what was seen; exit code 1 where a claim is false, 4 where none was judged",
@@ -645,6 +646,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             "check any program that claims to be a host", "checks:conform_host",
             "backplane conform -- node my-host.mjs",
             json("one JSON object with everything", "cli_conform"),
+            flag("--failed", "print the failed checks alone"),
             value("command", "COMMAND", "after --: the program and its arguments", nargs="+"),
             about="Check any program that claims to be a host; exit code 1 when it does not behave.",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,11 +16,19 @@ from backplane.cli.start import before_ms, load_settings, open_store, wrong
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError, StoreError
 from backplane.receipts import signatures
-from backplane.receipts.bundle import RECEIPT_BYTES_MAX, export, import_bundle, parse_receipt
+from backplane.receipts.bundle import (
+    RECEIPT_BYTES_MAX,
+    SIGNATURE,
+    export,
+    import_bundle,
+    parse_receipt,
+    verified_bundle,
+)
 from backplane.receipts.comparison import ABSENT, compare
 from backplane.receipts.database import ChainCheckpoint, ReceiptRow, is_full
 from backplane.receipts.journal import backend_name
 from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.recovery import is_run_id
 from backplane.receipts.signatures import read_checkpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
@@ -84,40 +93,78 @@ def show_receipt(options: Options) -> int:
     return 0
 
 
+class ReceiptFault(msgspec.Struct, frozen=True):
+    """What is wrong with one receipt, or with the store."""
+
+    name: str | None
+    """Run id, file or folder; None for the store."""
+    code: str | None
+    """Of the table of errors; None for a signature."""
+    fact: str
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What `receipts verify` found."""
+
+    checked: int
+    pruned: int = 0
+    """Receipts that were checked by their place in the chain alone."""
+    rollback_checked: bool = False
+    """Whether a checkpoint was given: without one a cut tail or an older copy of the store cannot be seen."""
+    faults: tuple[ReceiptFault, ...]
+
+
 def verify(options: Options) -> int:
     key = signatures.public_key(options.key) if options.key is not None else None
-    if not options.names:
-        return _verify_all(options.checkpoint, key)
-    if options.checkpoint is not None:
+    if options.names and options.checkpoint is not None:
         raise wrong("--checkpoint is about everything stored", "name no receipt with it")
-    faults = 0
-    for name in options.names:
-        found = _file_faults(name, key) if os.path.isfile(name) else _stored_faults(name, key)
-        faults += len(found)
-        streams.write(f"{streams.one_line(name)}: {'; '.join(map(streams.one_line, found)) or 'intact'}\n")
-    return 1 if faults else 0
+    found = _verify_named(options.names, key) if options.names else _verify_all(options.checkpoint, key)
+    if options.json:
+        streams.write_record(found)
+    else:
+        _show_verified(found, options.names)
+    return 1 if found.faults else 0
 
 
-def _verify_all(checkpoint: str | None, key: PublicKey | None) -> int:
+def _verify_named(names: Sequence[str], key: PublicKey | None) -> Verified:
+    faults = (fault for name in names for fault in _faults_of(name, key))
+    return Verified(checked=len(names), faults=tuple(faults))
+
+
+def _show_verified(found: Verified, names: Sequence[str]) -> None:
+    for name in names:
+        facts = [_words(fault) for fault in found.faults if fault.name == name]
+        streams.write(f"{streams.one_line(name)}: {'; '.join(facts) or 'intact'}\n")
+    if names:
+        return
+    for fault in found.faults:
+        streams.write(f"{streams.one_line(fault.name or 'store')}: {_words(fault)}\n")
+    pruned = f", {found.pruned} pruned ones by their place in the chain" if found.pruned else ""
+    checked = streams.count(found.checked, "receipt")
+    streams.write(f"{checked} checked{pruned}, {streams.count(len(found.faults), 'fault')}\n")
+    if not found.rollback_checked:
+        streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
+
+
+def _words(fault: ReceiptFault) -> str:
+    return streams.one_line(fault.fact if fault.code is None else f"{fault.code}: {fault.fact}")
+
+
+def _verify_all(checkpoint: str | None, key: PublicKey | None) -> Verified:
     with open_store() as store:
         audit = store.verify_all(_read_checkpoint(checkpoint, key) if checkpoint is not None else None)
         signed = store.scan() if key is not None else ()
-        unsigned = [(row.run_id, fault) for row in signed for fault in _signature_faults(store, row, key)]
+        unsigned = [
+            ReceiptFault(row.run_id, None, fault) for row in signed for fault in _signature_faults(store, row, key)
+        ]
         _say_left_behind(store)
-    for run_id, fact in unsigned:
-        streams.write(f"{streams.one_line(run_id)}: {streams.one_line(fact)}\n")
-    for finding in audit.findings:
-        run_id, fact = streams.one_line(finding.run_id or "store"), streams.one_line(finding.fact)
-        streams.write(f"{run_id}: {finding.code}: {fact}\n")
-    pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
-    checked, faults = (
-        streams.count(audit.checked, "receipt"),
-        streams.count(len(audit.findings) + len(unsigned), "fault"),
+    broken = [ReceiptFault(finding.run_id, finding.code, finding.fact) for finding in audit.findings]
+    return Verified(
+        checked=audit.checked,
+        pruned=audit.pruned,
+        rollback_checked=audit.rollback_checked,
+        faults=(*unsigned, *broken),
     )
-    streams.write(f"{checked} checked{pruned}, {faults}\n")
-    if not audit.rollback_checked:
-        streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
-    return 1 if audit.findings or unsigned else 0
 
 
 def _signature_faults(store: Store, row: ReceiptRow, key: PublicKey | None) -> list[str]:
@@ -202,24 +249,36 @@ def prune(options: Options) -> int:
     return 0
 
 
-def _file_faults(name: str, key: PublicKey | None) -> list[str]:
+def _faults_of(name: str, key: PublicKey | None) -> list[ReceiptFault]:
+    """What is wrong with a file, an exported folder or a stored receipt."""
+    is_folder = os.path.isdir(name) and not _is_stored(name)
+    if not is_folder and not os.path.isfile(name):
+        return _stored_faults(name, key)
     try:
-        receipt = _receipt_file(name, "the file")
+        receipt = verified_bundle(Path(name)) if is_folder else _receipt_file(name, "the file")
     except BackplaneError as error:
         if error.facts.exit_code == 2:
             raise
-        return [str(error)]
+        return [ReceiptFault(name, error.code, error.message)]
     if key is None:
         return []
-    beside = signatures.read(Path(name).with_suffix(signatures.SUFFIX))
-    fault = signatures.receipt_fault(beside, key, receipt.receipt_sha256)
-    return [] if fault is None else [fault]
+    own = Path(name) / SIGNATURE if is_folder else Path(name).with_suffix(signatures.SUFFIX)
+    fault = signatures.receipt_fault(signatures.read(own), key, receipt.receipt_sha256)
+    return [] if fault is None else [ReceiptFault(name, None, fault)]
 
 
-def _stored_faults(name: str, key: PublicKey | None) -> list[str]:
+def _is_stored(name: str) -> bool:
+    """Return True for a run of the store: `receipts export` names a folder after its run."""
+    if not is_run_id(name):
+        return False
     with open_store() as store:
-        found = [f"{finding.code}: {finding.fact}" for finding in store.verify(name)]
-        return found + _signature_faults(store, store.find(name), key)
+        return store.has(name)
+
+
+def _stored_faults(name: str, key: PublicKey | None) -> list[ReceiptFault]:
+    with open_store() as store:
+        found = [ReceiptFault(name, finding.code, finding.fact) for finding in store.verify(name)]
+        return found + [ReceiptFault(name, None, fact) for fact in _signature_faults(store, store.find(name), key)]
 
 
 def _receipt_file(name: str, called: str | None = None) -> Receipt:

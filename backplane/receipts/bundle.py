@@ -27,7 +27,7 @@ from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
-from backplane.receipts.trace import Trace, open_plain
+from backplane.receipts.trace import Trace, line_batches, open_plain
 
 RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
@@ -136,14 +136,34 @@ def import_bundle(store: Store, path: Path) -> ReceiptRow:
         patch = inside if patch_hash(receipt) == canonical.sha256_hex(inside) else b""
         _check_size(receipt, path, patch)
         return store.adopt(receipt, patch)
-    receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
-    patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
-    check_patch(receipt, path / PATCH, patch)
+    receipt, patch = read_bundle(path)
     row = store.adopt(receipt, patch)
     signature = signatures.read(path / SIGNATURE)
     if signature is not None:
         signatures.keep(store.home, row.run_id, signature)
     return row
+
+
+def read_bundle(folder: Path) -> tuple[Receipt, bytes]:
+    """Read and verify the receipt and the patch of an exported folder. Raises as `import_bundle`."""
+    receipt = parse_receipt(_read_inside(folder / RECEIPT), str(folder / RECEIPT))
+    patch = _read_inside(folder / PATCH) if os.path.lexists(folder / PATCH) else b""
+    check_patch(receipt, folder / PATCH, patch)
+    return receipt, patch
+
+
+def verified_bundle(folder: Path) -> Receipt:
+    """Verify an exported folder, its journal included; return its receipt.
+
+    Raises:
+        ConfigError, ContractError: as `import_bundle`.
+        StoreError: as `import_bundle`; `receipt_hash_mismatch` if the journal has other events than the receipt.
+    """
+    receipt, _ = read_bundle(folder)
+    trace = folder / JOURNAL / TRACE
+    if os.path.lexists(trace) and _read_inside(trace) != b"".join(line_batches(receipt.trace)):
+        raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
+    return receipt
 
 
 def parse_receipt(data: bytes, name: str) -> Receipt:

@@ -48,7 +48,7 @@ class Signature(msgspec.Struct, frozen=True):
     sig: str
     """Base64."""
     keyid: str = ""
-    """SHA-256 of the 32 bytes of the public key, in hex; a hint, never believed."""
+    """As `key_id` makes it; a hint, never believed."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -208,8 +208,9 @@ def _loaded(
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the name of a key: SHA-256 of its 32 bytes, in hex."""
-    return canonical.sha256_hex(key.public_bytes_raw())
+    """Return the name of a key, as securesystemslib computes it: SHA-256 of the key as canonical JSON, in hex."""
+    value = {"keytype": "ed25519", "scheme": "ed25519", "keyval": {"public": key.public_bytes_raw().hex()}}
+    return canonical.sha256_hex(canonical.encode(value))
 
 
 def _library() -> tuple[Any, Any]:

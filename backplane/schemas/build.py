@@ -70,6 +70,7 @@ _PRINTED: Final = {
     "cli_receipts_audit": "backplane.receipts.claims:Audited",
     "cli_receipts_checkpoint": "backplane.receipts.database:ChainCheckpoint",
     "cli_receipts_list": "backplane.receipts.database:Listed",
+    "cli_receipts_verify": "backplane.cli.receipts:Verified",
     "cli_route": "backplane.routing.router:Route",
     "cli_replay": "backplane.receipts.backtest:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",
