@@ -67,8 +67,9 @@ def test_each_request_is_counted_once_whatever_is_written_again(record: Record) 
     write(record, answer("a", input=100, output=5, cached=20, thoughts=3), {"type": "gemini", "toolCalls": [1]})
     write(record, answer("a", input=100, output=5), answer("b", input=True), {"$set": {}}, "no object")
     record.read()
-    (usage,) = record.requests
+    usage, unknown = record.requests
     assert (usage.input, usage.output, usage.cache_read, usage.reasoning) == (100, 8, 20, 3)
+    assert unknown.input is None
 
 
 def test_half_a_line_waits_and_what_was_there_before_is_left_out(record: Record) -> None:
@@ -146,12 +147,45 @@ def test_an_output_that_is_in_no_record_ends_nothing_for_ever(reader: EventReade
     assert not reader.at_work
 
 
-def test_words_that_the_agent_asked_for_again_are_taken_back(reader: EventReader, record: Record) -> None:
+def says(reader: EventReader, *pieces: str) -> list[AgentEvent]:
     events: list[AgentEvent] = []
-    for piece in ("half an ans", "who", "le"):
+    for piece in pieces:
         content = {"type": "text", "text": piece}
         events += reader.read(update(sessionUpdate="agent_message_chunk", content=content))
+    return events
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \n\n"])
+def test_words_that_the_agent_asked_for_again_are_taken_back(reader: EventReader, record: Record, end: str) -> None:
+    events = says(reader, "half an ans", "who", f"le{end}")
     write(record, answer("a", "whole", input=7))
     events += reader.end("end_turn")
-    assert [event.text for event in of(AssistantMessage, events)] == ["whole"]
-    assert fold(events) == ["whole"]
+    assert [event.text for event in of(AssistantMessage, events)] == [f"whole{end}"]
+    assert fold(events) == [f"whole{end}"]
+
+
+def test_words_that_the_record_has_not_are_of_a_broken_stream(reader: EventReader, record: Record) -> None:
+    write(record, answer("a", input=7))
+    events = [*says(reader, "half an ans", "half an answ"), *reader.recorded()]
+    assert reader.is_broken
+    events += [*reader.take_back(), *reader.end("end_turn")]
+    assert fold(events) == []
+    assert not reader.closed_with_words
+
+
+@pytest.mark.parametrize("tokens", [None, {}, {"input": 7, "output": 0}])
+def test_words_without_tokens_after_an_answer_with_them_are_of_a_broken_stream(
+    reader: EventReader, record: Record, tokens: dict[str, int] | None
+) -> None:
+    write(record, answer("a", input=7, output=1))
+    says(reader, "half an ans")
+    write(record, {**answer("b", "half an ans"), "tokens": tokens})
+    reader.recorded()
+    assert reader.is_broken
+
+
+def test_an_answer_of_a_service_that_tells_no_tokens_is_whole(reader: EventReader, record: Record) -> None:
+    says(reader, "whole")
+    write(record, {**answer("a", "whole"), "tokens": None})
+    reader.recorded()
+    assert not reader.is_broken

@@ -58,6 +58,9 @@ Conversations of opencode and Qwen Code stay with the folder they began in, so a
 A budget is held where `prices` are configured and each request's tokens are told (Qwen Code, Gemini CLI) or seen
 (`key_proxy`); else it is refused, as are hooks after tools.
 
+After a tool's result Gemini CLI takes a stream without a finish reason for an answer. The host calls the turn failed
+where the service had counted no tokens of that answer yet; where it had, nothing shows that words are missing.
+
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
 of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.

@@ -44,6 +44,7 @@ SETTLE_S: Final = 0.1
 """After the answer to a prompt: updates that were sent before it may still come."""
 HISTORY_S: Final = 0.5
 """Without a word of an older conversation, after which it is over; it is told in one go."""
+BROKEN: Final = "the stream of the model's answer broke, and the agent took its words for the whole answer"
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
 
 
@@ -206,6 +207,8 @@ class Agent(BaseAgent):
         if fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended in the middle of its turn")
         self._count(None)
+        for event in self.reader.take_back():
+            await self.session.run.emit(event)
         return failed(code_of(words_of(fault), status=fault.code), words_of(fault))
 
     async def _ended(self, reply: Response) -> Ending:
@@ -213,7 +216,11 @@ class Agent(BaseAgent):
         reason, reader = str(self._result.get("stopReason")), self.reader
         counted = isinstance(self._result.get("usage"), dict)
         failure = reader.take_failure(counted=counted) if reason == "end_turn" else None
-        for event in reader.end(reason):
+        recorded = reader.recorded()
+        if reason == "end_turn" and reader.is_broken:
+            failure = failure or ("backend_unavailable", BROKEN)
+            recorded += reader.take_back()
+        for event in [*recorded, *reader.end(reason)]:
             await self.session.run.emit(event)
         self._count(self._used())
         if reason == "cancelled":

@@ -157,7 +157,7 @@ class EventReader(BaseReader):
         kind = update.get("sessionUpdate")
         if kind in SILENT:
             return []
-        return [*self._recorded(), *self._update(kind, update)]
+        return [*self.recorded(), *self._update(kind, update)]
 
     def _update(self, kind: Json, update: dict[str, Any]) -> list[AgentEvent]:
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
@@ -256,7 +256,7 @@ class EventReader(BaseReader):
             events += self.say(call)
         return [*events, *self._output(call)]
 
-    def _recorded(self) -> list[AgentEvent]:
+    def recorded(self) -> list[AgentEvent]:
         """What the agent's own record says since the last look: it is written before the model is asked again."""
         record = self._record
         if record is None:
@@ -314,7 +314,7 @@ class EventReader(BaseReader):
         """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
         known = self._calls.get(str(tool_call.get("toolCallId")))
-        recorded = self._recorded()
+        recorded = self.recorded()
         text = known.text if known is not None else ""
         call = self._known(tool_call)
         call.text = text  # What a question says is no output of the tool.
@@ -378,27 +378,41 @@ class EventReader(BaseReader):
         if not self._text:
             return events
         self.last_words, self._text, self._text_chars = "".join(self._text), [], 0
-        said = self._record.words() if self._record is not None else self.last_words
-        if said != self.last_words and said and self.last_words.endswith(said):
+        said, whole = self._record.words() if self._record is not None else "", self.last_words.rstrip()
+        if said and said != whole and whole.endswith(said):
             # It asked its model again without a word of it: what came before is no part of the answer.
             body: dict[str, Json] = {"reason": "asked_again", "taken_back": len(self.last_words)}
             events.append(self._make.carried("retry", body, "the agent asked its model again"))
-            self.last_words = said
+            self.last_words = self.last_words[len(whole) - len(said) :]
         return [*events, self._make.message(self.last_words)]
+
+    def take_back(self) -> list[AgentEvent]:
+        """Take back the words of an answer that never became whole."""
+        chars, self._text, self._text_chars, self.answered = self._text_chars, [], 0, False
+        body: dict[str, Json] = {"reason": "broken_stream", "taken_back": chars}
+        return [self._make.carried("retry", body, "the stream of the model's answer broke")] if chars else []
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the agent ends its turn with words that its record does not have as an answer, or not whole."""
+        record = self._record
+        if record is None or not record.is_there or not "".join(self._text).strip():
+            return False
+        return record.is_unended or not record.has_words
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
         """The end of the turn; a call that is still open gets its result.
 
         Some agents answer and never tell the end of a tool whose result the model had: the answer came last then.
         """
-        recorded, self.goes_on = self._recorded(), False
+        recorded, self.goes_on = self.recorded(), False
         last = self._results_since_output or self._calls_since_words
         events, self._results_since_output = [*recorded, *self.close()], last
         return [*events, self._make.turn(stop_reason)]
 
     def close(self) -> list[AgentEvent]:
         """Return what is still to be told: the message that was begun, and results of open calls."""
-        events = [*self._recorded(), *self.message()]
+        events = [*self.recorded(), *self.message()]
         if self.goes_on:  # Cut off in a turn whose calls were told: it counts as one.
             self.goes_on = False
             events.append(self._make.turn("tool_use"))

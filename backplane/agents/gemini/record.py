@@ -48,9 +48,12 @@ class Record:
         self._path: Path | None = None
         self._place = 0
         self._counted: set[str] = set()
+        self._has_tokens = False
         self.requests: list[TokenCounts] = []
         """What requests took since they were last looked at."""
         self._words: list[str] = []
+        self.is_unended = False
+        """Whether the last answer has words and no tokens, where earlier ones had tokens: its stream broke off."""
         self.outputs: dict[str, Output] = {}
         """What tools said, by their call's id; whoever tells it takes it out."""
 
@@ -79,6 +82,15 @@ class Record:
             if b'"toolCalls":' not in line:
                 self._take(line)
 
+    @property
+    def is_there(self) -> bool:
+        return self._path is not None
+
+    @property
+    def has_words(self) -> bool:
+        """Whether there is an answer in it since `words` was asked."""
+        return any(self._words)
+
     def words(self) -> str:
         """What the model said, and was kept, since this was asked."""
         words, self._words = "".join(self._words), []
@@ -100,11 +112,17 @@ class Record:
             return
         if said.get("type") == "gemini" and str(said.get("id")) not in self._counted:
             self._counted.add(str(said.get("id")))
-            self.requests += _usage(mapping(said.get("tokens")))
+            self._count(mapping(said.get("tokens")), has_words=bool(said.get("content")))
             self._words += [said["content"]] if isinstance(said.get("content"), str) else []
         for part in mappings(said.get("content")) if said.get("type") == "user" else ():
             answer = mapping(part.get("functionResponse"))
             self.outputs[str(answer.get("id"))] = read_output(str(answer.get("name")), mapping(answer.get("response")))
+
+    def _count(self, tokens: dict[str, Any], *, has_words: bool) -> None:
+        usage = _usage(tokens)
+        self.is_unended = has_words and not usage.output and self._has_tokens
+        self._has_tokens = self._has_tokens or bool(usage.output)
+        self.requests.append(usage)
 
     # Going on ---------------------------------------------------------------------------------------------------------
 
@@ -157,11 +175,11 @@ def read_output(tool: str, response: dict[str, Any]) -> Output:
     return Output("" if words == "(empty)" else words, int(code) if code.lstrip("-").isdigit() else None)
 
 
-def _usage(tokens: dict[str, Any]) -> list[TokenCounts]:
+def _usage(tokens: dict[str, Any]) -> TokenCounts:
     told = {name: tokens[name] for name in ("input", "output", "cached", "thoughts") if is_count(tokens.get(name))}
     if "input" not in told:
-        return []
+        return TokenCounts()
     output = told["output"] + told.get("thoughts", 0) if "output" in told else None
-    return [
-        TokenCounts(input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts"))
-    ]
+    return TokenCounts(
+        input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts")
+    )
