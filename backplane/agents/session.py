@@ -42,6 +42,8 @@ TOOL_S_MAX: Final = 3600.0
 """For one tool: a test suite may take an hour, and a sub-agent works longer than any command."""
 SIGN_OF_LIFE_S: Final = 60.0
 """Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
+HALT_S: Final = 2.0
+"""Seconds that a turn at a limit may take to stop; an abort takes milliseconds. Then its program is ended."""
 REPAIRS_MAX: Final = 2
 """Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
@@ -193,6 +195,7 @@ class AgentRun:
         self._waiting: list[str] = []
         self._questions: set[anyio.CancelScope] = set()
         self._cut: Ending | None = None
+        self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
         self.agent = make(self)
@@ -200,6 +203,11 @@ class AgentRun:
         self.silence = Silence(
             run, spec.silence_s, at_work=lambda: reader.at_work, asking=lambda: bool(self._questions)
         )
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no further turn begins: the run is cancelled, or a limit is reached."""
+        return self.cancelled or self._cut is not None
 
     # What the agent says and asks -------------------------------------------------------------------------------------
 
@@ -230,7 +238,7 @@ class AgentRun:
         limit = self.limit()
         if limit is not None and self._cut is None:
             self._cut = limit
-            self.silence.scope.cancel()
+            self._limited.set()
 
     async def watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
@@ -276,7 +284,12 @@ class AgentRun:
         return decision if decision.allowed == "deny" else None
 
     async def may(self, name: str, input: Json, denied: Ruling | None, *, id: str | None = None) -> approval.Decision:
-        """Put a call to whoever holds the policy; the agent's `denied` is put on record there, too."""
+        """Ask the control plane whether a call may run; a call that the agent's copy of the policy denies, too.
+
+        Once a limit is reached no call gets an answer, so none runs and the model is not asked about its result.
+        """
+        if self._cut is not None:
+            await anyio.sleep_forever()
         if denied is not None:
             await self.record_denied(name, input, id)
             return approval.Decision("deny", denied.reason)
@@ -367,6 +380,7 @@ class AgentRun:
             self._opened = True
             self.silence.heard()
             tasks.start_soon(self.silence.watch)
+            tasks.start_soon(self._halt)
             ending: Ending | None = None
             with self.silence.scope:
                 ending = await self._work()
@@ -374,6 +388,14 @@ class AgentRun:
             tasks.cancel_scope.cancel()
         self._over.set()
         return done
+
+    async def _halt(self) -> None:
+        """Stop the turn that reaches a limit; what its agent asked its model for until then is still counted."""
+        await self._limited.wait()
+        with anyio.move_on_after(HALT_S):
+            if await self.agent.stop():
+                await anyio.sleep_forever()
+        self.silence.scope.cancel()
 
     async def _listen(self) -> None:
         await self.agent.run()
@@ -393,7 +415,7 @@ class AgentRun:
         words, shape = self.spec.prompt, self.spec.shape
         for repair in range(REPAIRS_MAX + 1):
             ending = await self._say(words)
-            if shape is None or ending.text is None or self.cancelled:
+            if shape is None or ending.text is None or self.is_ending:
                 return ending
             value, fault = shape.read(ending.text)
             if fault is None:
@@ -410,12 +432,12 @@ class AgentRun:
     async def _say(self, words: Json) -> Ending:
         """Have a turn, and one for each word of the user that had to wait for its end."""
         ending = await self._turn(words)
-        while self._waiting and not self.cancelled and (ending.outcome != "failed" or ending.stopped):
+        while self._waiting and not self.is_ending and (ending.outcome != "failed" or ending.stopped):
             ending = await self._turn(self._waiting.pop(0))
         return ending
 
     async def _turn(self, words: Json) -> Ending:
-        if self._skip_turn or self.cancelled:
+        if self._skip_turn or self.is_ending:
             self._skip_turn = False
             return Ending(outcome="partial", stopped=True)
         self._in_turn = True
@@ -455,8 +477,7 @@ class AgentRun:
             await self.run.emit(event)
         if self.cancelled or (self.interrupted and ending.stopped):
             ending = Ending(outcome="partial")
-        if ending.limit == "max_turns":
-            # A turn more than there may be: that is how a control plane learns which limit it was.
+        if ending.limit:  # This is how a control plane learns which limit it was.
             await self.run.carry("turn", {"stop_reason": ending.limit}, ending.words)
         words = ending.words[:WORDS_CHARS_MAX]
         if ending.note:

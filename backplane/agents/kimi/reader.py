@@ -120,6 +120,7 @@ class EventReader(BaseReader):
             return []
         if len(self._told) < CALLS_MAX:
             self._told.add(id)
+        self.goes_on = True  # Known before the call runs; the step says it again when its calls are over.
         said = self._message()
         return [*said, *self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input, id))]
 
