@@ -82,6 +82,7 @@ async def play(
     vendor: dict[str, Any] | None = None,
     policy: PolicyProfile | None = None,
     confirms: bool = True,
+    max_budget_usd: float | None = None,
     **options: Any,
 ) -> tuple[Run, list[AgentEvent]]:
     """A run with an agent of these lines, told as events."""
@@ -93,7 +94,11 @@ async def play(
         backends={"driven": BackendSettings(host="claude", options={"program": str(program), **options})},
         isolation="off",
     )
-    order = WorkOrder("work", policy=policy or PolicyProfile(), config=RuntimeConfig(vendor=vendor or {}))
+    order = WorkOrder(
+        "work",
+        policy=policy or PolicyProfile(),
+        config=RuntimeConfig(vendor=vendor or {}, max_budget_usd=max_budget_usd),
+    )
     events = []
     async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings, hooks=hooks) as run:
         async for event in run:
@@ -239,6 +244,22 @@ async def test_a_question_that_is_not_understood_is_refused_and_not_left_open(tm
     )
     _, events = await play(tmp_path, script)
     assert of(events, AssistantMessage)[0].text == "error: this host answers no riddle"
+
+
+OVER = [
+    'result(is_error=True, terminal_reason="budget_exhausted", total_cost_usd=0.5)',
+    'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="", total_cost_usd=0.5, result="")',
+    'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="api_error", total_cost_usd=2.0)',
+    'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="completed", total_cost_usd=None)',
+]
+
+
+@pytest.mark.parametrize("script", OVER)
+async def test_a_budget_that_is_used_up_is_the_orders_limit(tmp_path: Path, script: str) -> None:
+    run, events = await play(tmp_path, script, max_budget_usd=0.5)
+    assert run.end is not None
+    assert (run.receipt.outcome, run.end.reason, run.end.code) == ("partial", "budget", "policy_denied")
+    assert of(events, Failed) == [] or of(events, Failed)[-1].error_code == "policy_denied"
 
 
 HOOK_OF_NOTHING = '{"subtype": "hook_callback", "callback_id": "%s", "input": {"hook_event_name": "any"}}'

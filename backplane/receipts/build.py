@@ -423,6 +423,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._turns += 1
             if limits.max_turns is not None and self._turns > limits.max_turns:
                 self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+            reason = event.body.get("stop_reason")  # A host that ends its turn at a limit of the order names it.
+            if {"max_turns": limits.max_turns, "budget": limits.max_budget_usd}.get(str(reason)) is not None:
+                self.limit = self.limit or (str(reason), event.message)
         if not isinstance(event, UsageReported):
             return
         used, cost = self.folded.usage, event.body.get("estimated_cost_usd")

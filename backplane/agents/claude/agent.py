@@ -38,8 +38,11 @@ SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""
 HOOK_S: Final = 3600
 """For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
-LIMITS: Final = {"max_turns": "max_turns", "budget_exhausted": "budget"}
-"""The agent's word for why it ended → the contract's limit."""
+LIMITS: Final = {
+    "max_turns": "max_turns", "error_max_turns": "max_turns",
+    "budget_exhausted": "budget", "error_max_budget_usd": "budget",
+}  # fmt: skip
+"""`terminal_reason` or `subtype` of a result, as some versions send one alone → the contract's limit."""
 LOGIN: Final = (
     "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
 )
@@ -155,8 +158,9 @@ class Agent(BaseAgent):
     async def _ended(self, result: TurnResult) -> Ending:
         if self._withheld is not None:
             return failed("policy_denied", self._withheld)
-        if result.reason in LIMITS:
-            return await self._limited(result)
+        limit = LIMITS.get(result.reason) or LIMITS.get(result.subtype)
+        if limit is not None:
+            return await self._limited(result, limit)
         if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":
             words = result.text or result.subtype
             code = code_of(result.text, result.reason, self.reader.error, status=result.status)
@@ -168,12 +172,11 @@ class Agent(BaseAgent):
         # A model that answers in words is taken at these.
         return Ending(text=_encoded(result.structured) if result.structured is not None else result.text)
 
-    async def _limited(self, result: TurnResult) -> Ending:
-        if LIMITS[result.reason] == "budget":
-            # A dollar more than there may be: that is how a control plane learns which limit it was.
+    async def _limited(self, result: TurnResult, limit: str) -> Ending:
+        if limit == "budget":
             cost = {"estimated_cost_usd": result.raw.get("total_cost_usd")}
             await self.session.run.carry("usage", cost, result.text)
-        return limited(LIMITS[result.reason], result.text or result.reason)
+        return limited(limit, result.text or result.reason or result.subtype)
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
