@@ -206,7 +206,7 @@ class AgentRun:
 
     @property
     def is_ending(self) -> bool:
-        """Whether no further turn begins: the run is cancelled, or a limit is reached."""
+        """True if the run is cancelled or a limit is reached: no further turn begins."""
         return self.cancelled or self._cut is not None
 
     # What the agent says and asks -------------------------------------------------------------------------------------

@@ -394,7 +394,7 @@ class EventReader(BaseReader):
 
     @property
     def is_broken(self) -> bool:
-        """Whether the agent ends its turn with words that its record does not have as an answer, or not whole."""
+        """True if the turn ended with words that the record lacks as an answer, or has without tokens."""
         record = self._record
         if record is None or not record.is_there or not "".join(self._text).strip():
             return False

@@ -53,7 +53,7 @@ class Record:
         """What requests took since they were last looked at."""
         self._words: list[str] = []
         self.is_unended = False
-        """Whether the last answer has words and no tokens, where earlier ones had tokens: its stream broke off."""
+        """True if the last answer has words and no tokens, and an earlier one had tokens: its stream broke."""
         self.outputs: dict[str, Output] = {}
         """What tools said, by their call's id; whoever tells it takes it out."""
 
@@ -88,7 +88,7 @@ class Record:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is an answer in it since `words` was asked."""
+        """True if an answer was written since `words` was called."""
         return any(self._words)
 
     def words(self) -> str:
