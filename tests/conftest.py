@@ -116,6 +116,19 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def without_bubblewrap(tmp_path: Path) -> str:
+    """A PATH with everything of this machine but bubblewrap."""
+    folder = tmp_path / "no-bwrap"
+    folder.mkdir()
+    for part in reversed([part for part in os.environ["PATH"].split(os.pathsep) if os.path.isdir(part)]):
+        for program in Path(part).iterdir():
+            if program.name != "bwrap":
+                (folder / program.name).unlink(missing_ok=True)
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
 # Programs of npm's, installed once into the checkout's cache ----------------------------------------------------------
 
 

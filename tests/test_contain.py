@@ -390,7 +390,7 @@ def test_a_folder_that_we_cannot_list_and_the_agent_can_leaves_the_rules_to_the_
         os.close(deep)
         deep = below
     os.close(deep)
-    covered = mounts.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), None)
+    covered = mounts.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), ())
     assert (covered.complete, covered.options, covered.read_gap) == (False, (), mounts.TOO_MANY)
 
 
@@ -418,7 +418,7 @@ def test_a_rule_that_named_nothing_at_the_start_is_held_by_no_mount(
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt").touch()
     (tmp_path / "link").symlink_to("sub")
-    assert mounts.work_out(policy(deny_write=patterns), str(tmp_path), (), None).unmatched == unmatched
+    assert mounts.work_out(policy(deny_write=patterns), str(tmp_path), (), ()).unmatched == unmatched
 
 
 async def test_a_rule_that_named_nothing_at_the_start_is_left_to_the_next_layer(

@@ -220,6 +220,21 @@ def test_a_step_of_a_build_leaves_all_that_its_system_wants(
     assert ("+two" in (out / "change.patch").read_text()) == (code == 0)
 
 
+def test_a_step_ends_before_its_agent_starts_where_nothing_keeps_credentials_from_it(
+    programs: dict[str, str], folder: Path, without_bubblewrap: str
+) -> None:
+    place = programs["PATH"].partition(":")[0]
+    environ = {**programs, "PATH": f"{place}:{without_bubblewrap}"}
+    words = ["sh", str(EXAMPLES / "ci.sh"), "echo two >> a.txt", str(folder.parent / "out")]
+    done = subprocess.run(
+        words, cwd=folder, env=environ, capture_output=True, text=True, timeout=12 * WAIT_S, check=False
+    )
+    assert done.returncode == 4, done
+    assert "bubblewrap is unusable: bwrap is not found" in done.stderr
+    assert "install bubblewrap, or --isolation off" in done.stderr
+    assert (folder.parent / "out/change.patch").read_text() == ""
+
+
 def test_a_step_that_is_refused_shows_no_other_runs_result(programs: dict[str, str], folder: Path) -> None:
     outs = [folder.parent / name for name in ("out", "new")]
     said(["sh", EXAMPLES / "ci.sh", "true", outs[0]], folder, programs)

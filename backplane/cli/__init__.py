@@ -34,7 +34,7 @@ EXITS: Final[dict[int, str]] = {
     DONE: "done",
     FAILED: "the work failed, or a check found something",
     USAGE: "usage, unreadable input, unknown backend, bad configuration",
-    PARTIAL: "outcome partial, whatever ended the run",
+    PARTIAL: "outcome partial, whatever ended the run, or a finding of --fail-on",
     REFUSED: "refused by policy or for want of an ability, or nothing there to judge",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
@@ -48,6 +48,8 @@ EXITS: Final[dict[int, str]] = {
 def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
     """Return the exit code of an ended run: of a partial one 3, else that of its error's code, else its outcome's.
 
+    A complete run with a finding that its order's `fail_on` names is 3, too.
+
     Args:
         error: one that its receipt does not have, as that could not be kept.
     """
@@ -58,7 +60,9 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
     failure = error or failure_of(receipt)
     if failure is not None:
         return failure.facts.exit_code
-    return DONE if receipt.outcome == "complete" else FAILED
+    if receipt.outcome != "complete":
+        return FAILED
+    return PARTIAL if receipt.failed_on else DONE
 
 
 HELP: Final = """\

@@ -112,6 +112,8 @@ def _end(plan: Plan, live: _Live) -> int:
     if not live.outlet.gone:
         streams.write(live.clear())
         _say_the_end(plan, ended, live, saved)
+    for line in show.remarks_on(ended.receipt):
+        streams.note(line)
     left = live.outlet.gone and live.signal is None
     why = ended.error if ended.error is not None or live.signal is not None else failure_of(ended.receipt)
     if why is not None and (failure is not None or not left):

@@ -97,6 +97,12 @@ RIGHTS = (
     many("--allow-tool", "T", "only these tools"),
     many("--deny-tool", "T", "not these tools"),
     flag("--lenient", "take a stranger's order though some of its members are unknown"),
+    many(
+        "--fail-on",
+        "WORDS",
+        "exit 3 although it is complete, for denied calls, false claims or violations: "
+        "denied,false-claims,violations, or none (all with the policy `ci`, else none)",
+    ),
     choice("--isolation", "required", "best_effort", "off", "keep it inside its workspace (best_effort)"),
 )
 PARAM = many("--param", "KEY=JSON", "a vendor's setting; a.b=1 nests")

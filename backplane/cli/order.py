@@ -16,6 +16,7 @@ from backplane.cli.start import wrong
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.receipt import FINDINGS
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
@@ -249,6 +250,8 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
         vendor = _nested(vendor, ["abp", "images"], rows, "--image")
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
+    if options.fail_on:
+        vendor = _nested(vendor, ["abp", "fail_on"], _fail_on(options.fail_on), "--fail-on")
     if options.lenient:
         vendor = _nested(vendor, ["abp", "lenient"], True, "--lenient")
     if options.pure:
@@ -269,6 +272,16 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
         max_budget_usd=budget if budget is not None else config.max_budget_usd,
         max_turns=turns if turns is not None else config.max_turns,
     )
+
+
+def _fail_on(given: Sequence[str]) -> list[Json]:
+    """Read the words of `--fail-on`: lists of findings, or `none`."""
+    words = [word.strip() for text in given for word in text.split(",")]
+    if words == ["none"]:
+        return []
+    if unknown := [word for word in words if word not in FINDINGS]:
+        raise wrong(f"--fail-on {unknown[0]!r} is no finding", f"some of: {', '.join(FINDINGS)}; or none alone")
+    return list(dict.fromkeys(words))
 
 
 def _parameter(text: str) -> Json:

@@ -19,7 +19,7 @@ import msgspec
 from backplane import config
 from backplane.cli import code_of, order, streams
 from backplane.cli.parser import Options, scaled
-from backplane.cli.show import patch_lines
+from backplane.cli.show import patch_lines, remarks_on
 from backplane.cli.start import load_settings, open_store, wrong
 from backplane.errors import ConfigError
 from backplane.receipts.build import failure_of
@@ -27,9 +27,11 @@ from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
 from backplane.scale.engine import LabelLimits, State, Status, Worker, check_label, check_priority, unknown_order
 from backplane.view.figures import elapsed
+from backplane.view.findings import outcome_words
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
     from backplane.runtime.plane import Run
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
@@ -235,15 +237,17 @@ async def _brought(
             streams.write_record(QueuedOrder(status, None, row.outcome, row.run_id, row.sha256))
         else:
             patch = patch_lines(receipt, store.patch(row), root or "DIR")
-            streams.write("\n".join((_ended(row, result), *patch)) + "\n")
+            streams.write("\n".join((_ended(row, result, receipt), *patch)) + "\n")
+        for line in remarks_on(receipt):
+            streams.note(line)
         if (failure := failure_of(receipt)) is not None:
             streams.error(failure)
         return code_of(receipt)
 
 
-def _ended(row: ReceiptRow, result: OrderResult) -> str:
+def _ended(row: ReceiptRow, result: OrderResult, receipt: Receipt) -> str:
     tries = f"  attempt {len(result.attempts)}" if len(result.attempts) > 1 else ""
-    return f"{row.outcome}{tries}\nrun {row.run_id}  receipt {row.sha256}"
+    return f"{outcome_words(row.outcome, receipt.findings)}{tries}\nrun {row.run_id}  receipt {row.sha256}"
 
 
 def _queue(
@@ -562,7 +566,8 @@ async def _events(options: Options, engine: DurableEngine, place: QueuePlace) ->
     job = await engine.job(options.order)
     async with _told_what_holds(engine, options.order):
         row, result = await bring(engine, job, place.contents(), config.home(os.environ), _write_event)
-    streams.complain(_ended(row, result) + "\n")
+    with open_store() as store:
+        streams.complain(_ended(row, result, store.load(row.run_id)) + "\n")
     return 0
 
 

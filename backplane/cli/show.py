@@ -20,6 +20,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
+from backplane.view.findings import outcome_words, remarks
 from backplane.view.text import in_workspace
 from backplane.view.values import about, as_list, as_object, words_of
 
@@ -334,14 +335,16 @@ def _first_line(value: Json) -> str:
 
 def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     """What came of the run, in a few lines."""
-    colour = {"complete": "green", "partial": "yellow"}.get(receipt.outcome, "red")
+    words = outcome_words(receipt.outcome, receipt.findings)
+    is_clean = words == receipt.outcome
+    colour = {"complete": "green" if is_clean else "yellow", "partial": "yellow"}.get(receipt.outcome, "red")
     added = receipt.backplane
     reason = as_object(added.get("end")).get("reason")
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
     unknown = added.get("duration") == "unknown"
     lasted = "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
     lines = [
-        f"{look.dress(colour, receipt.outcome)}{why} after {lasted}{_usage(receipt)}",
+        f"{look.dress(colour, words)}{why}{'' if is_clean else ','} after {lasted}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
     if original := as_object(added.get("replay")):
@@ -359,6 +362,11 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     if unheard := as_list(added.get("unheard")):
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     return "\n".join([*lines, *patch_lines(receipt, patch)]) + "\n"
+
+
+def remarks_on(receipt: Receipt) -> list[str]:
+    """Return what is said on stderr of an ended run beside its outcome, a line each."""
+    return remarks(receipt.meta.run_id, receipt.outcome, receipt.backplane)
 
 
 def is_bare(patch: Path) -> bool:

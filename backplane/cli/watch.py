@@ -183,6 +183,8 @@ class _Watch:
         receipt = self._store.load(self._run.run_id)
         patch = self._store.folder(self._run.run_id) / PATCH
         streams.write(show.summary(receipt, self._look, patch if patch.is_file() else None))
+        for line in show.remarks_on(receipt):
+            streams.note(line)
         return code_of(receipt)
 
 

@@ -5,7 +5,7 @@ Everything we add lives in `usage_raw.backplane`. Sealing and storing are `recei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -87,6 +87,53 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     git_status: str | None = None
 
 
+FINDINGS: Final = ("denied", "false-claims", "violations")
+"""Words of an order's `fail_on`: findings that make a door report a complete run as failed."""
+
+
+class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of what speaks against a run beside its outcome."""
+
+    denied: int = 0
+    """Calls of tools and patches that a policy, a hook or an answer refused."""
+    false_claims: int = 0
+    """Claims of the host that were seen to be false."""
+    violations: int = 0
+    """Things that were done although a rule forbids them."""
+    errors: int = 0
+    """Errors that the host reported itself."""
+
+    def named(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Return those of these words of `FINDINGS` whose count is not 0."""
+        return tuple(word for word in words if getattr(self, word.replace("-", "_"), 0))
+
+
+def findings_of(added: Mapping[str, Json]) -> RunFindings:
+    """Read the findings from `usage_raw.backplane`."""
+    calls, claimed, held, errors = (
+        part if isinstance(part := added.get(name), dict) else {}
+        for name in ("calls", "claimed", "enforcement", "errors")
+    )
+    counts, violations = claimed.get("counts"), held.get("violations")
+    rows = counts.values() if isinstance(counts, dict) else ()
+    return RunFindings(
+        denied=_count(calls.get("denied")),
+        false_claims=sum(_count(row.get("false")) for row in rows if isinstance(row, dict)),
+        violations=len(violations) if isinstance(violations, list) else 0,
+        errors=_count(errors.get("count")),
+    )
+
+
+def _count(value: Json) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def failed_on(added: Mapping[str, Json]) -> tuple[str, ...]:
+    """Return the findings for which doors report a complete run as failed; none if its order names none of them."""
+    words = added.get("fail_on")
+    return findings_of(added).named([str(word) for word in words]) if isinstance(words, list) else ()
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The sealed record of one run: what was asked, what happened, and how it ended."""
 
@@ -108,6 +155,16 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         """What the control plane adds: end, claims, enforcement, counts, patch and the like."""
         added = self.usage_raw.get("backplane") if isinstance(self.usage_raw, dict) else None
         return added if isinstance(added, dict) else {}
+
+    @property
+    def findings(self) -> RunFindings:
+        """Counts of denied calls, false claims, violations and reported errors."""
+        return findings_of(self.backplane)
+
+    @property
+    def failed_on(self) -> tuple[str, ...]:
+        """The findings for which doors report the run as failed though it is complete, by the order's `fail_on`."""
+        return failed_on(self.backplane)
 
 
 def read_receipt(value: Json) -> Receipt:

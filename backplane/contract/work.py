@@ -89,6 +89,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "children_budget_usd_micros": Annotated[int, msgspec.Meta(ge=0, lt=2**53)],
     "credentials": Any,
     "enforcement": Any,
+    "fail_on": list[Literal["denied", "false-claims", "violations"]],
     "history": list[dict[str, Any]],
     "hooks": list[dict[str, Any]],
     "images": list[dict[str, Any]],

@@ -332,6 +332,12 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
     return Policy(PROFILES["default"] if defaults and profile == PolicyProfile() else profile)
 
 
+def has_rules_of(profile: PolicyProfile, shipped: str) -> bool:
+    """Return True if a profile has every rule of a shipped one, under whatever name it came."""
+    names = PolicyProfile.__struct_fields__
+    return all(set(getattr(PROFILES[shipped], name)).issubset(getattr(profile, name)) for name in names)
+
+
 def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
     """Return the tool names of a policy that are not known here, each with the known one it is most like."""
     return unknown_names(_named_tools(profile))

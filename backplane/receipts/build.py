@@ -36,6 +36,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import (
     CONTRACT_VERSION,
+    FINDINGS,
     NAMES_MAX,
     Artifact,
     BackendIdentity,
@@ -48,7 +49,7 @@ from backplane.contract.receipt import (
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError, from_code
 from backplane.policy.paths import TOOLS, touched
-from backplane.policy.rules import TOOL_LISTS, Layer, Policy, Rule, enforcement, tool_names
+from backplane.policy.rules import TOOL_LISTS, Layer, Policy, Rule, enforcement, has_rules_of, tool_names
 from backplane.receipts.calls import PATCH_TOOL, CallBook, CallRecord, neutral
 from backplane.receipts.claims import CLAIMING, Judge
 from backplane.receipts.folded import Folded, fold
@@ -245,6 +246,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     """What the events tell was done in another run."""
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
+    reported: tuple[int, str] = (0, "")
+    """Number of errors that the host reported, and the message of the last one."""
+    shortfall: tuple[str, str] = ("", "")
+    """Why rules are held more weakly than asked, and the next step; empty texts if they are not."""
     guarded: bool = False
     """The host was a program of its own, under a guard."""
     start: str = "cold"
@@ -362,6 +367,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         turns_max = self.order.config.max_turns
         if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
             self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
+        if isinstance(event, Failed):
+            self.reported = (self.reported[0] + 1, event.message)
+            return None
         if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
             self._claim_path(_relative(event.path, self.root))
         call, is_settled = self._note_call(event), False
@@ -507,8 +515,19 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
         if self._book is not None and self._book.asked:
             members["calls"] = self._book.to_wire()
+        if self.reported[0]:
+            members["errors"] = {"count": self.reported[0], "last": self.reported[1][:CAUSE_CHARS_MAX]}
+        if fail_on := self._fail_on():
+            members["fail_on"] = fail_on
         members["enforcement"] = self._enforcement()
         return members
+
+    def _fail_on(self) -> list[Json]:
+        """The findings for which doors report the run as failed: the order's; all for the profile `ci`."""
+        asked = self.settings.get("fail_on")
+        if isinstance(asked, list):
+            return list(dict.fromkeys(asked))
+        return list(FINDINGS) if self.policy is not None and has_rules_of(self.policy.profile, "ci") else []
 
     def _enforcement(self) -> Json:
         if self.policy is None:
@@ -557,7 +576,20 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             )
             if gap := "; ".join(filter(None, gaps)):
                 row["gap"] = gap
-        return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
+        label = self.contained or _uncontained(self.isolation, self.guarded)
+        told = self._told_shortfall(rules, label) if self.shortfall[0] else ""
+        return {"rules": rules, **label, **({"shortfall": told} if told else {})}
+
+    def _told_shortfall(self, rules: Sequence[Mapping[str, Json]], label: Mapping[str, Any]) -> str:
+        """Say in one line what is not held before the fact, why, and the next step; empty if all is."""
+        count = sum(row["layer"] in (None, "audit") and row["rule"] not in TOOL_LISTS for row in rules)
+        proxy = self.added.get("key_proxy")
+        what = [f"{count} rule{'s' if count > 1 else ''}"] if count else []
+        what += ["the credential stores"] if label["kinds"]["credentials"]["state"] == "none" else []
+        what += ["the model's key"] if isinstance(proxy, dict) and proxy.get("state") != "enforced" else []
+        listed = " and ".join([part for part in (", ".join(what[:-1]), *what[-1:]) if part])
+        why, step = self.shortfall
+        return f"{listed} {'is' if what == ['1 rule'] else 'are'} not held: {why}; {step}" if what else ""
 
     def violations(self) -> list[dict[str, str]]:
         """Return a row for each thing that was done although a rule forbids it."""

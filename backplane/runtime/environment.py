@@ -23,6 +23,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.contract.work import ContextPacket, Mode
 from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
+from backplane.policy.rules import has_rules_of
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 CAUSE_S: Final = 1.0
 """For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
+
+
+_ISOLATION_OFF: Final = ("isolation is off", "leave it on where bubblewrap is installed")
+"""A shortfall, as `Contained` has it: why, and the next step."""
 
 
 class HostStart(msgspec.Struct, frozen=True):
@@ -176,7 +181,11 @@ class RunEnvironment:
         plainly: tuple[object, ...] = ()
         if program is not None and (self._waits or warm is not None):
             plainly = program.command(order, environ), order.policy, None
-        if isolation == "off" and demanded is None and asked is None:
+        assert self._facts.policy is not None
+        if isolation == "off" and (self._key_use is not None or has_rules_of(self._facts.policy.profile, "strict")):
+            self._facts.shortfall = _ISOLATION_OFF
+        nothing_asked = isolation == "off" and demanded is None and asked is None
+        if nothing_asked or self._facts.replayed:  # A replay does nothing that could be contained.
             return self._way(warm, plainly, plain)
         # Not before: who does not want it shall not pay for loading it.
         from backplane.sandbox.probe import try_layers
@@ -188,7 +197,6 @@ class RunEnvironment:
         open_stores = read_names(asked, "config.vendor.abp.credentials")
         if program is not None:
             open_stores |= program.open_stores
-        assert self._facts.policy is not None
         filtered = settings.get("seccomp") is True
         self._sandbox = Sandbox(
             self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores
@@ -274,6 +282,7 @@ class RunEnvironment:
         assert sandbox is not None
         command, held, places = await anyio.to_thread.run_sync(self._put_on, program, sandbox)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
+        self._facts.shortfall = held.shortfall
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)

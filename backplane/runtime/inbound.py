@@ -27,7 +27,6 @@ from backplane.contract.events import (
     Approval,
     AssistantDelta,
     AssistantMessage,
-    Failed,
     RunCompleted,
     RunStarted,
     TurnEnded,
@@ -562,10 +561,8 @@ _TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
     Raised: Inbound._raised,
 }
 
-_QUIET: Final[frozenset[object]] = frozenset(
-    (AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, Failed)
-)
-"""Event types that say nothing about files, tools or usage."""
+_QUIET: Final[frozenset[object]] = frozenset((AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted))
+"""Event types that say nothing about files, tools, usage or errors."""
 
 
 def _carries_something(event: AgentEvent) -> bool:

@@ -14,7 +14,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.policy.rules import Rule
 from backplane.sandbox.credentials import Covered
 from backplane.sandbox.landlock import NETWORK_SINCE, SCOPES_SINCE
-from backplane.sandbox.mounts import Masks
+from backplane.sandbox.mounts import TOO_MANY, Masks
 from backplane.sandbox.probe import Probe, Probed
 
 GUARD: Final = "guard"
@@ -57,11 +57,25 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         """TCP is held by its port and nothing else is."""
         return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
 
+    def shortfall(self) -> tuple[str, str]:
+        """Return why rules are held more weakly than a machine can, and the next step; two empty texts if they are not.
+
+        Landlock is not missed where bubblewrap is there: it holds what that holds, a second time.
+        """
+        if not self.found.bubblewrap.usable:
+            return _unusable(self.found.bubblewrap)
+        if not (self.masks.complete and self.masks.covers_outside):
+            return TOO_MANY, "name whole folders, or exclude what is not needed"
+        return _unusable(self.found.network) if self.networked and not self.found.network.usable else ("", "")
+
     def gaps(self) -> Mapping[Rule, str]:
         """Rules that the operating system holds, each with what it leaves open; as `label`, one value."""
         rules: dict[Rule, str] = {}
         if self.found.bubblewrap.usable or self.found.landlock.usable:
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
+        if self.found.bubblewrap.usable:
+            rules[Rule("credentials")] = ""
+            rules |= {Rule("deny_read_outside"): self.masks.read_gap} if self.masks.covers_outside else {}
         if self.found.bubblewrap.usable and self.masks.complete:
             rules |= {Rule("deny_read", pattern): self.masks.read_gap for pattern in self.profile.deny_read}
             held = (pattern for pattern in self.profile.deny_write if pattern not in self.masks.unmatched)
@@ -71,6 +85,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
                 for pattern in getattr(self.profile, name):
                     rules[Rule(name, pattern)] = "; ".join(_network_gaps(self, pattern))
         return _shared_gaps(tuple(rules.items()))
+
+
+def _unusable(layer: Probed) -> tuple[str, str]:
+    return f"{layer.name} is unusable ({layer.why})", layer.fix
 
 
 def label(held: Held) -> dict[str, Json]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +28,8 @@ FILES_MAX: Final = 200_000
 HOME_DEPTH: Final = 2
 """Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
 
-HOME_FILES_MAX: Final = 5_000
-"""Entries of the home folder that are looked at."""
+HOME_FILES_MAX: Final = 50_000
+"""Entries of these folders that are looked at; a quarter of a second's work. With more, no rule is held there."""
 
 BLANK: Final = str(Path(__file__).with_name("blank"))
 """An empty file that stands in place of a covered one: programs take it, where `/dev/null` is an error to many."""
@@ -57,7 +57,9 @@ class Masks(msgspec.Struct, frozen=True):
     unmatched: tuple[str, ...] = ()
     """Patterns of `deny_write` that named nothing at the start, so that no mount holds them."""
     complete: bool = True
-    """False when there was too much to cover: then no rule is held by these mounts."""
+    """False when there was too much to cover in the trees: then no rule is held there by these mounts."""
+    covers_outside: bool = True
+    """True if all is covered that `deny_read` names in the home folders."""
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
@@ -73,7 +75,7 @@ def work_out(
     profile: PolicyProfile,
     root: str,
     seen_elsewhere: tuple[str, ...],
-    home: str | None,
+    homes: tuple[str, ...],
     stores: Covered = Covered(),  # noqa: B008  # frozen
 ) -> Masks:
     """Find what must be covered so that the rules on files hold in `root`, and credentials are out of sight.
@@ -81,42 +83,86 @@ def work_out(
     Args:
         root: absolute, links followed; the place to work in.
         seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
-        home: the agent's home folder.
+        homes: home folders, of the user and of the agent.
         stores: credentials, which are covered also where there is too much else to cover.
     """
-    always = tuple(word for path, is_folder in sorted(stores.places.items()) for word in _cover(path, is_folder, BLANK))
     if not (profile.deny_read or profile.deny_write):
-        return Masks(always, hidden=frozenset(stores.places))
+        return Masks(_covers(stores.places, stores), hidden=frozenset(stores.places))
     reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
-    try:
-        hidden = dict(_matches(root, reads))
-        fixed = {path: folder for path, folder in _matches(root, writes) if path not in hidden}
-        for tree in seen_elsewhere if profile.deny_read else ():
-            hidden.update(_matches(tree, reads))
-        if home is not None and profile.deny_read and not below(home, root):
-            hidden.update(_near(home, reads))
-        above = _ancestors(root, [*hidden, *fixed])
-    except (OverflowError, PolicyError):
-        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
-    if len(hidden) + len(fixed) + len(above) > MASKS_MAX:
-        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
-    unmatched = _unmatched(writes, root, [*hidden, *fixed])
-    blank = dict.fromkeys(hidden, "/dev/null") | dict.fromkeys(stores.places, BLANK)
-    hidden |= stores.places
-    folders = [path for path, is_folder in hidden.items() if is_folder]
-    options = [word for path in above for word in ("--bind", path, path)]
-    for path in sorted(fixed):
-        options += ("--ro-bind", path, path)
-    for path, is_folder in sorted(hidden.items()):
-        if not any(below(path, folder) for folder in folders):
-            options += _cover(path, is_folder, blank[path])
+    outside, inside = _outside(root, homes, reads), _inside(root, seen_elsewhere, reads, writes)
+    hidden = {**stores.places, **(outside or {})}
+    covers_outside = outside is not None
+    if inside is None or len(hidden) + inside.mounts > len(stores.places) + MASKS_MAX:
+        options, found = _covers(hidden, stores), frozenset(hidden)
+        return Masks(options, TOO_MANY, TOO_MANY, found, complete=False, covers_outside=covers_outside)
+    hidden |= inside.hidden
     history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
     return Masks(
-        tuple(options),
-        read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
+        (*inside.options(), *_covers(hidden, stores)),
+        read_gap=f"{ELSEWHERE if covers_outside else TOO_MANY}; {LATER}{history}" if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
         hidden=frozenset(hidden),
-        unmatched=unmatched,
+        unmatched=_unmatched(writes, root, [*inside.hidden, *inside.fixed]),
+        covers_outside=covers_outside,
+    )
+
+
+class _Inside(msgspec.Struct, frozen=True):
+    """Paths in the trees that the rules name."""
+
+    hidden: dict[str, bool]
+    """Path that may not be read → whether it is a folder."""
+    fixed: tuple[str, ...]
+    """Paths that may not be written."""
+    above: tuple[str, ...]
+    """Folders between the root and these: as mounts of their own they cannot be moved away with them."""
+
+    @property
+    def mounts(self) -> int:
+        return len(self.hidden) + len(self.fixed) + len(self.above)
+
+    def options(self) -> Iterator[str]:
+        """Mount all but what is hidden."""
+        for path in self.above:
+            yield from ("--bind", path, path)
+        for path in self.fixed:
+            yield from ("--ro-bind", path, path)
+
+
+def _inside(root: str, seen_elsewhere: tuple[str, ...], reads: Globs, writes: Globs) -> _Inside | None:
+    """Find what the rules name in the trees; None if there is too much to look at."""
+    try:
+        hidden = dict(_matches(root, reads))
+        fixed = [path for path, _ in _matches(root, writes) if path not in hidden]
+        for tree in seen_elsewhere if reads else ():
+            hidden.update(_matches(tree, reads))
+        return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])))
+    except (OverflowError, PolicyError):
+        return None
+
+
+def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool] | None:
+    """Find what may not be read in the home folders; None if there is too much to look at or to cover."""
+    found: dict[str, bool] = {}
+    try:
+        for home in homes if reads else ():
+            if not below(home, root):
+                found.update(_near(home, reads))
+    except (OverflowError, PolicyError):
+        return None
+    # A folder around the workspace stays open: the user asked to work there.
+    found = {path: is_folder for path, is_folder in found.items() if not f"{root}/".startswith(f"{path}/")}
+    return found if len(found) <= MASKS_MAX else None
+
+
+def _covers(hidden: Mapping[str, bool], stores: Covered) -> tuple[str, ...]:
+    """Return the options that cover these paths, but for those in a folder that is covered."""
+    folders = [path for path, is_folder in hidden.items() if is_folder]
+    return tuple(
+        word
+        for path, is_folder in sorted(hidden.items())
+        if not any(below(path, folder) for folder in folders)
+        for word in _cover(path, is_folder, BLANK if path in stores.places else "/dev/null")
     )
 
 
@@ -188,7 +234,7 @@ def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
         for entry in _entries(folder):
             count += 1
             if count > HOME_FILES_MAX:
-                return
+                raise OverflowError
             if entry.is_symlink():
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
@@ -215,7 +261,7 @@ def _in_repository(path: str) -> bool:
 
 
 def _ancestors(root: str, paths: list[str]) -> list[str]:
-    """Folders between the root and what is covered: as mounts of their own they cannot be moved away with it."""
+    """Return the folders between the root and these paths."""
     found: set[str] = set()
     for path in paths:
         while below(path, root) and (path := os.path.dirname(path)) != root:

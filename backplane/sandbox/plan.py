@@ -84,6 +84,8 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
     gaps: Mapping[Rule, str] = MappingProxyType({})
     """Rules that the operating system holds, each with what it leaves open or ""."""
+    shortfall: tuple[str, str] = ("", "")
+    """Why rules are held more weakly than a machine can, and the next step."""
 
 
 def plan(
@@ -121,11 +123,9 @@ def plan(
     if found.bubblewrap.usable:
         private = _private({place.root, *own})
         originals = (place.original,) if place.original else ()
-        home = command.env.get("HOME")
-        stores = credentials.cover(
-            place.root, originals, own, credentials.homes_of(home), open_stores, set(command.env.values())
-        )
-        covered = masks.work_out(profile, place.root, originals, home, stores)
+        homes = credentials.homes_of(command.env.get("HOME"))
+        stores = credentials.cover(place.root, originals, own, homes, open_stores, set(command.env.values()))
+        covered = masks.work_out(profile, place.root, originals, homes, stores)
         wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
         system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
         wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private, agent), *covered.options, "--")
@@ -163,6 +163,7 @@ def plan(
         label=label(held),
         hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
         gaps=held.gaps(),
+        shortfall=held.shortfall(),
     )
 
 

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final, cast
 
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
-from backplane.policy.rules import Layer, Rule
+from backplane.policy.rules import Layer, Rule, has_rules_of
 from backplane.sandbox import seccomp
 from backplane.sandbox.probe import Probe, Probed
 
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
 _TOOLS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
-_FILES: Final = frozenset({"deny_read", "deny_write", "workspace"})
-NETWORK: Final = frozenset({"allow_network", "deny_network"})
+_FUNCTION: Final = "a function of this process cannot be contained"
+_NETWORK: Final = frozenset({"allow_network", "deny_network"})
+_BESIDE_LISTS: Final = {
+    "workspace": "workspace",
+    "credentials": "the credential stores",
+    "deny_read_outside": "deny_read outside the workspace",
+}
+"""Names that can be demanded beside the lists of a policy → their words in an error."""
 
 Demands = Mapping[str, Layer]
-"""List of the policy (or `workspace`) → the weakest layer that may hold its rules."""
+"""List of the policy, or a name of `_BESIDE_LISTS` → the weakest layer that may hold its rules."""
+
+STRICT: Final[Demands] = MappingProxyType({"credentials": "os", "deny_read_outside": "os"})
+"""Demands of the shipped profiles `strict` and `ci`, and of each policy with all their rules."""
+
+
+def demands_of(profile: PolicyProfile, isolation: Isolation) -> Demands:
+    """Return what a policy demands by itself; nothing with isolation off, which the user has to ask for."""
+    return STRICT if isolation != "off" and has_rules_of(profile, "strict") else {}
 
 
 def demands(asked: Json) -> Demands:
@@ -32,7 +47,7 @@ def demands(asked: Json) -> Demands:
         return {}
     if not isinstance(asked, dict):
         raise PolicyError("policy_invalid", "config.vendor.abp.enforcement is no object", hint='{"deny_read": "os"}')
-    lists = (*PolicyProfile.__struct_fields__, "workspace")
+    lists = (*PolicyProfile.__struct_fields__, *_BESIDE_LISTS)
     for name, holder in asked.items():
         if name not in lists or holder not in _HOLDERS:
             fact = f"config.vendor.abp.enforcement asks that {name[:40]!r} be held by {str(holder)[:40]!r}"
@@ -58,39 +73,48 @@ def refuse(
         missing += [f"isolation 'required': {text}" for text in _missing(found, networked)]
         if filtered and seccomp.program() is None:
             missing.append("isolation 'required': seccomp: the system calls of this machine are not known")
-    for name, holder in wanted.items():
-        if holder == "os":
-            reason = _not_by_system(name, isolation, found)
-            if reason:
-                missing.append(f"{name} held by 'os': {reason}")
+    unheld = {name: _not_by_system(name, isolation, found) for name, holder in wanted.items() if holder == "os"}
+    for reason in dict.fromkeys(filter(None, unheld.values())):
+        names = [_BESIDE_LISTS.get(name, name) for name, why in unheld.items() if why == reason]
+        missing.append(f"{' and '.join(names)} cannot be held by the operating system: {reason}")
     if missing:
-        layers = found.layers() if found is not None else ()
-        fixes = dict.fromkeys(layer.fix for layer in layers if layer.fix and layer.name != "cgroup")  # never needed
-        hint = "; ".join(fixes) or "run it as a program of its own, or ask for less"
-        raise CapabilityError("capability_unsupported", "; ".join(missing), hint=hint)
+        steps = "; ".join(_steps(found, networked)) or "run it as a program of its own"
+        of_profile = isolation == "best_effort" and STRICT.keys() >= {name for name, why in unheld.items() if why}
+        otherwise = "--isolation off, which leaves them readable" if of_profile else "ask for less"
+        raise CapabilityError("capability_unsupported", "; ".join(missing), hint=f"{steps}, or {otherwise}")
 
 
 def _missing(found: Probe | None, networked: bool) -> list[str]:
     if found is None:
-        return ["a function of this process cannot be contained"]
-    needed = [found.bubblewrap, found.landlock, *([found.network] if networked else [])]
-    return [_says(layer) for layer in needed if not layer.usable]
+        return [_FUNCTION]
+    return [unusable(layer) for layer in _needed(found, networked) if not layer.usable]
+
+
+def _needed(found: Probe, networked: bool) -> list[Probed]:
+    return [found.bubblewrap, found.landlock, *([found.network] if networked else [])]
+
+
+def _steps(found: Probe | None, networked: bool) -> list[str]:
+    """Return what makes the missing layers usable, each step once."""
+    needed = _needed(found, networked) if found is not None else []
+    return list(dict.fromkeys(layer.fix for layer in needed if layer.fix))
 
 
 def _not_by_system(name: str, isolation: Isolation, found: Probe | None) -> str:
     """Why the operating system cannot hold these rules; empty when it can."""
     if name in _TOOLS:
-        return "the operating system knows no tools"
+        return "it knows no tools"
     if isolation == "off":
         return "isolation is off"
     if found is None:
-        return "a function of this process cannot be contained"
-    needed = found.bubblewrap if name in _FILES else found.network
-    return "" if needed.usable else _says(needed)
+        return _FUNCTION
+    needed = found.network if name in _NETWORK else found.bubblewrap
+    return "" if needed.usable else unusable(needed)
 
 
-def _says(layer: Probed) -> str:
-    return f"{layer.name}: {layer.why}"
+def unusable(layer: Probed) -> str:
+    """Say which layer is missing and why."""
+    return f"{layer.name} is unusable: {layer.why}"
 
 
 def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) -> None:
@@ -105,11 +129,12 @@ def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) 
     names = [name for name, holder in wanted.items() if holder == "os" and getattr(profile, name, True)]
     lost = sorted(set(names) - {rule.name for rule in held})
     if lost:
-        fact = f"{', '.join(lost)} held by 'os': too many places to cover in this workspace"
+        named = " and ".join(_BESIDE_LISTS.get(name, name) for name in lost)
+        fact = f"{named} cannot be held by the operating system: there are too many places to cover"
         raise CapabilityError("capability_unsupported", fact, hint="name whole folders, or exclude what is not needed")
     absent = [pattern for pattern in profile.deny_write if Rule("deny_write", pattern) not in held]
     if absent and "deny_write" in names:
-        fact = f"deny_write held by 'os': {absent[0]!r} names nothing that is there to cover"
+        fact = f"deny_write cannot be held by the operating system: {absent[0]!r} names nothing that is there to cover"
         raise CapabilityError("capability_unsupported", fact, hint="make it before the run, or demand 'audit'")
 
 

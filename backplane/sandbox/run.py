@@ -28,7 +28,7 @@ class Sandbox:
     """What holds one host.
 
     Args:
-        demanded: the order's `config.vendor.abp.enforcement`, unread.
+        demanded: the order's `config.vendor.abp.enforcement`, unread; it goes over what the policy demands by itself.
         found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
         filtered: the order asks for a filter on system calls.
         open_stores: names of stores of credentials that the host may read.
@@ -51,7 +51,8 @@ class Sandbox:
         self._connections: Connections | None = None
         self._policy = policy
         self._isolation = isolation
-        self._demands = requirements.demands(demanded)
+        own = requirements.demands_of(policy.profile, isolation)
+        self._demands = {**own, **requirements.demands(demanded)}
         self._found = found
         self._filtered = filtered
         self._open_stores = open_stores

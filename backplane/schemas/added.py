@@ -124,6 +124,7 @@ BACKPLANE: Final[Json] = _object(
                 gap={"description": "What that layer left open.", **_STRING},
             ),
         },
+        shortfall={"type": "string", "description": "What is held more weakly than asked, why, and the next step."},
         violations=_JUDGED,
         attempts=_JUDGED,
     ),
@@ -136,6 +137,19 @@ BACKPLANE: Final[Json] = _object(
         denied={"description": "Denied by a policy, a hook, an answer or a default.", **_COUNT},
         denied_then_done={"description": "Denied, and done all the same: each is a violation.", **_COUNT},
     ),
+    errors=_object(
+        "Errors that the host reported in events of its own, also where it ended complete. Absent where it reported "
+        "none.",
+        ["count", "last"],
+        count=_COUNT,
+        last={"description": "Message of the last one.", **_STRING},
+    ),
+    fail_on={
+        "description": "Findings for which doors report a complete run as failed, with exit code 3: the order's "
+        "`config.vendor.abp.fail_on`; all where its policy has the rules of `ci`.",
+        "type": "array",
+        "items": {"enum": ["denied", "false-claims", "violations"]},
+    },
     claimed=_object(
         "What the host claims, held against what was seen (contracts/claims.md): verdicts by kind, the layers in "
         "force, and the false ones. Absent where nothing was sent, in a replay, and where recovery sealed the run.",

@@ -237,7 +237,8 @@ _ERRORS_HEAD: Final = """# Error codes
 Stable strings, never changed or removed; the words beside them may change. *Fault* says where to look: the caller
 (the order or the configuration), this control plane, the host, the model's service (upstream) or the machine.
 *Retry*: whether the same order may succeed later. *Exit* is the exit code of a command that ends with the error;
-a run whose outcome is `partial` ends with 3 whatever its error, one that a signal ended with 128 and its number.
+a run whose outcome is `partial`, or that has a finding of its order's `fail_on`, ends with 3 whatever its error, one
+that a signal ended with 128 and its number.
 *Provider code* is the nearest of the seven codes of the provider interface. A peer that sends any other code is taken
 to say `internal`. † Only peers send it: nothing here ends with it by itself. This file is written by
 `python -m backplane.schemas`.

@@ -14,11 +14,13 @@ from typing import Final
 
 import msgspec
 
+from backplane.contract.receipt import RunFindings, failed_on, findings_of
 from backplane.routing.intervals import Comparison
 from backplane.view import compared
 from backplane.view.charts import spending, timeline, tokens
 from backplane.view.diff import changes, lines
 from backplane.view.figures import count, lasting, money, standing
+from backplane.view.findings import outcome_words, remarks
 from backplane.view.html import Html, join, said, table, tag, text
 from backplane.view.picture import Picture
 from backplane.view.report_files import CSS, JS
@@ -101,7 +103,24 @@ def _verdict(run: Shown) -> tuple[str, str]:
     word, tone = standing(
         run.state, ended.outcome if ended is not None else None, None, waits=run.picture.waits is not None
     )
+    if ended is not None and run.state == "ended":
+        words = outcome_words(word, findings_of(ended.added))
+        word, tone = words, "warn" if tone == "good" and words != word else tone
     return word, _TONES.get(tone, tone)
+
+
+def _remarks(run: Shown) -> list[str]:
+    ended = run.picture.ended
+    return remarks(run.picture.run_id, ended.outcome, ended.added) if ended is not None else []
+
+
+def _failure(run: Shown) -> str:
+    """Say why a run counts as failed in a test report; empty if it does not."""
+    ended = run.picture.ended
+    if ended is None or ended.outcome != "complete":
+        return run.diagnosis.verdict
+    found = failed_on(ended.added)
+    return f"complete, but --fail-on {','.join(found)}" if found else ""
 
 
 _TONES: Final = {"live": "dim"}
@@ -148,6 +167,7 @@ def _head(run: Shown) -> Html:
         (
             tag("p", tag("span", text(word), class_=f"chip {tone}")),
             tag("h1", text(_task(run))),
+            *(tag("p", text(line), class_="warn") for line in _remarks(run)),
             tag("dl", *rows, class_="facts"),
         )
     )
@@ -374,6 +394,7 @@ def markdown(runs: Iterable[Shown]) -> Iterator[str]:
         tokens = f"{count(picture.usage.input_tokens)} / {count(picture.usage.output_tokens)}"
         cells = (word, picture.backend, took, tokens, money(picture.cost_usd_micros))
         yield f"| {' | '.join(map(_plain, cells))} |\n\n"
+        yield from (f"⚠️ {_plain(line)}\n\n" for line in _remarks(run))
         if run.diagnosis.kind not in ("nothing", "tool_works"):
             yield f"**{_plain(run.diagnosis.verdict)}**\n\n"
             yield from (f"- {_plain(row.text)}\n" for row in run.diagnosis.evidence)
@@ -390,9 +411,13 @@ def _plain(foreign: str) -> str:
 
 
 def junit(runs: Sequence[Shown]) -> Iterator[str]:
-    """The runs as a test report that CI systems read: one that ended incomplete is a failure, a live one is skipped."""
+    """The runs as a test report that CI systems read.
+
+    A run that ended incomplete is a failure, so is a complete one with a finding of its `fail_on`; a live one is
+    skipped. Other findings are properties.
+    """
     skipped = sum(run.state == "live" for run in runs)
-    bad = sum(_verdict(run)[1] != "good" for run in runs) - skipped
+    bad = sum(run.state != "live" and bool(_failure(run)) for run in runs)
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield f'<testsuite name="backplane" tests="{len(runs)}" failures="{bad}" skipped="{skipped}">\n'
     for run in runs:
@@ -400,10 +425,23 @@ def junit(runs: Sequence[Shown]) -> Iterator[str]:
         seconds = (end.duration_ms or 0) / 1000 if end is not None else 0
         name, backend = text(picture.task[:200] or picture.run_id), text(picture.backend)
         yield f'  <testcase classname="{backend}" name="{name}" time="{seconds:.3f}">'
+        properties = [*_properties(run)]
+        yield f"<properties>{''.join(properties)}</properties>" if properties else ""
         if run.state == "live":
             yield '<skipped message="running: it has not ended yet"/>'
-        elif _verdict(run)[1] != "good":
-            told = text("\n".join(row.text for row in run.diagnosis.evidence))
-            yield f'<failure message="{text(run.diagnosis.verdict)}">{told}</failure>'
-        yield f"<system-out>run {text(picture.run_id)}</system-out></testcase>\n"
+        elif failure := _failure(run):
+            told = text("\n".join([*(row.text for row in run.diagnosis.evidence), *_remarks(run)]))
+            yield f'<failure message="{text(failure)}">{told}</failure>'
+        lines = [f"run {picture.run_id}", *([_verdict(run)[0]] if end is not None else []), *_remarks(run)]
+        yield f"<system-out>{text(chr(10).join(lines))}</system-out></testcase>\n"
     yield "</testsuite>\n"
+
+
+def _properties(run: Shown) -> Iterator[str]:
+    """Yield a run's findings as properties of its test case."""
+    found = findings_of(run.picture.ended.added) if run.picture.ended is not None else RunFindings()
+    for name, value in msgspec.structs.asdict(found).items():
+        if value:
+            yield f'<property name="{name.replace("_", "-")}" value="{value}"/>'
+    for line in _remarks(run):
+        yield f'<property name="remark" value="{text(line)}"/>'

@@ -1,0 +1,39 @@
+"""Denied calls, false claims, errors and unheld rules of an ended run, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backplane.contract.receipt import RunFindings, findings_of
+from backplane.view.text import one_line
+from backplane.view.values import as_object
+
+
+def outcome_words(outcome: str, found: RunFindings) -> str:
+    """Name an outcome with what speaks against it, as `complete, 2 calls denied`."""
+    counted = (
+        (found.denied, "call denied", "calls denied"),
+        (found.false_claims, "false claim", "false claims"),
+        (found.violations, "violation", "violations"),
+        (found.errors if outcome == "complete" else 0, "error reported", "errors reported"),
+    )
+    return ", ".join([outcome, *(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)])
+
+
+def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
+    """Return a line for each: rules that are not held, claims that are false, errors before a complete end.
+
+    Args:
+        added: `usage_raw.backplane` of the run's receipt.
+    """
+    found, lines = findings_of(added), [str(as_object(added.get("enforcement")).get("shortfall") or "")]
+    if found.false_claims:
+        counts = as_object(as_object(added.get("claimed")).get("counts"))
+        kinds = ", ".join(kind for kind, row in counts.items() if as_object(row).get("false"))
+        claims = "1 claim" if found.false_claims == 1 else f"{found.false_claims} claims"
+        lines.append(f"{claims} of the agent found false ({kinds}): backplane receipts audit {run_id[:8]}")
+    if found.errors and outcome == "complete":
+        last, errors = as_object(added.get("errors")).get("last"), "an error" if found.errors == 1 else "errors"
+        lines.append(f"the agent reported {errors} and then ended complete; the last: {last}")
+    return [one_line(line) for line in lines if line]

@@ -1,0 +1,176 @@
+"""Denied calls, false claims and errors of a complete run: in its outcome, its reports and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from backplane.contract.receipt import FINDINGS, RunFindings, findings_of
+from backplane.view.findings import outcome_words, remarks
+from tests.runs import HELLO, PRELUDE
+
+WAIT_S = 60.0
+
+DENIED = 'answer = ask(run, {"kind": "tool", "name": "bash", "input": {"command": "ls"}}); put(final(run)); end()'
+INPUT = 'answer = ask(run, {"kind": "input", "question": "which?"}); put(final(run)); end()'
+PATCH = 'answer = ask(run, {"kind": "patch", "diff": "", "files": [".git/config"]}); put(final(run)); end()'
+FALSE = 'put(told(run, "file_changed", path="not-there.txt", summary="made"), final(run)); end()'
+ERROR = 'put(told(run, "error", message="the tests do not run"), final(run)); end()'
+CLEAN = 'put(told(run, "assistant_message", text="done"), final(run)); end()'
+FAILS = 'answer = ask(run, {"kind": "tool", "name": "bash", "input": {}}); put(final(run, outcome="failed")); end()'
+
+HOST = (
+    PRELUDE
+    + """
+def ask(run, body):
+    put({{"t": "ask", "ref_id": run["id"], "id": "a1", "deadline_ms": 60000, "default": "deny", **body}})
+    return take()
+def now(): return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def told(run, kind, **members):
+    return {{"t": "event", "ref_id": run["id"], "event": {{"ts": now(), "type": kind, **members}}}}
+dated = final
+def final(run, **members):
+    made = dated(run, **members)
+    made["receipt"]["meta"].update(started_at=now(), finished_at=now(), duration_ms=0)
+    return made
+hello(extensions=["ask/1"]); run = take()
+"""
+)
+
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def cli(root: Path) -> Call:
+    """Run the command line in the folder of the work."""
+
+    def call(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "backplane", *words]
+        return subprocess.run(
+            command, cwd=root, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+
+    return call
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
+    """Write a host of a few lines, and give the options that run it."""
+
+    def write(body: str) -> tuple[str, ...]:
+        (tmp_path / "host.py").write_text(HOST.format(hello=json.dumps(HELLO)) + body)
+        return ("--sidecar", f"{sys.executable} -I -S {tmp_path / 'host.py'}")
+
+    return write
+
+
+CI = ("--policy", "ci", "--isolation", "off")
+ASKED = ("--fail-on", "denied,false-claims", "--fail-on", "violations")
+
+
+@pytest.mark.parametrize(
+    ("body", "word", "finding"),
+    [
+        (CLEAN, "complete", None),
+        (DENIED, "complete, 1 call denied", "denied"),
+        (PATCH, "complete, 1 call denied", "denied"),
+        (INPUT, "complete", None),
+        (FALSE, "complete, 1 false claim", "false-claims"),
+        (ERROR, "complete, 1 error reported", None),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ASKED, CI, (*CI, "--fail-on", "none"), ("--fail-on", "violations")])
+def test_findings_stand_in_outcome_reports_and_exit_code(
+    body: str, word: str, finding: str | None, words: tuple[str, ...], cli: Call, host: Any
+) -> None:
+    done = cli("run", "go", *host(body), *words, *(("--deny-tool", "bash") if body == DENIED else ()))
+    fails = finding is not None and words in (ASKED, CI)
+    assert done.returncode == (3 if fails else 0), done
+    assert f"{word} after" in done.stdout.replace(", after", " after")
+    if words not in ((), CI):
+        return
+    summary = cli("report", "last", "--summary").stdout
+    assert summary.startswith("### ✅" if word == "complete" else "### ⚠"), summary
+    assert word in summary
+    assert word in cli("report", "last").stdout
+    suite = ElementTree.fromstring(cli("report", "last", "--junit").stdout)
+    assert suite.get("failures") == ("1" if fails else "0")
+    assert (suite.find("testcase/failure") is not None) == fails
+    assert word in (suite.findtext("testcase/system-out") or "")
+    named = {row.get("name") for row in suite.iterfind("testcase/properties/property")}
+    assert finding is None or finding in named
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (CLEAN, None),
+        (FALSE, "1 claim of the agent found false (file_changed): backplane receipts audit "),
+        (ERROR, "the agent reported an error and then ended complete; the last: the tests do not run"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("-q",), ("--json",)])
+def test_false_claims_and_errors_of_a_complete_run_are_one_line_on_stderr(
+    body: str, line: str | None, words: tuple[str, ...], cli: Call, host: Any
+) -> None:
+    done = cli("run", "go", *host(body), *words)
+    assert done.returncode == 0
+    assert [row for row in done.stderr.splitlines() if line and line in row] == done.stderr.splitlines()
+    assert len(done.stderr.splitlines()) == (line is not None)
+
+
+def test_a_failed_run_keeps_its_code_whatever_was_found(cli: Call, host: Any) -> None:
+    done = cli("run", "go", *host(FAILS), "--deny-tool", "bash", "--fail-on", "denied")
+    assert done.returncode == 1
+    assert "failed, 1 call denied, after" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
+def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
+    done = cli("run", "go", "-b", "mock", "--fail-on", words)
+    assert done.returncode == 2
+    assert "some of: denied, false-claims, violations" in done.stderr
+
+
+def test_an_order_says_itself_what_it_fails_on(cli: Call, host: Any, tmp_path: Path) -> None:
+    order = {
+        "task": "go",
+        "config": {"vendor": {"abp": {"fail_on": ["denied"]}}},
+        "policy": {"disallowed_tools": ["bash"]},
+    }
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    words = ("--order", str(tmp_path / "order.json"))
+    assert cli("run", *words, *host(DENIED)).returncode == 3
+    assert cli("run", *words, *host(DENIED), "--fail-on", "none").returncode == 0
+    shown = json.loads(cli("receipts", "show", "last", "--json").stdout)
+    assert "fail_on" not in shown["usage_raw"]["backplane"]
+    order["config"] = {"vendor": {"abp": {"fail_on": ["deny"]}}}
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    assert cli("run", *words, *host(DENIED)).returncode == 2
+
+
+def test_findings_are_read_from_what_the_receipt_has() -> None:
+    added = {
+        "calls": {"asked": 3, "allowed": 1, "denied": 2, "denied_then_done": 0},
+        "claimed": {"counts": {"file_changed": {"true": 1, "false": 2}, "outcome": {"false": 1}, "x": None}},
+        "enforcement": {"violations": [{"rule": "deny_write", "reason": "no"}]},
+        "errors": {"count": 1, "last": "it\nbroke"},
+    }
+    found = findings_of(added)
+    assert found == RunFindings(denied=2, false_claims=3, violations=1, errors=1)
+    assert found.named(FINDINGS) == FINDINGS
+    assert outcome_words("complete", found) == "complete, 2 calls denied, 3 false claims, 1 violation, 1 error reported"
+    assert outcome_words("failed", found) == "failed, 2 calls denied, 3 false claims, 1 violation"
+    lines = remarks("1a2b3c4d-0", "complete", added)
+    assert lines[0] == "3 claims of the agent found false (file_changed, outcome): backplane receipts audit 1a2b3c4d"
+    assert (len(lines), "\n" in "".join(lines)) == (2, False)
+    nothing: tuple[dict[str, Any], ...] = ({}, {"calls": None, "claimed": [], "errors": 3}, {"claimed": {"counts": []}})
+    for odd in nothing:
+        assert findings_of(odd) == RunFindings()
