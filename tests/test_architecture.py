@@ -50,7 +50,8 @@ ROOMS = {
     "receipts.folded": SHAPES,
     "receipts.calls": f"{SHAPES} policy",
     "receipts.build": f"{SHAPES} policy protocol receipts.calls receipts.claims receipts.folded redact",
-    "receipts.claims": f"{SHAPES} policy",
+    "receipts.claimed_texts": f"{SHAPES} policy",
+    "receipts.claims": f"{SHAPES} policy receipts.claimed_texts redact",
     "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
     "view": f"{SHAPES} process.table receipts.folded routing",
     "upstream.clients": "errors",
@@ -73,8 +74,8 @@ ROOMS = {
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.calls "
-        "receipts.claims receipts.folded redact resources routing sandbox sandbox.credentials telemetry "
-        "upstream.cost upstream.presets workspace"
+        "receipts.claimed_texts receipts.claims receipts.folded redact resources routing sandbox sandbox.credentials "
+        "telemetry upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",
@@ -110,7 +111,7 @@ ROOMS = {
 GROUND = {"errors", "contract"}
 PURE = {
     *("ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
-    *("receipts.claims",),
+    *("receipts.claims", "receipts.claimed_texts"),
     *("process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {

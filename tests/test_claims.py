@@ -25,7 +25,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.envelope import Final
 from backplane.contract.events import CommandExecuted, FileChanged, ToolCall, ToolResult, carry
 from backplane.contract.receipt import Artifact, Receipt, Usage, receipt_hash
-from backplane.receipts.claims import Judge, Seen
+from backplane.receipts.claims import Files, Judge, Seen
 from backplane.runtime.run import Run
 from tests.peers import ROOT
 from tests.runs import backplane_of, ended, go, memory, one_loop, order, plane
@@ -58,8 +58,6 @@ class Agent:
         self.root = Path(run.order.workspace.root)
         self.calls: list[tuple[str, str]] = []
         self.lies: Counter[str] = Counter()
-        self.doubted: Counter[str] = Counter()
-        """Lies about files that a later command may have made true."""
         self.told = self.untouched = 0
         self.usage = 0
         self._paths = [f"d{n % 3}/f{n}.txt" for n in range(9)]
@@ -109,7 +107,6 @@ class Agent:
     async def delete(self) -> None:
         path = self.rng.choice(self._paths)
         id = await self.call("delete_file", {"path": path})
-        self.doubt()
         there = (self.root / path).exists()
         (self.root / path).unlink(missing_ok=True)
         await self.result(id, "delete_file", is_error=not there)
@@ -123,22 +120,14 @@ class Agent:
         (self.root / "made.txt").write_text("x\n")
         await self.emit(CommandExecuted(ts=self.run.now(), command="rm", exit_code=self.rng.choice((0, 1, None))))
         await self.result(id, "bash")
-        self.doubt()
-
-    def doubt(self) -> None:
-        """What was said of files until now may be true by what comes now."""
-        for kind in ("file_changed", "file_content"):
-            self.doubted[kind] = max(self.doubted[kind], self.lies[kind])
 
     async def ignored(self) -> None:
         (self.root / "build").mkdir(exist_ok=True)
         (self.root / "build/out.o").write_text(str(self.rng.random()))
         await self.changed("build/out.o")
-        self.doubted["file_changed"] = 10**6  # What git ignores is hidden, in the whole run.
 
     async def nested(self) -> None:
         outer = await self.call("task", {"prompt": "look"})
-        self.doubt()
         inner = await self.call("read_file", {"path": "kept.txt"}, parent=outer)
         await self.result(inner, "read_file")
         await self.result(outer, "task")
@@ -191,15 +180,9 @@ async def lie_result_name(agent: Agent) -> None:
     await agent.result(id, "grep")
 
 
-async def lie_result_once(agent: Agent) -> None:
-    id = await agent.call("read_file", {"path": "kept.txt"})
-    await agent.result(id, "read_file")
-    await agent.result(id, "read_file")
-
-
 async def lie_call_id(agent: Agent) -> None:
     id = await agent.call("read_file", {"path": "kept.txt"})
-    await agent.emit(ToolCall(ts=agent.run.now(), tool_name="read_file", input={}, tool_use_id=id))
+    await agent.emit(ToolCall(ts=agent.run.now(), tool_name="read_file", input={"path": "a"}, tool_use_id=id))
 
 
 async def lie_parent(agent: Agent) -> None:
@@ -218,7 +201,6 @@ IN_EVENTS: dict[str, Callable[[Agent], Any]] = {
     "file_content": lie_file_content,
     "tool_result.id": lie_result_id,
     "tool_result.name": lie_result_name,
-    "tool_result.once": lie_result_once,
     "tool_call.id": lie_call_id,
     "tool_call.parent": lie_parent,
     "ask": lie_of_ours("ask", {"id": "a", "kind": "tool", "name": "bash"}),
@@ -322,19 +304,21 @@ def claimed(run: Run) -> dict[str, Any]:
     return found
 
 
+def found(run: Run) -> Counter[str]:
+    """Count by kind what is false or not there."""
+    counts = claimed(run)["counts"]
+    return Counter({kind: one.get("false", 0) + one.get("not_seen", 0) for kind, one in counts.items()})
+
+
 def missed(run: Run, agent: Agent) -> dict[str, Any]:
-    """Lies that were neither found nor in a place where the layer was not in force."""
-    counts, hidden = claimed(run)["counts"], agent.doubted
-    return {
-        kind: (lies, counts.get(kind))
-        for kind, lies in agent.lies.items()
-        if counts.get(kind, {}).get("false", 0) < max(0, lies - hidden[kind])
-    }
+    """The lies that were not found."""
+    seen = found(run)
+    return {kind: (lies, claimed(run)["counts"].get(kind)) for kind, lies in agent.lies.items() if seen[kind] < lies}
 
 
 @one_loop
 async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, anyio_backend: str) -> None:
-    found: Counter[str] = Counter()
+    lies: Counter[str] = Counter()
     async with plane(tmp_path / "home") as open_plane:
         for seed in range(50):
             rng = random.Random(seed)
@@ -345,10 +329,10 @@ async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, 
             run, _ = await go(open_plane, order(root), memory(scene.work, HOST))
             assert scene.agent is not None
             assert missed(run, scene.agent) == {}, seed
-            found.update({kind: one.get("false", 0) for kind, one in claimed(run)["counts"].items()})
+            lies.update(found(run))
             shutil.rmtree(root)
     tried = {*IN_EVENTS, *IN_RECEIPT}
-    assert {kind: found[kind] for kind in tried if found[kind] < LIES_EACH} == {}
+    assert {kind: lies[kind] for kind in tried if lies[kind] < LIES_EACH} == {}
     assert tried | {"inner"} == KINDS
     assert len(KINDS) >= 20
 
@@ -363,9 +347,9 @@ async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str
             run, _ = await go(open_plane, order(root, mode="pass_through"), memory(scene.work, HOST))
             assert ended(run) == ("complete", None, "complete")
             assert claimed(run)["false"] == [], seed
-            for kind, found in claimed(run)["counts"].items():
-                assert "false" not in found
-                counts.update({f"{kind} {verdict}": number for verdict, number in found.items()})
+            for kind, by in claimed(run)["counts"].items():
+                assert "false" not in by
+                counts.update({f"{kind} {verdict}": number for verdict, number in by.items()})
             shutil.rmtree(root)
     assert {key.split(" ")[0] for key in counts} <= KINDS | UNSEEN
     assert counts["file_changed true"] > 100
@@ -439,7 +423,7 @@ async def test_tokens_are_held_against_what_the_service_counted(
         mode="mapped", violations=0, changed=None, usage=None if counted is None else Usage(input_tokens=counted),
     )  # fmt: skip
     judge = Judge(lambda path: path)
-    judge.end(seen, {}, run.receipt)
+    judge.end(seen, Files(), run.receipt)
     told: Any = judge.to_wire()
     assert told["counts"]["usage.input_tokens"] == {verdict: 1}
     assert ("service" in told["layers"]) == (counted is not None)
@@ -458,7 +442,8 @@ async def test_what_a_later_command_may_have_undone_is_no_lie(tmp_path: Path, an
     async with plane(tmp_path / "home") as open_plane:
         run, _ = await go(open_plane, order(workspace(tmp_path / "w")), memory(work, HOST))
     counts = claimed(run)["counts"]
-    assert (counts["file_changed"], counts["file_content"]) == ({"unwitnessed": 1}, {"unwitnessed": 1})
+    assert (counts["file_changed"], counts["file_content"]) == ({"not_seen": 1}, {"not_seen": 1})
+    assert claimed(run)["not_seen"][0]["seen"] == "not in the difference"
 
 
 @one_loop

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
     from backplane.contract.receipt import Receipt
+    from backplane.receipts.claims import FalseClaim, Verdict
     from backplane.receipts.database import Listed
 
 
@@ -298,20 +299,30 @@ def audit_receipt(options: Options) -> int:
     if found.verdict == "not_judged":
         streams.write(f"{look.dress('yellow', 'not judged')}: {streams.one_line(found.why)}\n")
         return _AUDITED[found.verdict]
-    sums = {word: sum(one.get(word, 0) for one in found.counts.values()) for word in ("true", "false", "unwitnessed")}
+    words: tuple[Verdict, ...] = ("true", "false", "not_seen", "unwitnessed")
+    sums = {it: sum(one.get(it, 0) for one in found.counts.values()) for it in words}
     word, colour = ("no claim is false", "green") if found.verdict == "no_alarm" else ("claims are false", "red")
-    told = f"{sums['true']} true, {sums['false']} false, {sums['unwitnessed']} unwitnessed"
-    streams.write(f"{look.dress(colour, word)}: {told}; seen by {', '.join(map(streams.one_line, found.layers))}\n")
-    for false in found.false:
-        place = f" (event {false.event})" if false.event is not None else ""
-        streams.write(
-            f"  {look.dress('red', 'false')}  {streams.one_line(false.kind)}{place}: "
-            f"claimed {streams.one_line(false.claimed, 100)}; seen: {streams.one_line(false.seen, 100)}\n"
-        )
+    parts = [f"{sums[it]} {it.replace('_', ' ')}" for it in words if sums[it] or it != "not_seen"]
+    streams.write(
+        f"{look.dress(colour, word)}: {', '.join(parts)}; seen by {', '.join(map(streams.one_line, found.layers))}\n"
+    )
+    for rows, verdict, colour in ((found.false, "false", "red"), (found.not_seen, "not seen", "yellow")):
+        for row in rows:
+            streams.write(f"  {look.dress(colour, verdict)}  {_claim(row)}\n")
+    if found.unexplained:
+        streams.write(f"  {look.dress('yellow', 'no event names')}  {show.names(found.unexplained)}\n")
+    if found.unnamed:
+        streams.write(f"  no event names  {show.names(found.unnamed)}  (a command or a tool may have changed them)\n")
     for kind, counts in sorted(found.counts.items()):
-        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+        verdicts = ", ".join(f"{number} {verdict.replace('_', ' ')}" for verdict, number in counts.items())
         streams.write(f"  {streams.one_line(kind):<23} {verdicts}\n")
     return _AUDITED[found.verdict]
+
+
+def _claim(row: FalseClaim) -> str:
+    place = f" (event {row.event})" if row.event is not None else ""
+    claimed, seen = streams.one_line(row.claimed, 100), streams.one_line(row.seen, 100)
+    return f"{streams.one_line(row.kind)}{place}: claimed {claimed}; seen: {seen}"
 
 
 _AUDITED: Final = {"no_alarm": 0, "false_claims": 1, "not_judged": 4}

@@ -15,7 +15,7 @@ import msgspec
 from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.show import Look
+from backplane.cli.show import Look, names
 from backplane.cli.start import before_ms, open_store, wrong
 from backplane.errors import CODES, BackplaneError, ConfigError
 from backplane.receipts.memory import Remembered, find, mentions, remembered
@@ -24,6 +24,7 @@ from backplane.shown import picture_of, why
 from backplane.view.columns import fitted, padded, width
 from backplane.view.diff import changes
 from backplane.view.figures import ago, count, lasting, milliseconds, money, standing
+from backplane.view.values import as_list, as_object
 from backplane.view.why import HEALTHY, Diagnosis, Evidence, Moment
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
     outcome = f"  ({streams.one_line(run.outcome)})" if run.outcome not in (None, word) else ""
     yield line("state", look.dress(colour, word) + outcome)
     yield from (line(label, text) for label, text in _cause(run, picture))
+    added = picture.ended.added if picture.ended is not None else {}
+    if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
+        yield line("unnamed", f"changed, and named by no event: {names(list(map(str, unnamed)))}")
     usage = picture.usage
     tokens = f"{count(usage.input_tokens)} in, {count(usage.output_tokens)} out"
     yield line("tokens", f"{tokens}, {money(picture.cost_usd_micros)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -359,6 +359,8 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in _reasons(held.get("violations"))]
     attempts = _reasons(held.get("attempts"))
     lines += [f"{look.dress('yellow', 'forbidden, and failed:')} {one_line(row)}" for row in attempts]
+    if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
+        lines.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
     if unheard := as_list(added.get("unheard")):
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     return "\n".join([*lines, *patch_lines(receipt, patch)]) + "\n"
@@ -367,6 +369,16 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
 def remarks_on(receipt: Receipt) -> list[str]:
     """Return what is said on stderr of an ended run beside its outcome, a line each."""
     return remarks(receipt.meta.run_id, receipt.outcome, receipt.backplane)
+
+
+def names(paths: Sequence[str]) -> str:
+    """The first files of a list, and how many more there are, on one line."""
+    more = f" and {len(paths) - NAMES_SHOWN} more" if len(paths) > NAMES_SHOWN else ""
+    return one_line(", ".join(paths[:NAMES_SHOWN]), VALUE_CHARS_MAX) + more
+
+
+NAMES_SHOWN: Final = 5
+"""Files named on a line of a summary."""
 
 
 def is_bare(patch: Path) -> bool:

@@ -119,6 +119,12 @@ def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str
     return tuple(dict.fromkeys((name, neutral, second)))
 
 
+def tool_shape(names: tuple[str, ...]) -> ToolShape:
+    """Return what a tool of these names does with places; an empty shape for an unknown one."""
+    # The neutral name comes after the vendor's own, which may mean something else in the table.
+    return next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
+
+
 class Policy:
     """A profile made ready to decide. Build it with `compile_policy`."""
 
@@ -249,8 +255,7 @@ class Policy:
 
     def _tool(self, names: tuple[str, ...]) -> _KnownTool:
         verdict = self._tool_verdict(names)
-        # The neutral name comes after the vendor's own, which may mean something else in the table.
-        shape = next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
+        shape = tool_shape(names)
         return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
 
     def _places(self, tool: _KnownTool, input: Json, root: str | None, cwd: str | None) -> Ruling:

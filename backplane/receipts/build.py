@@ -33,6 +33,8 @@ from backplane.contract.events import (
     TurnEnded,
     UsageReported,
     Warned,
+    carried,
+    read_event,
 )
 from backplane.contract.receipt import (
     CONTRACT_VERSION,
@@ -171,6 +173,9 @@ def ends_in_final(end: End | None, error: BackplaneError | None) -> bool:
     return end.reason == "partial" or error.code == "execution_workspace_error"
 
 
+_PIECE: Final = b'"type":"assistant_delta"}'
+_OUTPUT: Final = b'{"ext":{"output":'
+
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 """Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
 
@@ -227,6 +232,8 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     """The last thing that came was the end of a turn."""
     claimed_events: tuple[int, str] | None = None
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
+    claimed_keys: array[int] = field(default_factory=lambda: array("q"))
+    """One number for each of these events, as `event_key` makes it."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     usage_seen: Usage | None = None
@@ -452,9 +459,18 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.claim, self.claim_raw = claim, raw
 
     def claimed_trace(self, trace: list[Json]) -> None:
-        """A child's own trace beside the one that was streamed: kept as its size and hash."""
+        """Keep a host's own trace, beside the one that it streamed, by its size, its hash and one of each event."""
         digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
         self.claimed_events = (len(trace), digest)
+        events = (carried(read_event(event, now=lambda: "")) for event in trace)
+        self.claimed_keys = array("q", filter(None, (self.event_key(canonical.encode(event)) for event in events)))
+
+    def event_key(self, line: bytes) -> int:
+        """Hash an event's canonical line without its time; 0 for a piece of text whose cuts the redactor moves."""
+        if self.redactor.forms and (line.endswith(_PIECE) or line.startswith(_OUTPUT)):
+            return 0
+        start = line.rfind(b'"ts":"')
+        return hash(line[:start] + line[line.find(b'"', start + 6) :]) or 1
 
     def fatal(self, fatal: Fatal) -> None:
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:

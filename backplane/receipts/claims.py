@@ -1,19 +1,21 @@
 """Judges what a host claims about its run; `contracts/claims.md` is this file as a table. Pure.
 
 Events go in as they arrive, the host's receipt and what the control plane found at the end; counts by
-kind and verdict come out, and each claim that is false. Memory is bounded by the constants below.
+kind and verdict come out, and a list of what is false or was not seen. Memory is bounded by the constants below.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final, Literal
 
 import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
+from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.events import (
     CARRIED,
     AgentEvent,
@@ -21,21 +23,34 @@ from backplane.contract.events import (
     FileChanged,
     ToolCall,
     ToolResult,
+    TurnEnded,
     Warned,
 )
-from backplane.contract.receipt import CONTRACT_VERSION, Receipt, Usage
-from backplane.policy.paths import CHANGE_NOTHING
-from backplane.policy.rules import tool_names
+from backplane.contract.receipt import CONTRACT_VERSION, NAMES_MAX, Artifact, Receipt, Usage
+from backplane.policy.paths import CHANGE_NOTHING, touched
+from backplane.policy.rules import tool_names, tool_shape
+from backplane.receipts.claimed_texts import (
+    Likeness,
+    Named,
+    changed_lines,
+    diff_names,
+    is_changed,
+    may_be_changed,
+    plain_name,
+    status_names,
+    written,
+)
+from backplane.redact.secrets import MARK
 
-Verdict = Literal["true", "false", "unwitnessed"]
+Verdict = Literal["true", "false", "not_seen", "unwitnessed"]
 
 FALSE_MAX: Final = 100
-"""False claims listed; all are counted."""
+"""False claims listed, and as many that were not seen; all are counted."""
 
 SHOWN_CHARS_MAX: Final = 200
 
 WRITES_MAX: Final = 1000
-"""Written files whose content is held against the tree."""
+"""Files whose content at the end is compared with what the host says about them."""
 
 IDS_MAX: Final = 20_000
 """Ids of calls remembered, and as many changed files; the claims about further ones are unwitnessed."""
@@ -46,9 +61,14 @@ ID_CHARS_MAX: Final = 200
 PATH_CHARS_MAX: Final = 1000
 """Longest path remembered; claims about longer ones are unwitnessed."""
 
-_PLANES_OWN: Final = ("ask", "answer", "checkpoint")
+ASKS_MAX: Final = 1000
+"""Open questions remembered by id, to know which tool an answer is about."""
+
+_PLANES_OWN: Final = {"ask": "kind", "answer": "decision", "checkpoint": "what"}
+"""Members of `ext` that the control plane alone writes, each with a member that its body has."""
 _TOLD: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
-_TOKENS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"})
+_INPUT_TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
+_TOKENS: Final = frozenset({*_INPUT_TOKENS, "output_tokens"})
 _SUPPLIED: Final = frozenset({"hooks_pre_tool_use", "hooks_post_tool_use", "checkpointing"})
 
 
@@ -63,36 +83,66 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     violations: int
     changed: Set[str] | None
-    """Paths that changed; None where the difference was not made, or is too long."""
+    """Paths that changed; None if the difference was not made, or is too long."""
     hidden: bool = False
-    """Files changed that the difference does not show: ignored by git, or left out."""
+    """Files changed that the difference does not show, as git ignores them."""
     git_diff: str | None = None
-    git_status: str | None = None
-    redacted: bool = False
     far: bool = False
-    """It worked on another machine, by another clock."""
+    """The host worked on another machine."""
     plane: bool = False
     """The host is a control plane, or passes on the events of one."""
     inner_verified: bool | None = None
     usage: Usage | None = None
-    """What the model's service counted in all its answers; None where nobody looked at each of them."""
-    own_trace: bool | None = None
-    """Whether the trace in its receipt is what it streamed; None where it has none."""
+    """Sums of the model's service over all its answers; None if some answers were not seen."""
+    own_trace: Literal["same", "part", "other"] | None = None
+    """Comparison of the receipt's trace with the streamed events; None if the receipt has no trace."""
+    asked_passthrough: bool = False
+    """The order asks for the vendor's own messages."""
+    resumed: bool = False
+    """The conversation began in an earlier run, so that calls and sums may count from there."""
+
+
+class Files(msgspec.Struct, frozen=True):
+    """Files of the workspace at the end of the run."""
+
+    sha256: Mapping[str, str | None] = {}
+    """Path → SHA-256 of its bytes, empty for a folder, None if nothing is there; only paths that could be read."""
+    likeness: Mapping[int, Likeness] = {}
+    """Place of a call that wrote a file → how the file compares with the text that it wrote."""
+    real: Mapping[str, str] = {}
+    """Path → the path without links, where that is another one."""
+
+
+class _Reported(msgspec.Struct):
+    name: str
+    sha256: str
+    """Hash of its input; empty if the input is empty."""
+    number: int
+    open: bool = True
 
 
 class _Write(msgspec.Struct):
     path: str
+    tool: str
     sha256: str
     event: int
     """Place of the call in the trace."""
+    redacted: bool
     sure: bool = True
     """No later call wrote the same file."""
 
 
 class _Change(msgspec.Struct):
     event: int
-    sure: bool = True
-    """It was claimed once, and no later call wrote the file."""
+    count: int = 1
+
+
+class _Late(msgspec.Struct, frozen=True):
+    """A claim about a call that was not reported before it."""
+
+    number: int
+    id: str
+    tool: str
 
 
 class Judge:
@@ -105,22 +155,43 @@ class Judge:
     def __init__(self, relative: Callable[[str], str | None]) -> None:
         self._relative = relative
         self._counts: dict[str, Counter[str]] = {}
-        self._false: list[dict[str, Json]] = []
-        self._calls: dict[str, str] = {}
-        self._results: set[str] = set()
+        self._listed: dict[str, list[dict[str, Json]]] = {"false": [], "not_seen": []}
+        self._silent: list[str] = []
+        """Changed files that no event names."""
+        self._layers: tuple[str, ...] = ("plane",)
+        self._calls: dict[str, dict[str | None, _Reported]] = {}
+        """Calls by id, then by the parent's id: agents inside may use the same ids."""
+        self._unnamed: Counter[str] = Counter()
+        """Open calls without an id, by tool."""
+        self._orphans: dict[str, list[_Late]] = {"tool_result.id": [], "tool_call.parent": []}
+        """Results and calls within calls that were not reported before them."""
+        self._clashes: list[_Late] = []
+        """Calls with the id of another one, made before any result came in between."""
+        self._answered = False
+        """A result named its call by the id."""
+        self._paused = -1
+        """Place of the last result or end of a turn."""
+        self._told_apart = True
+        """All ids so far are remembered."""
         self._writes: dict[str, _Write] = {}
         self._writing: dict[str, _Write] = {}
         """By the id of the call, until its result comes."""
         self._changes: dict[str, _Change] = {}
+        self._touched: set[str] = set()
+        """Files named by tools that may change them."""
+        self._near: set[str] = set()
+        """Names, without their folders, of files that changed or that a tool may have changed."""
         self._doubted = -1
         """Place of the last event that may have changed any file, or changed it back: a command, most tools."""
         self._reported: dict[str, float] = {}
         self._forged: list[tuple[str, int, str]] = []
         """Events of the host that only the control plane writes: kind, place, text; the first `FALSE_MAX`."""
         self._forged_counts: Counter[str] = Counter()
-        self._modified = False
-        """A hook or a person changed a tool's input, so the input in the events is not what was done."""
-        self._layers: tuple[str, ...] = ("plane",)
+        self._asked: dict[str, str] = {}
+        """Open questions of ours: id → tool."""
+        self._modified: set[str] = set()
+        """Tools whose input a hook or a person changed, so that the input in the events is not what was done."""
+        self._denied: Counter[str] = Counter()
 
     def take(self, number: int, event: AgentEvent, *, ours: bool) -> None:
         """Add one event.
@@ -130,68 +201,153 @@ class Judge:
             ours: the control plane wrote it.
         """
         if ours:
-            answer = event.ext.get("answer") if isinstance(event.ext, dict) else None
-            self._modified = self._modified or (isinstance(answer, dict) and answer.get("decision") == "modify")
+            self._take_ours(event)
             return
         judge = _EVENTS.get(type(event))
         if judge is not None:
             judge(self, number, event)
+        if isinstance(event.ext, dict):
+            self._look_for_forgery(number, event.ext)
 
-    # Events
+    def _take_ours(self, event: AgentEvent) -> None:
+        ext = event.ext if isinstance(event.ext, dict) else {}
+        ask, answer = ext.get("ask"), ext.get("answer")
+        if isinstance(ask, dict) and ask.get("kind") == "tool" and len(self._asked) < ASKS_MAX:
+            self._asked[str(ask.get("id"))] = str(ask.get("name"))
+        if isinstance(answer, dict):
+            tool = self._asked.pop(str(answer.get("id")), "")
+            if answer.get("decision") == "modify":
+                self._modified.add(tool)
+            elif answer.get("decision") == "deny":
+                self._denied[tool] += 1
+
+    def _look_for_forgery(self, number: int, ext: dict[str, Any]) -> None:
+        for name, member in _PLANES_OWN.items():
+            if name not in ext:
+                continue
+            body = ext[name]
+            if not isinstance(body, dict) or member not in body:
+                self._add(name, "unwitnessed")  # A member of the same name with another meaning.
+                continue
+            self._forged_counts[name] += 1
+            if len(self._forged) < FALSE_MAX:
+                self._forged.append((name, number, _shown(body)))
+
+    # Calls and results
 
     def _call(self, number: int, event: ToolCall) -> None:
         self._add("tool_call", "unwitnessed")
         id, parent = event.tool_use_id, event.parent_tool_use_id
-        full = len(self._calls) >= IDS_MAX or len(id or "") > ID_CHARS_MAX
         if parent is not None:
-            self._hold("tool_call.parent", number, parent, "no such call before", parent in self._calls, full)
-        if id is not None:
-            self._hold("tool_call.id", number, id, "another call has this id", id not in self._calls, full)
-            if not full:
-                self._calls.setdefault(id, event.tool_name)
-        names = tool_names(event.tool_name)
-        if "write_file" in names:
-            self._write(number, event)
-        elif CHANGE_NOTHING.isdisjoint(names):
-            self._doubted = number
+            self._refer("tool_call.parent", number, parent, event.tool_name)
+        if id is None:
+            self._unnamed[event.tool_name[:ID_CHARS_MAX]] += 1
+        elif len(id) > ID_CHARS_MAX or (id not in self._calls and len(self._calls) >= IDS_MAX):
+            self._told_apart = False
+            self._add("tool_call.id", "unwitnessed")
+        else:
+            self._open(number, event, id)
+        self._foresee(number, event)
 
-    def _write(self, number: int, event: ToolCall) -> None:
-        given = event.input if isinstance(event.input, dict) else {}
-        path, content = given.get("path"), given.get("content")
-        where = self._relative(path) if isinstance(path, str) else None
-        if where is None or len(where) > PATH_CHARS_MAX:
-            self._doubted = number
-            return
-        self._doubt_of(where)
-        id = event.tool_use_id
-        if isinstance(content, str) and id in self._calls and len(self._writing) < WRITES_MAX:
-            sha256 = canonical.sha256_hex(content.encode("utf-8", "surrogatepass"))
-            self._writing[id] = _Write(where, sha256, number)
+    def _open(self, number: int, event: ToolCall, id: str) -> None:
+        empty = event.input in (None, {}, "", [])
+        call = _Reported(event.tool_name, "" if empty else canonical.sha256_hex(canonical.encode(event.input)), number)
+        same_id = self._calls.setdefault(id, {})
+        before = same_id.get(event.parent_tool_use_id)
+        if before is None:
+            self._add("tool_call.id", "true")
+        elif before.open and _is_other(before, call) and before.number > self._paused:
+            self._clashes.append(_Late(number, id, event.tool_name))
+        else:
+            # The same call once more, with all its input, or an id that begins anew with each answer of the model.
+            self._add("tool_call.id", "unwitnessed")
+        if len(same_id) < NAMES_MAX:
+            same_id[event.parent_tool_use_id] = call
+
+    def _refer(self, kind: str, number: int, id: str, tool: str) -> None:
+        """Note a claim about another call: it may be reported later."""
+        if id in self._calls:
+            self._add(kind, "true")
+        elif len(id) <= ID_CHARS_MAX and len(self._orphans[kind]) < NAMES_MAX:
+            self._orphans[kind].append(_Late(number, id, tool))
+        else:
+            self._add(kind, "unwitnessed")
 
     def _result(self, number: int, event: ToolResult) -> None:
         self._add("tool_result", "unwitnessed")
-        id = event.tool_use_id
+        self._paused = number
+        id, tool = event.tool_use_id, event.tool_name
         if id is None:
-            return
-        full, name = len(self._calls) >= IDS_MAX or len(id) > ID_CHARS_MAX, self._calls.get(id)
-        self._hold("tool_result.id", number, id, "no such call before", name is not None, full)
-        if name is not None:
-            self._hold("tool_result.name", number, event.tool_name, f"the call is of {name}", event.tool_name == name)
-            self._hold("tool_result.once", number, id, "its result came before", id not in self._results)
-            self._results.add(id)
-        write = self._writing.pop(id, None)
+            self._unnamed[tool[:ID_CHARS_MAX]] -= 1
+        else:
+            self._answered = True
+            self._refer("tool_result.id", number, id, tool)
+            self._close(number, event, id)
+        write = self._writing.pop(id or f"\0{tool}", None)
         if write is not None and not event.is_error and len(self._writes) < WRITES_MAX:
             self._writes[write.path] = write
 
+    def _close(self, number: int, event: ToolResult, id: str) -> None:
+        calls = self._calls.get(id)
+        if not calls:
+            return
+        for call in calls.values():
+            call.open = False
+        names = [call.name for call in calls.values()]
+        alike = [_compare_names(event.tool_name, name) for name in names]
+        if True in alike:
+            self._add("tool_result.name", "true")
+        elif None in alike:
+            self._add("tool_result.name", "unwitnessed")
+        else:
+            self._fail("tool_result.name", number, event.tool_name, f"the call is of {names[0]}")
+
+    def _turned(self, number: int, event: TurnEnded) -> None:
+        self._paused = number
+        self._warned(number, event)
+
+    # Files
+
+    def _foresee(self, number: int, event: ToolCall) -> None:
+        """Note what a call may do to files."""
+        names = tool_names(event.tool_name)
+        write = written(event.tool_name, event.input)
+        where = None if write is None else self._place(write.path)
+        if write is not None and where is not None:
+            self._write(number, event, where, write.content)
+        elif CHANGE_NOTHING.isdisjoint(names):
+            shape = tool_shape(names)
+            found = touched(shape, event.input) if shape.writes else None
+            places = [self._place(path) for path in found.paths] if found is not None else []
+            if not places or None in places:
+                self._doubted = number
+            for place in filter(None, places):
+                self._touch(place)
+
+    def _place(self, path: str) -> str | None:
+        where = self._relative(path.removeprefix("file://"))
+        return where if where is not None and len(where) <= PATH_CHARS_MAX else None
+
+    def _touch(self, where: str) -> None:
+        if len(self._touched) < IDS_MAX:
+            self._touched.add(where)
+        for write in (self._writes.get(where), *self._writing.values()):
+            if write is not None and write.path == where:
+                write.sure = False
+
+    def _write(self, number: int, event: ToolCall, where: str, content: str | None) -> None:
+        self._touch(where)
+        if content is not None and len(self._writing) < WRITES_MAX:
+            sha256 = canonical.sha256_hex(content.encode("utf-8", "surrogatepass"))
+            write = _Write(where, event.tool_name, sha256, number, MARK in content)
+            self._writing[(event.tool_use_id or f"\0{event.tool_name}")[:ID_CHARS_MAX]] = write
+
     def _file(self, number: int, event: FileChanged) -> None:
-        where = self._relative(event.path)
-        if where is None or len(where) > PATH_CHARS_MAX:
+        where = self._place(event.path)
+        if where is None or (where not in self._changes and len(self._changes) >= IDS_MAX):
             self._add("file_changed", "unwitnessed")
-        elif where in self._changes or len(self._changes) >= IDS_MAX:
-            # Twice: the second may have taken back the first, so that neither shows at the end.
-            self._add("file_changed", "unwitnessed")
-            if where in self._changes:
-                self._changes[where].sure = False
+        elif where in self._changes:
+            self._changes[where].count += 1
         else:
             self._changes[where] = _Change(number)
 
@@ -201,11 +357,6 @@ class Judge:
 
     def _warned(self, number: int, event: Warned) -> None:
         ext = event.ext if isinstance(event.ext, dict) else {}
-        for name in _PLANES_OWN:
-            if name in ext:
-                self._forged_counts[name] += 1
-                if len(self._forged) < FALSE_MAX:
-                    self._forged.append((name, number, _shown(ext[name])))
         for name in _TOLD:
             if name in ext:
                 self._add(name, "unwitnessed")
@@ -214,160 +365,273 @@ class Judge:
             if name in Usage.__struct_fields__ and isinstance(value, int | float):
                 self._reported[name] = max(value, self._reported.get(name, value))
 
-    def _doubt_of(self, path: str) -> None:
-        for write in (self._writes.get(path), *self._writing.values()):
-            if write is not None and write.path == path:
-                write.sure = False
-        if path in self._changes:
-            self._changes[path].sure = False
-
-    def _is_sure(self, one: _Write | _Change) -> bool:
-        """Whether nothing that came later may have changed the file, or changed it back."""
-        return one.sure and one.event > self._doubted
-
     # The end
 
     def wanted(self, claim: Receipt | None) -> list[str]:
-        """The files whose bytes at the end are asked for, by their paths in the workspace; some are artifacts."""
+        """Return the paths in the workspace whose bytes at the end are compared: files written, artifacts, git's."""
         made = [self._relative(artifact.path) for artifact in claim.artifacts] if claim is not None else []
-        return list(dict.fromkeys([*self._writes, *filter(None, made)]))[:WRITES_MAX]
+        named = _names_of(claim) if claim is not None else []
+        git = [name for one in named for name in one.spellings if len(name) <= PATH_CHARS_MAX]
+        inside = [name for name in git if not name.startswith("/") and ".." not in name.split("/") and "\0" not in name]
+        return list(dict.fromkeys([*self._writes, *filter(None, made), *inside]))[: 2 * WRITES_MAX]
 
-    def end(self, seen: Seen, found: Mapping[str, str | None], claim: Receipt | None) -> None:
+    def differing(self, sha256: Mapping[str, str | None]) -> dict[int, str]:
+        """Return the calls whose text has to be compared with the file: place in the trace → path."""
+        return {
+            write.event: path
+            for path, write in self._writes.items()
+            if sha256.get(path) not in (None, "", write.sha256)
+        }
+
+    def unseen(self, changed: Set[str] | None) -> list[str]:
+        """Return the files said to have changed that are not in the difference; some may be links into it."""
+        return [path for path in self._changes if changed is not None and path not in changed][:WRITES_MAX]
+
+    def end(self, seen: Seen, files: Files, claim: Receipt | None) -> None:
         """Judge what can be judged only once all events are in.
 
         Args:
-            found: path → SHA-256 of its bytes, empty for a folder, None where nothing is there; only what was read.
             claim: the host's own receipt; None when it gave none.
         """
         self._layers = _layers(seen, ended=claim is not None)
         self._forgeries(seen)
-        self._files(seen, found)
+        self._references(seen)
+        self._files_changed(seen, files)
+        self._contents(files)
         if claim is not None:
-            self._final(seen, found, claim)
+            self._final(seen, files, claim)
 
     def _forgeries(self, seen: Seen) -> None:
-        if seen.plane or seen.far:
-            for name, count in self._forged_counts.items():
-                self._add(name, "unwitnessed", count)
-            return
+        elsewhere = seen.plane or seen.far
         for name, count in self._forged_counts.items():
-            self._add(name, "false", count)
-        for name, number, body in self._forged:
-            self._list(name, number, body, "we wrote no such event")
+            self._add(name, "unwitnessed" if elsewhere else "false", count)
+        for name, number, body in () if elsewhere else self._forged:
+            self._list("false", name, number, body, "we wrote no such event")
 
-    def _files(self, seen: Seen, found: Mapping[str, str | None]) -> None:
+    def _references(self, seen: Seen) -> None:
+        for kind, orphans in self._orphans.items():
+            for one in orphans:
+                if one.id in self._calls:
+                    self._add(kind, "true")  # It was reported later.
+                elif seen.resumed or not self._told_apart or self._unnamed[one.tool] > 0:
+                    self._add(kind, "unwitnessed")
+                else:
+                    self._judge(kind, "false" if self._calls else "not_seen", one.number, one.id, "no such call")
+        for one in self._clashes:
+            # A host that reports no results may begin to count anew with each answer of the model.
+            self._judge(
+                "tool_call.id",
+                "false" if self._answered else "not_seen",
+                one.number,
+                one.id,
+                "another open call has this id",
+            )
+
+    def _files_changed(self, seen: Seen, files: Files) -> None:
+        changed = seen.changed
+        named = _with_folders(unicodedata.normalize("NFC", path) for path in changed or ())
+        self._near = {path.rpartition("/")[2] for path in (*(changed or ()), *self._touched)}
         for path, change in self._changes.items():
-            if seen.changed is None:
-                self._add("file_changed", "unwitnessed")
-            elif path in seen.changed:
-                self._add("file_changed", "true")
-            elif (
-                not self._is_sure(change)
-                or seen.hidden
-                or (
-                    # It has the content that was written, and had it before.
-                    path in self._writes and found.get(path) == self._writes[path].sha256
-                )
-            ):
-                self._add("file_changed", "unwitnessed")
-            else:
-                self._fail("file_changed", change.event, path, "not in the difference")
+            verdict: Verdict = "true"
+            if changed is None:
+                verdict = "unwitnessed"
+            elif named.isdisjoint((path, files.real.get(path, path), unicodedata.normalize("NFC", path))):
+                verdict = "not_seen" if self._may_be_undone(path, change, seen) else "false"
+            self._judge("file_changed", verdict, change.event, path, "not in the difference", change.count)
+        if changed is not None and (self._changes or self._calls or self._unnamed):
+            reported = (*self._changes, *self._touched, *files.real.values())
+            self._silent = sorted(path for path in changed if not _above(path, frozenset(reported)))[:NAMES_MAX]
+
+    def _may_be_undone(self, path: str, change: _Change, seen: Seen) -> bool:
+        """Return True if a reported event may explain that the file is not in the difference."""
+        near = path.rpartition("/")[2] in self._near or path in _with_folders(self._touched)
+        return self._doubted >= 0 or change.count > 1 or seen.hidden or near
+
+    def _contents(self, files: Files) -> None:
         for path, write in self._writes.items():
-            sha256 = found.get(path)
-            if sha256 == write.sha256:
+            sha256, like = files.sha256.get(path), files.likeness.get(write.event)
+            if sha256 == write.sha256 or like == "same":
                 self._add("file_content", "true")
-            elif path not in found or not self._is_sure(write) or seen.redacted or self._modified:
+            elif path not in files.sha256 or write.redacted or not self._modified.isdisjoint((write.tool, "")):
                 self._add("file_content", "unwitnessed")
             else:
-                self._fail("file_content", write.event, path, "other bytes" if sha256 else "no such file")
+                sure = write.sure and write.event > self._doubted and like != "alike"
+                text = "other bytes" if sha256 else "no such file"
+                self._judge("file_content", "false" if sure else "not_seen", write.event, path, text)
 
-    def _final(self, seen: Seen, found: Mapping[str, str | None], claim: Receipt) -> None:
+    def _final(self, seen: Seen, files: Files, claim: Receipt) -> None:
         if seen.inner_verified is not None and seen.plane:
-            self._hold("inner", None, claim.receipt_sha256, "its content hashes otherwise", seen.inner_verified)
+            self._hold("inner", claim.receipt_sha256, "its content hashes otherwise", seen.inner_verified)
         if seen.plane:
             for name in (*_META, "backend.id", "mode", "outcome"):
                 self._add(name, "unwitnessed")
             return
         self._meta(seen, claim)
         self._who(seen, claim)
-        self._hold("mode", None, claim.mode, seen.mode, claim.mode == seen.mode)
-        if claim.outcome == "complete" and seen.violations:
-            self._fail("outcome", None, "complete", f"{seen.violations} violations of the policy")
+        self._mode(seen, claim)
+        self._outcome(seen, claim)
+        if seen.changed is None or seen.far:
+            texts = {"git_diff": claim.verification.git_diff, "git_status": claim.verification.git_status}
+            for kind in (kind for kind, text in texts.items() if text is not None):
+                self._add(kind, "unwitnessed")
         else:
-            self._add("outcome", "unwitnessed")
-        self._git(seen, claim)
+            self._git(seen.changed, seen.git_diff, files, claim)
         if seen.own_trace is not None:
-            self._hold("trace", None, "its own", "other events came", seen.own_trace)
+            verdict: dict[str, Verdict] = {"same": "true", "part": "unwitnessed", "other": "false"}
+            self._judge("trace", verdict[seen.own_trace], None, "its own", "other events came")
         self._usage(seen, claim.usage)
         for artifact in claim.artifacts:
-            where = self._relative(artifact.path)
-            there = where is not None and found.get(where) is not None
-            self._hold("artifact", None, artifact.path, "no such file", there, where not in found)
+            self._artifact(files, artifact)
 
     def _meta(self, seen: Seen, claim: Receipt) -> None:
         meta = claim.meta
-        self._hold("meta.run_id", None, meta.run_id, seen.run_id, meta.run_id == seen.run_id)
-        self._hold("meta.work_order_id", None, meta.work_order_id, seen.order_id, meta.work_order_id == seen.order_id)
+        self._hold("meta.run_id", meta.run_id, seen.run_id, meta.run_id == seen.run_id)
+        self._hold("meta.work_order_id", meta.work_order_id, seen.order_id, meta.work_order_id == seen.order_id)
         version = meta.contract_version
-        self._hold("meta.contract_version", None, version, CONTRACT_VERSION, version == CONTRACT_VERSION)
+        self._hold("meta.contract_version", version, CONTRACT_VERSION, version == CONTRACT_VERSION)
 
     def _who(self, seen: Seen, claim: Receipt) -> None:
-        self._hold("backend.id", None, claim.backend.id, seen.backend_id, claim.backend.id == seen.backend_id)
+        self._hold("backend.id", claim.backend.id, seen.backend_id, claim.backend.id == seen.backend_id)
         mine, theirs = seen.backend_version, claim.backend.backend_version
         if mine is not None and theirs is not None:
-            self._hold("backend.version", None, theirs, mine, mine == theirs)
-        other = sorted(
-            name
-            for name, level in claim.capabilities.items()
-            if name not in _SUPPLIED and seen.capabilities.get(name, "unsupported") != level
-        )
-        self._hold("capabilities", None, ", ".join(other), "its hello says otherwise", not other)
+            short, long = sorted((mine.removeprefix("v"), theirs.removeprefix("v")), key=len)
+            # `1.2`, `1.2.0` and `1.2 (build 7)` may be one version.
+            part = short != long and long.startswith(short) and not long[len(short)].isalnum()
+            self._hold("backend.version", theirs, mine, short == long, unseen=part)
+        levels = {name: level for name, level in claim.capabilities.items() if name not in _SUPPLIED}
+        more = sorted(name for name, level in levels.items() if _is_more(name, level, seen.capabilities.get(name)))
+        other = any(seen.capabilities.get(name) != level for name, level in levels.items())
+        self._hold("capabilities", ", ".join(more), "its hello says less", not more, unseen=other and not more)
 
-    def _git(self, seen: Seen, claim: Receipt) -> None:
-        said = claim.verification
-        if said.git_diff is not None:
-            same = said.git_diff == seen.git_diff
-            self._hold("git_diff", None, said.git_diff, "another difference", same, seen.far or seen.git_diff is None)
-        if said.git_status is not None:
-            same = _status(said.git_status) == _status(seen.git_status or "")
-            self._hold("git_status", None, said.git_status, seen.git_status, same, seen.far or seen.git_status is None)
+    def _mode(self, seen: Seen, claim: Receipt) -> None:
+        if claim.mode == seen.mode:
+            self._add("mode", "true")
+        elif claim.mode == "mapped":  # Also the value of a receipt that does not say.
+            self._add("mode", "unwitnessed")
+        else:
+            verdict: Verdict = "not_seen" if seen.asked_passthrough else "false"
+            self._judge("mode", verdict, None, claim.mode, "no message of the vendor's came")
 
-    def _usage(self, known: Seen, usage: Usage) -> None:
+    def _outcome(self, seen: Seen, claim: Receipt) -> None:
+        left = self._open_calls() if claim.outcome == "complete" else []
+        if claim.outcome == "complete" and seen.violations:
+            self._fail("outcome", None, "complete", f"{seen.violations} violations of the policy")
+        elif left:
+            self._judge(
+                "outcome", "not_seen", None, "complete", f"{len(left)} calls have no result: {', '.join(left[:5])}"
+            )
+        else:
+            self._add("outcome", "unwitnessed")
+
+    def _open_calls(self) -> list[str]:
+        """Return the tools of calls without a result, except as many as were denied."""
+        denied, left = self._denied.copy(), []
+        for tool in (call.name for calls in self._calls.values() for call in calls.values() if call.open):
+            if denied[tool] > 0:
+                denied[tool] -= 1
+            else:
+                left.append(tool)
+        return left + [
+            tool for tool, count in self._unnamed.items() for _ in range(min(count - denied[tool], NAMES_MAX))
+        ]
+
+    def _git(self, changed: Set[str], patch: str | None, files: Files, claim: Receipt) -> None:
+        diff, status = claim.verification.git_diff, claim.verification.git_status
+        if diff is not None and (diff == patch or self._named("git_diff", diff, diff_names(diff), changed, files)):
+            if patch is None:
+                self._add("git_diff", "unwitnessed")
+            elif changed_lines(diff) == changed_lines(patch):
+                self._add("git_diff", "true")
+            else:
+                more = [line for line in changed_lines(diff) - changed_lines(patch) if line[1:].strip()]
+                text = f"not in the difference: {more[0]}" if more else ""
+                self._judge("git_diff", "not_seen" if more else "unwitnessed", None, diff, text)
+        names = status_names(status) if status is not None else None
+        if status is not None and self._named("git_status", status, names, changed, files):
+            whole = all(any(is_changed(one, {path}) for one in names or ()) for path in changed)
+            self._add(
+                "git_status",
+                "true" if whole and all(is_changed(one, changed) for one in names or ()) else "unwitnessed",
+            )
+
+    def _named(self, kind: str, text: str, names: list[Named] | None, changed: Set[str], files: Files) -> bool:
+        """Judge which files a text of git's names; True if all of them may be in the difference."""
+        if names is None:
+            self._add(kind, "unwitnessed")
+            return False
+        others = [one for one in names if not (is_changed(one, changed) or may_be_changed(one, changed))]
+        if not others:
+            return True
+        nowhere = [
+            one for one in others if not one.gone and all(files.sha256.get(name, "?") is None for name in one.spellings)
+        ]
+        # Files that were changed before the run may stand in it, too; those that are nowhere may not.
+        verdict: Verdict = "false" if len(nowhere) == len(names) else "not_seen"
+        self._judge(kind, verdict, None, text, f"not in the difference: {others[0].spellings[0]}")
+        return False
+
+    def _usage(self, seen: Seen, usage: Usage) -> None:
         for name in Usage.__struct_fields__:
-            value, reported = getattr(usage, name), self._reported.get(name)
-            seen = getattr(known.usage, name, None) if name in _TOKENS else None
-            if value is not None and reported is not None and value < reported:
-                self._fail(f"usage.{name}", None, value, f"{reported:g} was reported on the way")
-            elif value is not None:
-                # Less than the service counted may be all but what the agent asked beside its work: a title, say.
-                unseen = seen is None or value < seen
-                self._hold(f"usage.{name}", None, value, f"the service counted {seen}", value == seen, unseen)
+            value = getattr(usage, name)
+            if value is not None:
+                self._counter(seen, usage, name, value)
+
+    def _counter(self, seen: Seen, usage: Usage, name: str, value: float) -> None:
+        kind, reported, counted = f"usage.{name}", self._reported.get(name), getattr(seen.usage, name, None)
+        # Cached tokens stand among the input tokens, or beside them.
+        parts = _INPUT_TOKENS if name == "input_tokens" else (name,)
+        whole = _sum(msgspec.structs.asdict(usage), parts)
+        if seen.usage is not None and counted is not None:
+            counted = _sum(msgspec.structs.asdict(seen.usage), parts)
+        if reported is not None and value < reported:
+            # Prices on the way are estimates, and a conversation that goes on may count from its beginning.
+            sure = name in _TOKENS and not seen.resumed and whole < reported
+            self._judge(kind, "false" if sure else "not_seen", None, value, f"{reported:g} was reported on the way")
+        elif name not in _TOKENS or counted is None:
+            self._add(kind, "unwitnessed")
+        else:
+            # Less than the service counted may be all but what the agent asked beside its work: a title, say.
+            exact = value == getattr(seen.usage, name)
+            self._hold(kind, value, f"the service counted {counted:g}", exact, unseen=not exact and value <= counted)
+
+    def _artifact(self, files: Files, artifact: Artifact) -> None:
+        where = self._relative(artifact.path.removeprefix("file://"))
+        if where is None or where not in files.sha256 or "://" in artifact.path:
+            self._add("artifact", "unwitnessed")
+        elif files.sha256[where] is not None:
+            self._add("artifact", "true")
+        else:
+            # A relative path may count from a folder of the host's own.
+            verdict: Verdict = "false" if artifact.path.startswith("/") else "not_seen"
+            self._judge("artifact", verdict, None, artifact.path, "no such file in the workspace")
 
     # Verdicts
 
-    def _hold(self, kind: str, event: int | None, claim: Json, seen: Json, holds: bool, unseen: bool = False) -> None:
-        if unseen:
-            self._add(kind, "unwitnessed")
-        elif holds:
-            self._add(kind, "true")
-        else:
-            self._fail(kind, event, claim, seen)
+    def _hold(self, kind: str, claim: Json, seen: Json, holds: bool, *, unseen: bool = False) -> None:
+        self._judge(kind, "unwitnessed" if unseen else "true" if holds else "false", None, claim, seen)
+
+    def _judge(self, kind: str, verdict: Verdict, event: int | None, claim: Json, seen: Json, count: int = 1) -> None:
+        self._add(kind, verdict, count)
+        if verdict in self._listed:
+            self._list(verdict, kind, event, claim, seen)
 
     def _add(self, kind: str, verdict: Verdict, count: int = 1) -> None:
         self._counts.setdefault(kind, Counter())[verdict] += count
 
     def _fail(self, kind: str, event: int | None, claim: Json, seen: Json) -> None:
-        self._add(kind, "false")
-        self._list(kind, event, claim, seen)
+        self._judge(kind, "false", event, claim, seen)
 
-    def _list(self, kind: str, event: int | None, claim: Json, seen: Json) -> None:
-        if len(self._false) < FALSE_MAX:
-            self._false.append({"kind": kind, "event": event, "claimed": _shown(claim), "seen": _shown(seen)})
+    def _list(self, verdict: str, kind: str, event: int | None, claim: Json, seen: Json) -> None:
+        rows = self._listed[verdict]
+        if len(rows) < FALSE_MAX:
+            rows.append({"kind": kind, "event": event, "claimed": _shown(claim), "seen": _shown(seen)})
 
     def to_wire(self) -> dict[str, Json]:
         """Return the verdicts as the receipt has them."""
         counts = {kind: dict(sorted(found.items())) for kind, found in sorted(self._counts.items())}
-        return {"counts": counts, "layers": list(self._layers), "false": list(self._false)}
+        name = "unexplained" if self._doubted < 0 else "unnamed"
+        more: dict[str, Json] = {name: self._silent} if self._silent else {}
+        return {"counts": counts, "layers": list(self._layers), **self._listed, **more}
 
 
 def _layers(seen: Seen, *, ended: bool) -> tuple[str, ...]:
@@ -385,20 +649,66 @@ def _layers(seen: Seen, *, ended: bool) -> tuple[str, ...]:
 _META: Final = ("meta.run_id", "meta.work_order_id", "meta.contract_version")
 
 _EVENTS: Final[dict[type[Any], Any]] = {
+    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Warned)), Judge._warned),
     ToolCall: Judge._call,
     ToolResult: Judge._result,
     FileChanged: Judge._file,
     CommandExecuted: Judge._command,
     Warned: Judge._warned,
-    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Warned)), Judge._warned),
+    TurnEnded: Judge._turned,
 }
 
 CLAIMING: Final[frozenset[type[Any]]] = frozenset(_EVENTS)
 """Types of events that claim something by themselves; any other may claim something in its `ext`."""
 
 
-def _status(text: str) -> set[str]:
-    return {line.strip() for line in text.splitlines() if line.strip()}
+def _is_other(before: _Reported, after: _Reported) -> bool:
+    """Return True if two reports with one id are two calls: the tools differ, or two inputs that are not empty."""
+    if _compare_names(before.name, after.name) is False:
+        return True
+    return bool(before.sha256 and after.sha256) and before.sha256 != after.sha256
+
+
+def _compare_names(one: str, other: str) -> bool | None:
+    """Compare two names of a tool; None if one of them is no name, or a longer form of the other."""
+    mine, theirs = plain_name(one), plain_name(other)
+    if mine == theirs or not set(tool_names(one)).isdisjoint(tool_names(other)):
+        return True
+    return None if mine in theirs or theirs in mine or "unknown" in (mine, theirs) else False
+
+
+def _sum(counters: Mapping[str, float | None], names: Iterable[str]) -> float:
+    return sum(counters.get(name) or 0 for name in names)
+
+
+_RANKS: Final = {"unsupported": 0, "restricted": 1, "emulated": 2, "native": 3}
+
+
+def _is_more(name: str, level: Json, announced: Json) -> bool:
+    """Return True if a level is higher than the one in the hello; names and levels outside the contract are ignored."""
+    mine, theirs = read_level(level), read_level(announced if announced is not None else "unsupported")
+    known = name in CAPABILITIES and mine is not None and theirs is not None
+    return known and _RANKS[mine.name] > _RANKS[theirs.name]  # type: ignore[union-attr]
+
+
+def _names_of(claim: Receipt) -> list[Named]:
+    diff, status = claim.verification.git_diff, claim.verification.git_status
+    return [*((diff and diff_names(diff)) or ()), *((status and status_names(status)) or ())]
+
+
+def _with_folders(paths: Iterable[str]) -> set[str]:
+    """Return these paths and all folders above them."""
+    found: set[str] = set()
+    for path in paths:
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition("/")[0]
+    return found
+
+
+def _above(path: str, named: Set[str]) -> bool:
+    """Return True if the path or a folder above it is named."""
+    return not named.isdisjoint(_with_folders([path]))
 
 
 def _shown(value: Json) -> str:
@@ -407,7 +717,7 @@ def _shown(value: Json) -> str:
 
 
 class FalseClaim(msgspec.Struct, frozen=True):
-    """One claim that cannot be true together with what was seen."""
+    """One claim that cannot be true together with what was seen, or that was not seen."""
 
     kind: str
     event: int | None
@@ -428,12 +738,21 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     """Kind → verdict → claims."""
     false: tuple[FalseClaim, ...] = ()
     """The first `FALSE_MAX`."""
+    not_seen: tuple[FalseClaim, ...] = ()
+    """The first `FALSE_MAX` claims that were not seen, where something may explain it."""
+    unexplained: tuple[str, ...] = ()
+    """Changed files that no event named and no reported tool or command may have changed."""
+    unnamed: tuple[str, ...] = ()
+    """Changed files that no event named, where a reported tool or command may have changed them."""
 
 
 class _Claimed(msgspec.Struct, frozen=True):
     counts: dict[str, dict[Verdict, int]] = {}
     layers: tuple[str, ...] = ()
     false: tuple[FalseClaim, ...] = ()
+    not_seen: tuple[FalseClaim, ...] = ()
+    unexplained: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
     failed: str | None = None
 
 
@@ -458,4 +777,7 @@ def audit(receipt: Receipt) -> Audited:
         layers=found.layers,
         counts=found.counts,
         false=found.false,
+        not_seen=found.not_seen,
+        unexplained=found.unexplained,
+        unnamed=found.unnamed,
     )

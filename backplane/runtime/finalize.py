@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -91,7 +91,7 @@ def seal_run(
             workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
     if workspace is not None and not facts.replayed:
-        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, (diff, status)))
+        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff))
     told = functools.partial(
         _seal,
         facts,
@@ -132,22 +132,22 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
 
 
 def _claimed(
-    facts: RunState, trace: Trace, workspace: Workspace, patch: Patch | None, texts: tuple[str | None, str | None]
+    facts: RunState, trace: Trace, workspace: Workspace, patch: Patch | None, diff: str | None
 ) -> dict[str, Json]:
     """Judge what the host claims; where its repeated trace cannot be compared, the reason stands in the verdicts."""
     try:
-        own_trace = None if facts.claimed_events is None else not _compare_trace(facts, trace)
+        own_trace = None if facts.claimed_events is None else _compare_trace(facts, trace)
         inner = _inner_holds(facts, trace) if facts.plane else None
-        return judged(facts, workspace, patch, texts, own_trace=own_trace, inner=inner)
+        return judged(facts, trace, workspace, patch, diff, own_trace=own_trace, inner=inner)
     except StoreError as error:
         return {"failed": error.message}
 
 
 def _seal(facts: RunState, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
     """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
-    claims = _compare_trace(facts, trace)
-    if claims:
-        added = {**added, "claims": claims}
+    if facts.claimed_events is not None and _compare_trace(facts, trace) != "same":
+        count, digest = facts.claimed_events
+        added = {**added, "claims": {"trace": {"count": count, "sha256": digest}}}
     inner_verified = _inner_holds(facts, trace)
     return seal(
         build.build(
@@ -270,14 +270,21 @@ def _without_secrets(
     return diff, status
 
 
-def _compare_trace(facts: RunState, trace: Trace) -> dict[str, Json]:
-    """The claims of a child whose own trace is another than the one it streamed."""
-    if facts.claimed_events is None:
-        return {}
-    count, claimed = facts.claimed_events
-    if len(trace) - len(facts.own_lines) == count and _hash(b"", _from_child(facts, trace), b"") == claimed:
-        return {}
-    return {"trace": {"count": count, "sha256": claimed}}
+def _compare_trace(facts: RunState, trace: Trace) -> Literal["same", "part", "other"]:
+    """Compare the trace in a host's receipt with the events that it streamed, by all but their times.
+
+    Returns:
+        `part` where some events are left out, and all others came in this order.
+    """
+    keys = iter(facts.claimed_keys)
+    wanted, left_out = next(keys, None), False
+    for line in _from_child(facts, trace):
+        key = facts.event_key(line)
+        if key and key == wanted:
+            wanted = next(keys, None)
+        else:
+            left_out = left_out or bool(key)
+    return "other" if wanted is not None else "part" if left_out else "same"
 
 
 def _inner_holds(facts: RunState, trace: Trace) -> bool | None:

@@ -6,48 +6,92 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, cast
+
+import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import NAMES_MAX
+from backplane.contract.events import AgentEvent, ToolCall
+from backplane.contract.receipt import NAMES_MAX, Receipt
 from backplane.receipts.build import RunState, workspace_path
-from backplane.receipts.claims import Judge, Seen
+from backplane.receipts.claimed_texts import Likeness, likeness, written
+from backplane.receipts.claims import Files, Judge, Seen
+from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 
 FILES_BYTES_MAX: Final = 16 << 20
 """Of files that are read to hold a claim against them; what an agent writes by one call is kilobytes."""
 
 
+_decode: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
+
+
 def judged(
     facts: RunState,
+    trace: Trace,
     workspace: Workspace,
     patch: Patch | None,
-    texts: tuple[str | None, str | None],
+    diff: str | None,
     *,
-    own_trace: bool | None,
+    own_trace: Literal["same", "part", "other"] | None,
     inner: bool | None,
 ) -> dict[str, Json]:
     """Judge the claims of one run, as `contracts/claims.md` says.
 
     Args:
-        texts: diff and status, as the receipt has them.
+        trace: read again only where a file differs from the text that a call wrote.
+        diff: the patch as the receipt has it.
+
+    Raises:
+        StoreError: `receipt_store_failed`, the trace cannot be read.
     """
-    seen = _seen(facts, patch, texts, own_trace, inner)
+    seen = _seen(facts, patch, diff, own_trace, inner)
     judge = facts.claims or Judge(lambda path: workspace_path(path, facts.root))
-    root = None if seen.far or patch is None else Path(workspace.root)
-    judge.end(seen, _files(root, judge.wanted(facts.claim)) if root is not None else {}, facts.claim)
+    here = not seen.far and patch is not None
+    judge.end(seen, _look(judge, seen, facts.claim, trace, Path(workspace.root)) if here else Files(), facts.claim)
     return judge.to_wire()
+
+
+def _look(judge: Judge, seen: Seen, claim: Receipt | None, trace: Trace, root: Path) -> Files:
+    """Look at the files that the claims are about."""
+    sha256 = _hashes(root, judge.wanted(claim))
+    differing = judge.differing(sha256)
+    likeness = _compare_texts(root, differing, trace) if differing else {}
+    top = os.path.realpath(root)
+    links = {
+        path: os.path.relpath(os.path.realpath(os.path.join(top, path)), top) for path in judge.unseen(seen.changed)
+    }
+    return Files(sha256=sha256, likeness=likeness, real=links)
+
+
+def _compare_texts(root: Path, differing: dict[int, str], trace: Trace) -> dict[int, Likeness]:
+    """Compare files with the texts that calls wrote, which stand in the trace alone."""
+    found: dict[int, Likeness] = {}
+    last = max(differing)
+    for number, line in enumerate(trace.lines()):
+        if number in differing:
+            event = _decode(line)
+            write = written(event.tool_name, event.input) if isinstance(event, ToolCall) else None
+            with suppress(OSError):
+                data = _read(os.path.join(os.path.realpath(root), differing[number]), FILES_BYTES_MAX)
+                if write is not None and write.content is not None and data not in (None, _FOLDER):
+                    found[number] = likeness(write.content, data)
+        if number == last:
+            break
+    return found
 
 
 def _seen(
     facts: RunState,
     patch: Patch | None,
-    texts: tuple[str | None, str | None],
-    own_trace: bool | None,
+    diff: str | None,
+    own_trace: Literal["same", "part", "other"] | None,
     inner: bool | None,
 ) -> Seen:
-    changed = patch.paths if patch is not None else None
+    changed = patch.paths | set(patch.left_out) if patch is not None else None
     return Seen(
         run_id=facts.run_id,
         order_id=facts.order.id,
@@ -57,20 +101,20 @@ def _seen(
         mode=facts.mode,
         violations=len(facts.violations()),
         changed=changed if changed is not None and len(changed) <= NAMES_MAX else None,
-        hidden=patch is not None and bool(patch.ignored_count or patch.left_out),
-        git_diff=texts[0],
-        git_status=texts[1],
-        redacted=bool(facts.counts["redacted"]),
+        hidden=patch is not None and bool(patch.ignored_count),
+        git_diff=diff,
         far=facts.root == "/",
         plane=facts.plane,
         inner_verified=inner,
         own_trace=own_trace,
         usage=facts.usage_seen,
+        asked_passthrough=facts.settings.get("mode") == "passthrough",
+        resumed=bool(facts.settings.get("session")),
     )
 
 
-def _files(root: Path, paths: list[str]) -> dict[str, str | None]:
-    """What is at these paths of the workspace: no link is followed out of it, and what is too long is not there."""
+def _hashes(root: Path, paths: list[str]) -> dict[str, str | None]:
+    """Hash the files at these paths of the workspace; links and what is too long are left out."""
     found: dict[str, str | None] = {}
     left, top = FILES_BYTES_MAX, os.path.realpath(root)
     for path in paths:

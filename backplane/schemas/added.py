@@ -31,6 +31,17 @@ _JUDGED: Final[Json] = {
     "type": "array",
     "items": _object("One rule that was not kept, and how.", ["rule", "reason"], rule=_STRING, reason=_STRING),
 }
+_CLAIMS: Final[dict[str, Json]] = {
+    "type": "array",
+    "items": _object(
+        "One claim; `event` is its place in the trace.",
+        ["kind", "event", "claimed", "seen"],
+        kind={"type": "string"},
+        event={"type": ["integer", "null"]},
+        claimed={"type": "string"},
+        seen={"type": "string"},
+    ),
+}
 _WHOSE: Final[Json] = {"enum": ["seen", "claimed", "reported", "unknown"]}
 _TEXT_OR_SIZE: Final[Json] = {"type": ["string", "object"], "properties": {"bytes": _COUNT, "sha256": _SHA256}}
 
@@ -151,21 +162,18 @@ BACKPLANE: Final[Json] = _object(
         "items": {"enum": ["denied", "false-claims", "violations"]},
     },
     claimed=_object(
-        "What the host claims, held against what was seen (contracts/claims.md): verdicts by kind, the layers in "
-        "force, and the false ones. Absent where nothing was sent, in a replay, and where recovery sealed the run.",
+        "What the host claims and what was seen of it (contracts/claims.md): verdicts by kind, the layers in "
+        "force, the false claims and those that were not seen. Absent where nothing was sent, in a replay, and where "
+        "recovery sealed the run.",
         counts={"type": "object", "additionalProperties": _COUNTS},
-        layers={"type": "array", "items": {"enum": ["plane", "final", "inner", "diff", "tree"]}},
-        false={
-            "type": "array",
-            "items": _object(
-                "One false claim; `event` is its place in the trace.",
-                ["kind", "event", "claimed", "seen"],
-                kind={"type": "string"},
-                event={"type": ["integer", "null"]},
-                claimed={"type": "string"},
-                seen={"type": "string"},
-            ),
+        layers={"type": "array", "items": {"enum": ["plane", "final", "inner", "service", "diff", "tree"]}},
+        false=_CLAIMS,
+        not_seen={"description": "Claims that were not seen, where something may explain it.", **_CLAIMS},
+        unexplained={
+            "description": "Changed files that no event named, and that no reported tool or command may have changed.",
+            **_STRINGS,
         },
+        unnamed={"description": "The same, where a reported tool or command may have changed them.", **_STRINGS},
         failed={"description": "Why nothing was judged.", "type": "string"},
     ),
     losses={"description": "What a translation could not carry.", "type": "array", "items": True},

@@ -279,31 +279,32 @@ def _claims(run: Shown) -> Html:
     """What the agent says and what was seen, each in a column of its own."""
     added = run.picture.ended.added if run.picture.ended is not None else {}
     claimed, found = as_object(added.get("claimed")), as_object(added.get("reconciliation"))
-    verdicts = ("true", "false", "unwitnessed")
+    verdicts = ("true", "false", "not_seen", "unwitnessed")
     counts = [
         (text(kind), *(text(_member(by, verdict) or "0") for verdict in verdicts))
         for kind, by in as_object(claimed.get("counts")).items()
     ]
-    false = [
-        (
-            text(_member(row, "kind")),
-            text(_member(row, "event")),
-            text(_member(row, "claimed")),
-            text(_member(row, "seen")),
-        )
-        for row in as_list(claimed.get("false"))[:FALSE_MAX]
-    ]
+    false, not_seen = (
+        [
+            tuple(text(_member(row, name)) for name in ("kind", "event", "claimed", "seen"))
+            for row in as_list(claimed.get(verdict))[:FALSE_MAX]
+        ]
+        for verdict in ("false", "not_seen")
+    )
+    if unnamed := as_list(claimed.get("unexplained")):
+        found = {**found, "changed_and_named_by_no_event": unnamed}
     differ = [
         (text(name.replace("_", " ")), text(", ".join(map(str, value[:50])) if isinstance(value, list) else value))
         for name, value in found.items()
     ]
     tables = (
         (
-            ("kind of claim", "seen to be true", "seen to be false", "nobody saw it"),
+            ("kind of claim", "seen to be true", "seen to be false", "not seen", "no witness"),
             counts,
             "Claims of the agent, counted",
         ),
         (("kind", "event", "claimed", "seen"), false, "Claims that are false"),
+        (("kind", "event", "claimed", "seen"), not_seen, "Claims that were not seen"),
         (("what", "which"), differ, "Where the agent's word and the files differ"),
     )
     return join(table(head, rows, label) for head, rows, label in tables if rows)
