@@ -117,12 +117,17 @@ CODES: Final[dict[str, CodeFacts]] = {
 }
 """The contract's 44 codes; append-only. Peers with a closed set refuse any other."""
 
+OWN_CODES: Final[dict[str, CodeFacts]] = {
+    "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
+}
+"""Codes of the command line alone; no message and no receipt has them."""
+
 
 class BackplaneError(Exception):
     """A failure with a stable code.
 
     Args:
-        code: one of `CODES`; anything else becomes `internal` and is kept in `foreign_code`.
+        code: one of `CODES` or `OWN_CODES`; anything else becomes `internal` and is kept in `foreign_code`.
         message: the fact, with the limit or the name involved.
         hint: the next step for whoever reads it.
         evidence: exit code, last words of the child, a cut-out of the line; escaped by whoever prints.
@@ -130,15 +135,16 @@ class BackplaneError(Exception):
 
     def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
         super().__init__(message)
-        self.foreign_code = None if code in CODES else code
-        self.code = code if code in CODES else "internal"
+        known = code in CODES or code in OWN_CODES
+        self.foreign_code = None if known else code
+        self.code = code if known else "internal"
         self.message = message
         self.hint = hint
         self.evidence = evidence
 
     @property
     def facts(self) -> CodeFacts:
-        return CODES[self.code]
+        return CODES.get(self.code) or OWN_CODES[self.code]
 
     @property
     def retryable(self) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from backplane.cli import asking
-from backplane.view.asked import LINE_CHARS_MAX, LINES_MAX, chosen, decided
+from backplane.contract.approval import chosen
+from backplane.view.asked import LINE_CHARS_MAX, LINES_MAX, decided
 
 STAGE = "/home/u/.local/state/backplane/stage/0a1b2c3d-0000-4000-8000-000000000000/tree"
 
@@ -62,6 +63,6 @@ def test_a_long_question_says_how_much_more_there_is() -> None:
     ],
 )  # fmt: skip
 def test_a_number_chooses_an_option(typed: str, options: Any, expected: str | None) -> None:
-    assert chosen(typed, {"options": options}) == expected
+    assert chosen(typed, options) == expected
     answer = asking.reply(typed, {"options": options})
     assert (answer.text if answer is not None else None) == expected

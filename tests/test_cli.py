@@ -25,8 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.cli import COMMANDS, EXITS, help_text, streams
+from backplane.cli.remedies import REMEDIES
 from backplane.contract.receipt import verify_bytes
-from backplane.errors import CODES, CapabilityError
+from backplane.errors import CODES, OWN_CODES, CapabilityError
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.schemas import build
@@ -88,7 +89,7 @@ def fault(done: subprocess.CompletedProcess[bytes]) -> str:
     assert all(line.startswith("  ") for line in words[1:]), done.stderr
     assert b"Traceback" not in done.stderr
     code, _, _ = words[0].partition(": ")
-    assert code in CODES
+    assert code in CODES | OWN_CODES
     return code
 
 
@@ -214,7 +215,7 @@ def test_the_help_of_doctor_names_the_protocols_it_can_try(cli: Cli) -> None:
 )
 def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], backplane_home: Path) -> None:
     done = cli(*words)
-    assert fault(done) in ("config_invalid", "backend_not_found")
+    assert fault(done) in ("usage_invalid", "config_invalid", "backend_not_found")
     assert done.returncode == 2
     assert done.stdout == b""
     assert not (backplane_home / "runs").exists()
@@ -903,6 +904,43 @@ def test_a_code_of_a_child_is_one_short_escaped_word(cli: Cli, work: Path, code:
     assert not set(b"\x1b\x07\r") & set(done.stderr)
 
 
+def test_every_error_code_has_a_next_step(cli: Cli) -> None:
+    assert set(REMEDIES) == set(CODES | OWN_CODES)
+    for code in ("usage_invalid", "backend_auth_failed", "receipt_chain_broken"):
+        assert f"  next: {REMEDIES[code]}\n" in cli("errors", code).stdout.decode()
+    named = {word for step in REMEDIES.values() for word in re.findall(r"backplane ([a-z]+)", step)}
+    assert named <= {*COMMANDS, "help"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("shel", "shell"), ("claud", "claude"), ("opencod", "opencode"), ("Gemini", "gemini")]
+)
+def test_a_misspelt_backend_is_told_with_the_nearest_one(cli: Cli, name: str, meant: str) -> None:
+    done = cli("run", "-b", name, "x")
+    assert fault(done) == "backend_not_found"
+    assert f"did you mean {meant}? choose one of: ".encode() in done.stderr
+    assert b"did you mean" not in cli("run", "-b", "zzzzzz", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"isolation": "maybe"}, "isolation"), ({"isolation": 1}, "isolation"), ({"isolation": "require"}, "isolation"),
+        ({"enforcement": {"deny_read": "kernel"}}, "enforcement"), ({"credentials": ["nowhere"]}, "credentials"),
+        ({"isolation": "required", "enforcement": {"deny_read": "os"}, "credentials": ["git"]}, None),
+    ],
+)  # fmt: skip
+def test_validate_refuses_settings_that_a_run_refuses(
+    cli: Cli, work: Path, settings: dict[str, Any], words: str | None
+) -> None:
+    (work / "o.json").write_text(json.dumps({"task": "x", "config": {"vendor": {"abp": settings}}}))
+    done = cli("validate", "o.json")
+    assert done.returncode == (0 if words is None else 1), done
+    assert words is None or words in done.stdout.decode()
+    if words is not None:
+        assert cli("run", "--order", "o.json", "-b", "mock").returncode in (2, 4)
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 @pytest.mark.parametrize("code", ["config_invalid", "capability_unsupported", "policy_denied", "backend_auth_failed"])
 @pytest.mark.parametrize("way", ["fatal", "final"])
@@ -1493,8 +1531,8 @@ def test_the_trials_of_an_agent_say_which_one_they_are_at(work: Path) -> None:
     ("words", "code"),
     [
         (("-b", "nosuch", "x"), "backend_not_found"),
-        (("x", "--timeout", "soon"), "config_invalid"),
-        (("x", "--tumeout", "1s"), "config_invalid"),
+        (("x", "--timeout", "soon"), "usage_invalid"),
+        (("x", "--tumeout", "1s"), "usage_invalid"),
         (("--order", "/no/such"), "config_invalid"),
         (("x", "-b", "shell", "--receipt", "/no/a-secret-value/r.json", "--env", "A=a-secret-value"), "config_invalid"),
         (("x", "-b", "shell"), "receipt_store_failed"),
@@ -1507,7 +1545,8 @@ def test_what_goes_wrong_before_a_json_run_is_one_fatal_of_no_run(cli: Cli, word
     (line,) = told.stdout.splitlines()
     fatal = json.loads(line)
     jsonschema.validate(fatal, json.loads((ROOT / "schemas" / "envelope_fatal.json").read_bytes()))
-    assert (fatal["ref_id"], fatal["error_code"]) == (None, code)
+    # The line has the contract's codes alone.
+    assert (fatal["ref_id"], fatal["error_code"]) == (None, "config_invalid" if code == "usage_invalid" else code)
     assert plain.stderr.decode().startswith(f"{code}: {fatal['error'].partition('; ')[0]}")
     assert b"a-secret-value" not in told.stdout + told.stderr
 

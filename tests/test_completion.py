@@ -96,7 +96,7 @@ def test_help_takes_a_command(tmp_path: Path) -> None:
 def test_version_names_the_contract() -> None:
     told = json.loads(cli("version", "--json").stdout)
     assert told["contract"] == "abp/v0.1"
-    assert cli("version").stdout == f"backplane {told['version']}\n"
+    assert cli("version").stdout == f"backplane {told['version']}  (contract abp/v0.1)\n"
 
 
 @pytest.mark.parametrize(("text", "code"), [("1s", 3), ("1m", 0), ("60", 0), ("0.9", 3), ("soon", 2), ("-1", 2)])
@@ -104,4 +104,4 @@ def test_a_limit_takes_a_time_with_its_unit(text: str, code: int, tmp_path: Path
     done = cli("run", "-b", "shell", "sleep 1.3", "--timeout", text, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     if code == 2:
-        assert done.stderr.startswith("config_invalid: ")
+        assert done.stderr.startswith(("usage_invalid: ", "config_invalid: "))

@@ -152,7 +152,7 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     assert main(list(words)) == 2
     option = next(word for word in words if word.startswith("--"))
-    assert f"config_invalid: {option} has no effect without --" in capfd.readouterr().err
+    assert f"usage_invalid: {option} has no effect without --" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -161,7 +161,7 @@ def test_a_configuration_that_nobody_reads_is_refused(
     words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", "x.toml", *words]) == 2
-    assert capfd.readouterr().err.startswith("config_invalid: --config has no effect ")
+    assert capfd.readouterr().err.startswith("usage_invalid: --config has no effect ")
 
 
 # Named in messages ----------------------------------------------------------------------------------------------------

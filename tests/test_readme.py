@@ -28,7 +28,11 @@ SECONDS_MAX = 60
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.S | re.M)
+    return [block for found, block in all_blocks() if found == language]
+
+
+def all_blocks() -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
 
 
 def steps(block: str) -> Iterator[tuple[str, str]]:
@@ -71,19 +75,22 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def env(backplane_home: Path, tmp_path: Path) -> dict[str, str]:
+def env(tmp_path: Path) -> dict[str, str]:
     """A reader's environment at the first try: no state folder yet, and nothing in the home folder."""
     home, scripts = tmp_path / "reader", str(Path(sys.executable).parent)
     home.mkdir()
-    own = {"HOME": str(home), "BACKPLANE_HOME": str(backplane_home / "first"), "HOSTS": str(ROOT / "hosts")}
-    return {**os.environ, **own, "PATH": f"{scripts}:{os.environ['PATH']}"}
+    nothing = [name for name in os.environ if name.startswith(("BACKPLANE_", "XDG_"))]
+    kept = {name: value for name, value in os.environ.items() if name not in nothing}
+    return {**kept, "HOME": str(home), "PATH": f"{scripts}:{os.environ['PATH']}"}
 
 
 @pytest.mark.timeout(300)
 def test_every_command_of_the_readme_prints_what_it_says(sample: Path, env: dict[str, str]) -> None:
     checked = 0
-    for block in blocks("console"):
-        for command, expected in steps(block):
+    for language, block in all_blocks():
+        if "main(Host(" in block:
+            (sample / "hello.py").write_text(block)
+        for command, expected in steps(block) if language == "console" else ():
             output = run(command, sample, env)
             assert as_pattern(expected).fullmatch(output), f"$ {command}\n{output}\n--- expected\n{expected}"
             checked += 1

@@ -199,6 +199,12 @@ def test_a_page_without_prompts_says_where_events_repeat_the_task(runs: Path) ->
     assert ("tell a tale" in told.stdout, told.stderr) == (False, "")
 
 
+@pytest.mark.parametrize("mark", ["\uffff", "\ufffe", "\x00", "\x1b", "\u2028"])
+def test_junit_of_any_text_is_xml(mark: str) -> None:
+    whole = "".join(report.junit([shown(f"a{mark}b")]))
+    ET.fromstring(whole.encode("utf-8"))
+
+
 def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> None:
     both = cli("report", "last", "last~1").stdout
     assert both.count("<article") == 2

@@ -11,6 +11,7 @@ import pytest
 
 from backplane.cli.show import Look, diff
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
+from backplane.view.diff import changes
 from backplane.view.text import in_workspace
 from backplane.view.values import about
 from tests.receipt_writer import TS
@@ -123,3 +124,19 @@ def test_a_binary_file_is_one_line_of_the_diff(tmp_path: Path, change: str, expe
     assert len(shown) < 12
     (cut,) = list(diff(patch, Look(False), lines_max=0))
     assert "cut after 0 lines" in cut
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("diff --git a/x b/x", "x"),
+        ('diff --git "a/caf\\303\\251.txt" "b/caf\\303\\251.txt"', "café.txt"),
+        ('diff --git a/cafe.txt "b/caf\\303\\251.txt"', "café.txt"),
+        ('diff --git "a/caf\\303\\251.txt" b/cafe.txt', "cafe.txt"),
+        ('diff --git "a/a\\"b\\\\c\\td" "b/a\\"b\\\\c\\td"', 'a"b\\c\td'),
+        ('diff --git "a/\\377" "b/\\377"', "\\377"),
+        ('diff --git "a/\\346\\274\\242 b/\\345\\255\\227" "b/\\346\\274\\242 b/\\345\\255\\227"', "漢 b/字"),
+    ],
+)
+def test_a_file_is_named_as_it_is(line: str, path: str) -> None:
+    assert [change.path for change in changes([line])] == [path]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from backplane import __version__
 from backplane.cli import streams
 from backplane.cli.commands import COMMANDS as COMMANDS
 from backplane.cli.commands import GROUPS
@@ -157,7 +156,7 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
                 raise _usage("--config needs a file")
             config = value if equals else rest.pop(0)
         elif option == "--version":
-            streams.write(f"backplane {__version__}\n")
+            _command("version", [], None)
             return config, None
         elif option in ("-h", "--help"):
             streams.write(help_text())
@@ -180,7 +179,7 @@ def help_text() -> str:
 def _usage(fact: str, near: str = "") -> Exception:
     from backplane.errors import ConfigError
 
-    return ConfigError("config_invalid", fact, hint=near + "backplane --help")
+    return ConfigError("usage_invalid", fact, hint=near + "backplane --help")
 
 
 def _report(error: BaseException, *, as_message: bool) -> int:

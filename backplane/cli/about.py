@@ -8,33 +8,37 @@ from backplane.cli.parser import Options, did_you_mean
 
 
 def version(options: Options) -> int:
+    from backplane.contract.version import CONTRACT_VERSION
+
     if options.json:
         import platform
 
         from backplane.cli.version import Version
-        from backplane.contract.receipt import CONTRACT_VERSION
 
         told = Version(version=__version__, contract=CONTRACT_VERSION, python=platform.python_version())
         streams.write_record(told)
     else:
-        streams.write(f"backplane {__version__}\n")
+        streams.write(f"backplane {__version__}  (contract {CONTRACT_VERSION})\n")
     return 0
 
 
 def errors(options: Options) -> int:
+    from backplane.cli.remedies import REMEDIES
     from backplane.cli.start import wrong
-    from backplane.errors import CODES
+    from backplane.errors import CODES, OWN_CODES
 
+    known = CODES | OWN_CODES
     if options.code is None:
-        width = max(map(len, CODES))
-        streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in CODES.items()))
+        width = max(map(len, known))
+        streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in known.items()))
         return 0
-    facts = CODES.get(options.code)
+    facts = known.get(options.code)
     if facts is None:
-        hint = did_you_mean(options.code, CODES) + "`backplane errors` lists them"
+        hint = did_you_mean(options.code, known) + "`backplane errors` lists them"
         raise wrong(f"no error code {options.code!r}", hint)
     streams.write(
         f"{options.code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
+        f"  next: {REMEDIES[options.code]}\n"
         f"  fault: {_FAULTS[facts.fault]}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
         f"  code of the provider interface: {facts.provider_code}\n"

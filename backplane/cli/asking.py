@@ -16,11 +16,11 @@ import msgspec
 from backplane.cli import streams
 from backplane.cli.show import Look, diff_line
 from backplane.cli.start import wrong
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
 from backplane.process.pipes import Pair
 from backplane.protocol import Lines, Overlong, strict
-from backplane.view.asked import choices, chosen, decided
+from backplane.view.asked import decided
 
 TERMINAL: Final = "/dev/tty"
 
@@ -223,10 +223,10 @@ def reply(line: str | None, body: Mapping[str, Any]) -> Decision | None:
     """Return what a typed line answers to a question in words; None for a number that none of its options has."""
     if line is None:
         return Decision(decision="deny", reason="the terminal was closed")
-    words = chosen(line, body)
+    words = chosen(line, body.get("options"))
     return None if words is None else Decision(decision="allow", text=words, reason="a person answered")
 
 
 def offer(body: Mapping[str, Any]) -> str:
     """Return the line that says what a question in words takes."""
-    return f"type a number from 1 to {len(choices(body))}, or an answer in words\n"
+    return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"

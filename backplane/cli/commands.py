@@ -298,8 +298,8 @@ QUEUE_PARTS: Final = {
     ),
     "answer": CommandRow(
         "answer what an order asks that was submitted with --asks", "queue:answer_order",
-        "backplane queue answer ORDER ask-1 allow", *_QUEUED,
-        value("ask", "ASK", "the question's id, as its event has it"), options.DECISION, options.KEPT_REASON,
+        "backplane queue answer ORDER allow", *_QUEUED,
+        options.ASK, options.DECISION, options.KEPT_REASON,
         options.TEXT,
     ),
     "events": CommandRow(
@@ -487,9 +487,9 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             about="Say what a run waits for, or why it ended as it did: the evidence, and the next step.",
         ),
         "answer": CommandRow(
-            "answer what a live run asks, from any terminal", "doors:answer", "backplane answer last ask-1 allow",
+            "answer what a live run asks, from any terminal", "doors:answer", "backplane answer last allow",
             options.RUN,
-            value("ask", "ASK", "the question's id or its beginning"), options.DECISION,
+            options.ASK, options.DECISION,
             value("--reason", "WHY", "told to the agent, kept in the receipt", default=""), options.TEXT,
             flag("--always", "the same for this tool until the run ends"),
             about="Answer what a live run asks, from any terminal; `why RUN` and `watch RUN` show what it is.",

@@ -76,6 +76,9 @@ FOUND = value("run", "RUN", f"{_ANY} (last)", nargs="?", default="last")
 RECEIPT = value("id", "ID", "run id or its beginning; `last`")
 SESSION = value("id", "ID", "session id or its beginning, or `last`")
 ORDER = value("order", "ORDER", "the order's id, as `submit` printed it, or its beginning")
+ASK: Final = value(
+    "ask", "ASK", "the question's id or its beginning (default: the only open one)", nargs="?", default=""
+)
 DECISION = value("decision", "allow|deny", "what you decide", choices=("allow", "deny"))
 TEXT = value("--text", "WORDS", "the answer to a question in words")
 KEPT_REASON = value("--reason", "WHY", "kept in the receipt", default="")

@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         own = [one.option_strings[-1] for one in self._actions if one.option_strings and one.dest != "help"]
         if wrong.startswith("--") and len(own) <= _OPTIONS_SHOWN:
             hint += f"it takes {', '.join(own) or 'no option'}; "
-        raise ConfigError("config_invalid", message, hint=f"{hint}{self.prog} --help")
+        raise ConfigError("usage_invalid", message, hint=f"{hint}{self.prog} --help")
 
     def _mistyped(self, message: str) -> tuple[str, Collection[str]]:
         """The word that argparse refuses, and the words that it could have been."""

@@ -44,3 +44,22 @@ def misfit(decision: Decision, kind: str, input: Json | UnsetType = UNSET) -> st
     if kind in ("tool", "patch") and decision.decision != "deny" and decision.text is not None:
         return f"it answers a {kind} in words: allow, deny or modify it"
     return ""
+
+
+def choices(options: Json | UnsetType) -> list[str]:
+    """Return the labels of a question's options; empty if it has none."""
+    rows = options if isinstance(options, list | tuple) else ()
+    return [str(row.get("label", row) if isinstance(row, dict) else row) for row in rows]
+
+
+def chosen(text: str, options: Json | UnsetType) -> str | None:
+    """Return what a text answers to a question: a number its option's label, other words themselves.
+
+    Returns:
+        None for a number that no option has.
+    """
+    labels = choices(options)
+    if not labels or not text.isdecimal() or text in labels:
+        return text
+    number = int(text[:6])
+    return labels[number - 1] if 0 < number <= len(labels) else None

@@ -15,8 +15,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import read_level
 from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent, normal
-
-CONTRACT_VERSION = "abp/v0.1"
+from backplane.contract.version import CONTRACT_VERSION as CONTRACT_VERSION
 
 NAMES_MAX: Final = 1000
 """Paths or members that a receipt lists; of more there are counts."""

@@ -30,6 +30,7 @@ from backplane.config import (
     home_path,
     user_folder,
 )
+from backplane.contract.unheard import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process.aio import beside
@@ -401,11 +402,13 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
             made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
             return msgspec.structs.replace(made, plugin={"wheel": plugin.wheel, "version": plugin.version})
         known = {*settings.backends, *SHIPPED}
-        names = ", ".join(sorted({*known, *plugins.names(known)}))
+        there = {*known, *plugins.names(known)}
+        names, near = ", ".join(sorted(there)), nearest_name(name, there)
+        meant = f"did you mean {near}? " if near else ""
         raise BackendError(
             "backend_not_found",
             f"no backend {name!r}",
-            hint=f"choose one of: {names}; or declare [backends.NAME] in the configuration",
+            hint=f"{meant}choose one of: {names}; or declare [backends.NAME] in the configuration",
         )
     return _from_settings(name, declared or BackendSettings(host=name), settings, environ)
 

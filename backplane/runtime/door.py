@@ -18,7 +18,7 @@ from typing import Final, Literal
 import anyio
 import msgspec
 
-from backplane.contract.approval import Decision, misfit
+from backplane.contract.approval import Decision, choices, chosen, misfit
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
 from backplane.process.aio import visited
@@ -44,7 +44,7 @@ class AnswerCommand(
     """Decide about an open question."""
 
     ask: str
-    """Its id, or the beginning of it when only one open question's begins so."""
+    """Its id, or the beginning of it when only one open question's begins so; empty for the only open one."""
     decision: Literal["allow", "deny"]
     reason: str = ""
     text: str | None = None
@@ -109,13 +109,25 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
         there = ", ".join(asks) or "none"
-        what = "several open questions begin with" if found else "no open question has the id"
-        raise ConfigError("config_invalid", f"{what} {given.ask!r}", hint=f"open questions: {there}")
+        if given.ask:
+            fact = f"{'several open questions begin with' if found else 'no open question has the id'} {given.ask!r}"
+        else:
+            fact = "several questions are open, and none is named" if found else "no question is open"
+        raise ConfigError("config_invalid", fact, hint=f"open questions: {there}")
+    options = asks[found[0]].body.get("options")
+    if given.decision == "allow" and given.text is not None and chosen(given.text, options) is None:
+        fact = f"the question has no option {given.text[:20]!r}"
+        raise ConfigError("config_invalid", fact, hint=f"--text 1 to {len(choices(options))}, or an answer in words")
     if asks[found[0]].kind == "input" and given.decision == "allow" and given.text is None:
         raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
     if why := misfit(Decision(given.decision, text=given.text), asks[found[0]].kind):
         raise ConfigError("config_invalid", why, hint="leave the text out, or say it as the reason of a denial")
     return found[0]
+
+
+def answer_text(ask: Approval, given: AnswerCommand) -> str | None:
+    """Return the words of an answer; for the number of an option its label."""
+    return None if given.text is None else chosen(given.text, ask.body.get("options"))
 
 
 class Desk:
@@ -161,7 +173,7 @@ class Desk:
             Decision(
                 decision=given.decision,
                 reason=f"{given.reason or f'a person said {given.decision}'} ({by})",
-                text=given.text,
+                text=answer_text(waiting.ask, given),
                 remember=given.remember,
             )
         )

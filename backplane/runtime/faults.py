@@ -9,15 +9,17 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from backplane.config import HookSettings, Settings
+from backplane.config import HookSettings, Settings, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.unheard import check_settings, read_work_order
-from backplane.contract.work import REPLAY, WorkOrder
+from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.rules import compile_policy
 from backplane.runtime import backends, hooks
 from backplane.runtime.orders import check_order, read_policy
 from backplane.runtime.plane import signer_of
+from backplane.sandbox.credentials import read_names
+from backplane.sandbox.requirements import demands
 from backplane.upstream.cost import read_price
 from backplane.workspace.workspace import find_original
 
@@ -32,6 +34,10 @@ def check_whole(order: WorkOrder) -> None:
     check_order(order)
     check_settings(order)
     compile_policy(order.policy)
+    settings = settings_of(order.config.vendor)
+    tighter("off", settings.get("isolation"))
+    demands(settings.get("enforcement"))
+    read_names(settings.get("credentials"), "config.vendor.abp.credentials")
 
 
 def check_read(value: Json) -> None:

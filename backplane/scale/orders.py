@@ -18,7 +18,7 @@ from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import PATCH, Journal
 from backplane.receipts.store import Store
-from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, find_ask
+from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, answer_text, find_ask
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
@@ -185,7 +185,8 @@ async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "
         raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
     asks = await open_asks(engine, status)
     id = find_ask(asks, asked)
-    decision = Decision(asked.decision, _by(asked.reason, by), text=asked.text, remember=asked.remember)
+    reason, text = _by(asked.reason, by), answer_text(asks[id], asked)
+    decision = Decision(asked.decision, reason, text=text, remember=asked.remember)
     if not await engine.answer(order_id, status.attempts[-1], id, decision):
         fact = f"the question {id!r} was answered already, and the first answer counts"
         raise ConfigError("config_invalid", fact, hint=show)

@@ -28,7 +28,7 @@ from backplane.contract.conversation import SessionFile
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.errors import CODES, ConfigError
+from backplane.errors import CODES, OWN_CODES, ConfigError
 from backplane.policy.rules import PROFILES
 from backplane.sandbox.credentials import STORES
 from backplane.schemas.added import BACKPLANE
@@ -229,7 +229,11 @@ def error_table() -> str:
         f"| {'yes' if facts.retryable else 'no'} | {facts.exit_code} | `{facts.provider_code}` |"
         for code, facts in CODES.items()
     ]
-    return _ERRORS_HEAD + "\n".join(rows) + "\n"
+    own = [f"- `{code}` (exit {facts.exit_code}): {facts.meaning}" for code, facts in OWN_CODES.items()]
+    return _ERRORS_HEAD + "\n".join((*rows, _ERRORS_OWN, *own)) + "\n"
+
+
+_ERRORS_OWN: Final = "\nOn stderr of the command line alone, in no message and no receipt:\n"
 
 
 _ERRORS_HEAD: Final = """# Error codes

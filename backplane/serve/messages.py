@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from backplane.contract.receipt import Receipt
-from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
+from backplane.errors import CODES, BackplaneError, ProtocolError, from_code, unforeseen
 from backplane.receipts.build import End, ends_in_final
 from backplane.receipts.pieces import canonical_chunks, canonical_parts
 from backplane.receipts.trace import Trace
@@ -86,7 +86,8 @@ def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bo
 
 def fatal_of_no_run(fault: BackplaneError) -> bytes:
     """The line of what went wrong before there was a run."""
-    return _fatal(None, _words(fault), fault.code) + b"}\n"
+    code = fault.code if fault.code in CODES else "config_invalid"  # A peer knows the contract's codes alone.
+    return _fatal(None, _words(fault), code) + b"}\n"
 
 
 def _fatal(ref_id: str | None, error: str, code: str) -> bytes:

@@ -1,10 +1,11 @@
-"""What a person decides when a question waits: the command, the change of a file, or the members of an input. Pure."""
+"""The lines that show what an approval decides: a command, the change of a file, or an input's members. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from backplane.contract.approval import choices
 from backplane.contract.canonical import Json
 from backplane.view.text import in_workspace, printable
 from backplane.view.values import as_list, as_object
@@ -27,19 +28,6 @@ def decided(body: Mapping[str, Any]) -> list[str]:
     found = [printable(in_workspace(_cut(line))) for line in _lines(body)]
     more = [f"… {len(found) - LINES_MAX} more lines"] if len(found) > LINES_MAX else []
     return found[:LINES_MAX] + more + [printable(line) for line in _options(body)]
-
-
-def choices(body: Mapping[str, Any]) -> list[str]:
-    """Return the labels of a question's options."""
-    return [str(as_object(option).get("label", option)) for option in as_list(body.get("options"))]
-
-
-def chosen(typed: str, body: Mapping[str, Any]) -> str | None:
-    """Return what typed words answer to a question: of a number its option; None if there is no option of it."""
-    labels = choices(body)
-    if not labels or not typed.isdecimal() or typed in labels:
-        return typed
-    return labels[int(typed[:6]) - 1] if 0 < int(typed[:6]) <= len(labels) else None
 
 
 def _cut(line: str) -> str:
@@ -105,4 +93,4 @@ def _member(name: str, value: Json) -> Iterator[str]:
 
 
 def _options(body: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{number}. {label}" for number, label in enumerate(choices(body), 1))
+    yield from (f"{number}. {label}" for number, label in enumerate(choices(body.get("options")), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
@@ -70,11 +71,29 @@ def changes(patch: Iterable[str]) -> list[FileChange]:
 
 
 def _path(line: str) -> str:
-    """The file of a line `diff --git a/X b/X`; names that git quotes stay quoted."""
+    """Return the file of a line `diff --git a/X b/X`, by its new name."""
     rest = line.removeprefix("diff --git ")
-    if rest.startswith('"'):
-        return rest.rpartition(' "b/')[2].removesuffix('"')
+    if rest.endswith('"'):
+        return unquoted(rest.rpartition(' "b/')[2].removesuffix('"'))
     # Both halves are the same but for a rename: then the new name is after the last mark.
     half = len(rest) // 2
     same = rest[:half].removeprefix("a/") == rest[half + 1 :].removeprefix("b/")
     return rest[half + 1 :].removeprefix("b/") if same else rest.rpartition(" b/")[2]
+
+
+_ESCAPES: Final = dict(zip("abtnvfr", "\a\b\t\n\v\f\r", strict=True))
+"""Letters behind a backslash in a name that git quotes; bytes beyond ASCII are three octal digits."""
+
+
+def unquoted(name: str) -> str:
+    """Return a name as it was before git quoted it; bytes that are not UTF-8 stay as git writes them."""
+    raw = re.sub(rb"\\([0-7]{3}|.)", _byte, name.encode("utf-8", "surrogatepass"))
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return name
+
+
+def _byte(found: re.Match[bytes]) -> bytes:
+    word = found[1].decode("latin-1")
+    return bytes((int(word, 8) & 0xFF,)) if len(word) == 3 else _ESCAPES.get(word, word).encode("latin-1")

@@ -11,7 +11,7 @@ SHOWN_CHARS_MAX: Final = 400
 # What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
 # Compiled by `re` on first use: it costs a millisecond, and no start waits for it.
 UNPRINTABLE: Final = (
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
 STAGED: Final = r"/[^\s'\"=:;|&<>()]*/stage/[0-9a-f]{8}-[0-9a-f-]{27}/tree(?![^/\s'\":;|&<>()])(/(?=[^\s'\"]))?"
