@@ -176,6 +176,9 @@ HONEST: dict[str, list[tuple[Any, ...]]] = {
         *[(ERROR, "t1"), (RESULT, "t2")],
     ],
     "the command after the result": [(CALL, "t1", LS), (ASK, "t1", LS, "allow"), (RESULT, "t1"), (RAN, "ls")],
+    "defaults of the tool in the ask": [
+        *[(CALL, "t1", LS), (ASK, "t1", {**LS, "timeout": 5}, "allow"), (RESULT, "t1")],
+    ],
     "another spelling of the tool": [(CALL, None, LS), (ASK, None, LS, "allow"), (RESULT, None)],
 }
 
@@ -193,6 +196,10 @@ LIES: dict[str, list[tuple[Any, ...]]] = {
     "an ask after the deed": [(CALL, "t1", EVIL), (RESULT, "t1"), (ASK, "t1", EVIL, "allow")],
     "an ask after the deed, no id": [(CALL, "t1", EVIL), (RESULT, "t1"), (ASK, None, EVIL, "allow")],
     "another input than the allowed one": [(ASK, "t1", LS, "allow"), (CALL, "t1", EVIL), (RESULT, "t1")],
+    "more than was asked about": [(ASK, "t1", LS, "allow"), (CALL, "t1", {**LS, "cwd": "/"}), (RESULT, "t1")],
+    "more than was asked about, reported before": [
+        *[(CALL, "t1", {**LS, "cwd": "/"}), (ASK, "t1", LS, "allow"), (RESULT, "t1")],
+    ],
     "another input, reported before": [(CALL, "t1", EVIL), (ASK, "t1", LS, "allow"), (RESULT, "t1")],
     "another input, no ids": [(ASK, None, LS, "allow"), (CALL, None, EVIL), (RESULT, None)],
     "another id than the allowed one": [(ASK, "t1", EVIL, "allow"), (CALL, "t2", EVIL), (RESULT, "t2")],
@@ -373,6 +380,23 @@ def answer_to(steps: list[tuple[Any, ...]]) -> Any:
 CHEATS = ["another call after a denial", "a denied call, told as a success", "an ask after the deed",
           "another input than the allowed one", "ten banked denials", "a change that is ignored",
           "two unspent answers", "another command than the allowed one"]  # fmt: skip
+
+
+@one_loop
+async def test_a_path_below_the_root_may_be_written_in_full_in_the_ask(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    content = {"content": "changed"}
+    steps = [
+        (CALL, "t1", {"file_path": "c.py", **content}),
+        (ASK, "t1", {"file_path": str(root / "c.py"), **content}, "allow"),
+        (RESULT, "t1"),
+    ]
+    async with plane(backplane_home) as control:
+        work = order(root, policy=PolicyProfile(require_approval_for=("Write",)))
+        run, _ = await go(control, work, host(tmp_path, steps, "write_file"), on_ask=saying(Decision("allow")))
+    assert run.error is None
+    assert {row["layer"] for row in rows(run).values()} == {"host"}
 
 
 @pytest.mark.parametrize("policy", ["forbidden", "asked"])

@@ -235,6 +235,20 @@ def _leaves(value: Json, name: str, depth: int) -> Iterator[tuple[str, Json]]:
         yield name, value
 
 
+def below(root: str, input: Json) -> Json:
+    """Return a tool's input with paths below the root relative to it, as far as its top members name them."""
+    if not isinstance(input, dict) or not root.startswith("/"):
+        return input
+    start = root.rstrip("/") + "/"
+
+    def short(name: str, value: Json) -> Json:
+        plain = name.lower().replace("_", "").replace("-", "")
+        is_below = isinstance(value, str) and plain.endswith(_PATH_ENDINGS) and value.startswith(start)
+        return value[len(start) :] if is_below else value
+
+    return {name: short(name, value) for name, value in input.items()}
+
+
 def patch_paths(text: str) -> list[str]:
     """Paths that a patch names, of the git form and of the `*** Update File:` form; `/dev/null` left out."""
     found: dict[str, None] = {}

@@ -50,7 +50,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError, from_code
-from backplane.policy.paths import TOOLS, touched
+from backplane.policy.paths import TOOLS, below, touched
 from backplane.policy.rules import TOOL_LISTS, Layer, Policy, Rule, enforcement, has_rules_of, tool_names
 from backplane.receipts.calls import PATCH_TOOL, CallBook, CallRecord, neutral
 from backplane.receipts.claims import CLAIMING, Judge
@@ -319,7 +319,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if ask.kind == "patch":
             self.calls.ask_patch(ask.id, [_relative(path, self.root) for path in ask.files or ()], id=id)
             return
-        input = None if ask.input is msgspec.UNSET else self.redactor.json(ask.input)[0]
+        input = None if ask.input is msgspec.UNSET else self._comparable(ask.input)
         if ask.kind == "tool":
             self.calls.ask(ask.id, name, input, id=id, files=self._written(name, input))
         elif ask.kind == "result":
@@ -328,8 +328,12 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     def answered(self, ask: Ask, decision: Decision) -> None:
         """Note what was answered."""
         name = PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
-        input = decision.input if decision.input is msgspec.UNSET else self.redactor.json(decision.input)[0]
+        input = decision.input if decision.input is msgspec.UNSET else self._comparable(decision.input)
         self.calls.answer(ask.id, name, decision.decision, input)
+
+    def _comparable(self, input: Json) -> Json:
+        """An input as events have it: without secrets, its paths below the root relative to it."""
+        return below(self.root, self.redactor.json(input)[0])
 
     def _written(self, name: str, input: Json) -> list[str]:
         """The files that a call would change."""
@@ -398,7 +402,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if isinstance(event, ToolCall):
             self.calls_open += 1
             files = self._written(event.tool_name, event.input)
-            return self.calls.called(event.tool_name, event.input, event.tool_use_id, files)
+            return self.calls.called(event.tool_name, below(self.root, event.input), event.tool_use_id, files)
         if isinstance(event, ToolResult):
             self.calls_open = max(0, self.calls_open - 1)
             return self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)

@@ -29,6 +29,9 @@ ENDED_MAX: Final = 1000
 FILES_MAX: Final = 10_000
 """Files kept of denied and allowed changes; agents change some dozens in a run."""
 
+PARTS_MAX: Final = 16
+"""Members of an input that are compared one by one; tools have some five."""
+
 OPAQUE_MAX: Final = 8
 """Names of tools that are listed in a receipt's gap."""
 
@@ -66,6 +69,10 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     """Tool that the ask named."""
     shown_as: str = ""
     """Tool that the ask about its result named; empty where none was answered."""
+    told_parts: frozenset[bytes] = frozenset()
+    """Hashes of the members of its input in the event."""
+    may_parts: frozenset[bytes] = frozenset()
+    """Hashes of the members of the input that it may run with."""
     answer: Answered = ""
     by_id: bool = False
     """The ask named the call by its id."""
@@ -124,9 +131,10 @@ class CallBook:
     def ask(self, ask_id: str, name: str, input: Json, *, id: str | None = None, files: Collection[str] = ()) -> None:
         """Note a question about a tool's call."""
         tool, wanted = neutral(name), _hash(input)
-        call = self._to_ask(tool, wanted, _id(id)) or self._begin(tool, _id(id))
+        call = self._to_ask(tool, wanted, _parts(input), _id(id)) or self._begin(tool, _id(id))
         self._open(ask_id, call, name, by_id=id is not None)
         call.asked = call.may = wanted
+        call.may_parts = _parts(input)
         call.files = tuple(files)
         self._index(call, ("input", tool, wanted), *_commands(input))
 
@@ -186,7 +194,7 @@ class CallBook:
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.told is None)]
         self._unindex(call, was)
         self._index(call, *(("no " + str(key[0]), *key[1:]) for key in was))
-        call.may = _hash(input)
+        call.may, call.may_parts = _hash(input), _parts(input)
         self._index(call, ("input", call.tool, call.may), *_commands(input))
 
     def _open(self, ask_id: str, call: CallRecord, name: str, *, by_id: bool) -> None:
@@ -196,10 +204,12 @@ class CallBook:
         call.answer, call.asked_as = "open", name[: TOOL_NAME_CHARS_MAX + 1]
         self._asks[ask_id] = (call, False)
 
-    def _to_ask(self, tool: str, wanted: bytes, id: bytes | None) -> CallRecord | None:
+    def _to_ask(self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None) -> CallRecord | None:
         """The call that a question is about, where it is known already."""
         if id is not None:
-            return next((one for one in self._at(("id", id)) if _is_open(one) and wanted in (one.told, one.may)), None)
+            named = [one for one in self._at(("id", id)) if _is_open(one)]
+            # An agent may ask about more than it has reported: about defaults of its tool, say.
+            return next((one for one in named if one.may == wanted or (one.told and one.told_parts <= parts)), None)
         found = [one for one in self._at(("input", tool, wanted)) if _is_open(one) and one.told == wanted]
         # A host that asks right after it has reported a call asks about the latest; one that was denied is asked again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
@@ -213,13 +223,13 @@ class CallBook:
 
     def called(self, name: str, input: Json, id: str | None, files: Collection[str] = ()) -> CallRecord:
         """Note a call that the host reports, and return it with what was asked about it."""
-        tool, wanted, known = neutral(name), _hash(input), _id(id)
+        tool, wanted, parts, known = neutral(name), _hash(input), _parts(input), _id(id)
         again = [one for one in self._at(("id", known or b"")) if _is_open(one) and one.told == wanted]
         if again:
             return again[0]
-        call = self._asked_for(tool, wanted, known, files) or self._begin(tool, known)
+        call = self._asked_for(tool, wanted, parts, known, files) or self._begin(tool, known)
         self._now += 1
-        call.told, call.told_at = wanted, self._now
+        call.told, call.told_parts, call.told_at = wanted, parts, self._now
         if not call.answer:
             call.files = tuple(files)
             self._index(call, *_commands(input), *(("patch", path) for path in call.files))
@@ -228,9 +238,11 @@ class CallBook:
         self._index(call, *keys, *([("id", known)] if known is not None else []))
         return call
 
-    def _asked_for(self, tool: str, wanted: bytes, id: bytes | None, files: Collection[str]) -> CallRecord | None:
+    def _asked_for(
+        self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: Collection[str]
+    ) -> CallRecord | None:
         """The call that was asked about before it is reported."""
-        asked = [one for one in self._at(("id", id or b"")) if one.told is None and one.may in (wanted, None)]
+        asked = [one for one in self._at(("id", id or b"")) if one.may is None or parts <= one.may_parts]
         same = [one for one in self._at(("input", tool, wanted)) if one.may == wanted]
         patches = [one for path in files for one in self._at(("patch", path)) if {*files} <= {*one.files}]
         for found in (asked, same, [one for one in patches if one.may is None]):
@@ -446,6 +458,13 @@ def _id(id: str | None) -> bytes | None:
 
 def _hash(value: Json) -> bytes:
     return blake2b(canonical.encode(value), digest_size=16).digest()
+
+
+def _parts(input: Json) -> frozenset[bytes]:
+    """Hashes of an input's members; of the whole where it is no object, or one of many members or of none."""
+    if not isinstance(input, dict) or not 0 < len(input) <= PARTS_MAX:
+        return frozenset((_hash(input),))
+    return frozenset(_hash([name, value]) for name, value in input.items())
 
 
 def _commands(input: Json) -> Iterator[tuple[str, bytes]]:
