@@ -317,11 +317,10 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Lo
 
 
 def _with_schema(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
-    if tool.schema is None:
-        ledger.synthesise(tool.at, "required", "a tool has a schema here")
-    elif "type" not in tool.schema:
-        ledger.degrade(tool.at, "required", "a schema says that it is of an object here")
-    return msgspec.structs.replace(tool, schema={"type": "object", **(tool.schema or {"properties": {}})})
+    if tool.schema is not None:
+        return tool
+    ledger.synthesise(tool.at, "required", "a tool has a schema here")
+    return msgspec.structs.replace(tool, schema={"type": "object", "properties": {}})
 
 
 TOOLS: Final = Tools(BLOCKS, TOOL, {"": "function", "custom": "function"}, write_more=_with_schema)

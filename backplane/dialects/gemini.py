@@ -378,6 +378,56 @@ TOOLS: Final = Tools(
 )  # fmt: skip
 
 
+# Proofs ---------------------------------------------------------------------------------------------------------------
+
+PROOF: Final = "skip_thought_signature_validator"
+"""The vendor's stand-in for the signature of a call that another model made (ai.google.dev/gemini-api/docs/
+thought-signatures, read 2026-11). Gemini 3 answers 400 where a call has neither."""
+
+WANTS_PROOF: Final = re.compile(r"gemini-([3-9]|\d\d|(pro|flash|flash-lite)-latest)")
+"""Models that refuse a call without its signature; those named `latest` are of generation 3 or later."""
+
+
+def prove_calls(request: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Give the first call of each content the stand-in for a signature, if no call of that content has one.
+
+    Returns:
+        The request, and JSON pointers to what was added; the same object if its model wants no signatures.
+    """
+    contents = request.get("contents")
+    if not WANTS_PROOF.search(str(request.get("model"))) or not isinstance(contents, list):
+        return request, ()
+    places = [(number, place) for number, content in enumerate(contents) if (place := _unproved(content)) is not None]
+    out = list(contents)
+    for number, place in places:
+        parts = list(out[number]["parts"])
+        parts[place] = {**parts[place], "thoughtSignature": PROOF}
+        out[number] = {**out[number], "parts": parts}
+    paths = tuple(f"/contents/{number}/parts/{place}/thoughtSignature" for number, place in places)
+    return ({**request, "contents": out} if places else request), paths
+
+
+def _unproved(content: Json) -> int | None:
+    """Return the place of the first call of a content whose calls have no signature."""
+    parts = content.get("parts") if isinstance(content, dict) else None
+    found = [
+        (place, part) for place, part in enumerate(parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and {"functionCall", "function_call"} & part.keys()
+    ]  # fmt: skip
+    proved = any({"thoughtSignature", "thought_signature"} & part.keys() for _, part in found)
+    return None if proved or not found else found[0][0]
+
+
+def _with_proofs(out: dict[str, Any], conversation: ir.Conversation, ledger: LossLedger) -> None:
+    proved, places = prove_calls(out) if ledger.source else (out, ())
+    for place in places:
+        ledger.synthesise(place, "signature", NO_PROOF)
+    out.update(proved)
+
+
+NO_PROOF: Final = "a call of another model has no signature; the vendor's stand-in for one is sent"
+
+
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
@@ -783,5 +833,5 @@ DIALECT: Final = Dialect(
     endings=ENDINGS, error={"code": 502, "status": "UNAVAILABLE"},
     read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
     listed="/contents", content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),
-    spell=True,
+    spell=True, finish=_with_proofs,
 )  # fmt: skip

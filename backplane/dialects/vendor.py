@@ -27,6 +27,7 @@ from backplane.dialects.codec import (
 from backplane.dialects.limits import ServerLimits, fitted, runnable
 from backplane.dialects.losses import RoundTrip, check_meaning
 from backplane.dialects.outcome import Endings
+from backplane.dialects.schemas import accepted_tool
 from backplane.dialects.streams import BlockReader, BlockWriter
 from backplane.errors import TranslationError
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
@@ -222,12 +223,19 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
-        fit = fitted(conversation, self.limits, ledger)
+        fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
         written = self.write_request(fit, ledger)
         ledger.done()
         back = self.to_ir(written).value
         self._round_trip(ledger).requests(msgspec.structs.replace(fit, messages=conversation.messages), back)
         return written
+
+    def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
+        """Write the schemas of the tools as the server takes them."""
+        done = [accepted_tool(tool, self.NAME, ledger.source, tool.at) for tool in conversation.tools]
+        # Not named by place: the comparison still looks at the tool's other members.
+        ledger.losses += [loss for _, losses in done for loss in losses]
+        return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
 
     def _round_trip(self, ledger: LossLedger) -> RoundTrip:
         try:

@@ -18,6 +18,7 @@ from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
 from backplane.dialects.limits import ServerLimits
 from backplane.dialects.pairing import paired
+from backplane.dialects.schemas import accepted_tool
 from backplane.ir import (
     Answer,
     Candidate,
@@ -151,6 +152,12 @@ class ModelClient:
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         limits = getattr(dialect(self.dialect), "limits", ServerLimits())
         conversation, mended_losses = sendable(conversation, limits.tool_name)
+        tools = [
+            accepted_tool(tool, self.dialect, self.dialect, f"/tools/{place}")
+            for place, tool in enumerate(conversation.tools)
+        ]
+        mended_losses += tuple(loss for _, losses in tools for loss in losses)
+        conversation = msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in tools))
         repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
         options = dict(repaired.value.options)
         if self.stream and PROTOCOLS[self.protocol].path:

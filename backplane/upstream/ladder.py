@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.dialects import gemini
 from backplane.ir import Loss
 from backplane.upstream import rewrites
 from backplane.upstream.endpoint import PROTOCOLS
@@ -144,7 +145,7 @@ PREPARATIONS: Final[dict[str, tuple[RungPreparation, ...]]] = {
         (rewrites.set_detail, "", ""),
     ),
     "anthropic": ((rewrites.set_limit, "required", LIMIT),),
-    "gemini_ai_studio": (),
+    "gemini_ai_studio": ((gemini.prove_calls, "signature", gemini.NO_PROOF),),
 }  # fmt: skip
 """Protocol → what is added before the first attempt."""
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.dialects.schemas import MAPS
+
 Request = dict[str, Any]
 Rewritten = tuple[Request, tuple[str, ...]]
 """The request, and JSON pointers to what was changed; none: the same request."""
@@ -125,8 +127,6 @@ def _strict_tool(tool: Any) -> Any:
     return {**tool, "parameters": closed, **({} if "strict" in tool else {"strict": is_strict(closed)})}
 
 
-MAPS: Final = ("properties", "$defs", "definitions")
-"""Members of a schema whose values are schemas by name."""
 INNER: Final = ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not")
 """Members that are a schema, or a list of some."""
 

@@ -128,7 +128,62 @@ def image_urls(document: dict[str, Any]) -> list[str]:
     return [part["image_url"]["url"] for part in found if part.get("type") == "image_url"]
 
 
+def schemas(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the schemas of the functions that a request of any dialect offers."""
+    found: list[Any] = []
+    for tool in document.get("tools", ()):
+        bodies = tool.get("functionDeclarations", [tool.get("function", tool)])
+        found += [body.get(name) for body in bodies for name in ("parameters", "input_schema", "parametersJsonSchema")]
+    return [schema for schema in found if isinstance(schema, dict)]
+
+
+def nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema in a schema, the values of listed constants not."""
+    if not isinstance(value, dict):
+        return
+    yield value
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        for inner in value[name].values() if isinstance(value.get(name), dict) else ():
+            yield from nodes(inner)
+    for name in ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not", "additionalProperties"):
+        found = value.get(name)
+        for inner in found if isinstance(found, list) else [found]:
+            yield from nodes(inner)
+
+
+def is_object_at_top(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "object" and not {"anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
+
+
+def is_bare(schema: dict[str, Any], *kept: str) -> bool:
+    """Return whether each reference in a schema stands alone, but for what may stand beside it."""
+    return all(
+        "$ref" not in node or all(name.startswith("$") or name in kept for name in node) for node in nodes(schema)
+    )
+
+
+def is_typed(schema: dict[str, Any]) -> bool:
+    """Return whether each schema in a schema says one type, or has alternatives that do."""
+    return all(
+        "$ref" in node or ("anyOf" in node) != isinstance(node.get("type"), str) or "allOf" in node
+        for node in nodes(schema)
+    )
+
+
+MFJS = "github.com/MoonshotAI/walle/blob/main/docs/mfjs-spec.md"
+
 RULES: tuple[Rule, ...] = (
+    Rule(("claude", "codex", *CHATS), "a tool's schema is of an object, without alternatives at its top",
+         "the services' own words: langchain-ai/langchainjs#9804, anthropics/claude-code#5319",
+         lambda one: all(map(is_object_at_top, schemas(one)))),
+    Rule(("openai", "copilot", "codex"), "a tool's schema has members and neither enum nor not at its top",
+         "the service's own words: nspady/google-calendar-mcp#39",
+         lambda one: all("properties" in schema and not {"enum", "not"} & schema.keys() for schema in schemas(one))),
+    Rule(("gemini",), "beside a reference stand a description and a default only",
+         "docs.cloud.google.com, GenerationConfig.responseJsonSchema",
+         lambda one: all(is_bare(schema, "description", "default") for schema in schemas(one))),
+    Rule(("kimi",), "each schema says one type, and nothing stands beside a reference", MFJS,
+         lambda one: all(is_typed(schema) and is_bare(schema) for schema in schemas(one))),
     Rule((*CHATS, "codex"), "tool_choice is only allowed when tools are specified", OPENAI_CHAT,
          lambda one: has_tools(one) or "tool_choice" not in one),
     Rule((*CHATS, "codex"), "parallel_tool_calls is only allowed when tools are specified", OPENAI_CHAT,
