@@ -94,7 +94,7 @@ def _stream(options: Options) -> Sequence[Any]:
         count += 1
         put(done.feed(chunk))
     skipped = _skipped(reader.inner.skipped if reader.inner is not None else 0, count, options)
-    put(done.finish())
+    put(done.finish(done=reader.is_done))
     streams.write_bytes(end)
     return (*done.losses, *skipped)
 

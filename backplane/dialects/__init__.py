@@ -189,10 +189,16 @@ class StreamTranslation:
         self._count += 1
         return out
 
-    def finish(self) -> list[Json]:
-        """Return what the end of the stream adds; call it once. A stream that says nothing is a failure."""
-        rest = self.reader.finish()
+    def finish(self, *, done: bool = False) -> list[Json]:
+        """Return what the end of the stream adds; call it once. A stream that says nothing is a failure.
+
+        Args:
+            done: the stream ended with the word `[DONE]` (`framing.Detecting.is_done`), so that it was not cut.
+        """
+        noted = len(self.reader.losses)
+        rest = self.reader.finish(done=done)
         if self._began and self._is_home:
+            del self.reader.losses[noted:]  # Its own dialect is given what it said.
             self.writer.sum.add_all(rest)
             self.writer.lose_cut()
             out: list[Json] = self.writer.fail_cut()
@@ -210,7 +216,7 @@ class StreamTranslation:
     def _name(self, chunk: Json) -> None:
         """Keep the new losses, each once, with the chunk that said it."""
         for loss in (*self.reader.losses, *self.writer.ledger.losses):
-            key = (loss.code, loss.reason, loss.path if loss.path.count("/") > 1 else "")
+            key = (loss.code, loss.reason, "" if loss.path[1:].isdecimal() else loss.path)
             if key not in self._losses:
                 said: dict[str, Any] = (
                     {} if chunk is None else {"chunk": self._count, "chunk_type": kind_of(chunk, self.reader.tag)}
@@ -226,8 +232,11 @@ class StreamTranslation:
         return tuple(self._losses.values())
 
 
-def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
+def sum_stream(chunks: Iterable[Json], source: str, *, done: bool = False) -> Translated[Answer]:
     """Add a vendor's chunks up to its answer; `response_from_ir` writes it as the vendor's response.
+
+    Args:
+        done: the stream ended with the word `[DONE]`.
 
     Raises:
         TranslationError: `dialect_unknown`.
@@ -235,7 +244,7 @@ def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
     reader, total = dialect(source).StreamReader(), Accumulator(source)
     for chunk in chunks:
         total.add_all(reader.read(chunk))
-    total.add_all(reader.finish())
+    total.add_all(reader.finish(done=done))
     return Translated(total.answer(), tuple(reader.losses))
 
 

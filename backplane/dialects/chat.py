@@ -695,8 +695,7 @@ class StreamReader(BlockReader):
                 self._listed(state, value, out)
             elif key not in ("role", "content") and value is not None:
                 self._member(state, key, value, out)
-        if len(choice) > 2:
-            self._beside(state, choice, out)
+        self._beside(state, choice, out)
 
     def _text(self, state: _Choice, key: str, value: str, out: list[ir.StreamEvent]) -> None:
         if state.text[0] != key or state.text[1] not in self.open:

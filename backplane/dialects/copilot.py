@@ -51,22 +51,13 @@ class StreamReader(chat.StreamReader):
 
     def read(self, chunk: Json) -> list[StreamEvent]:
         """Read one chunk or one named event; errors of an extension are notes to the user, and the answer goes on."""
-        name = chunk.get(framing.NAME_KEY) if type(chunk) is dict else None
+        name, body = framing.name_and_data(chunk)
         if name is None:
             return super().read(chunk)
-        value = {key: inner for key, inner in chunk.items() if key != framing.NAME_KEY}
         # References come as a list, a confirmation as an object; several of one name are joined.
-        body = value["data"] if set(value) == {"data"} else value
-        return [Noted(str(name), body if type(body) is list else [body], 0, joins=True, at_message=True)]
-
-
-def event_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent: only what the extensions' protocol adds has one."""
-    name = chunk.get(framing.NAME_KEY) if type(chunk) is dict else None
-    return name if type(name) is str else None
+        return [Noted(name, body if type(body) is list else [body], 0, joins=True, at_message=True)]
 
 
 DIALECT: Final = CopilotChat().dialect(
     reader=StreamReader, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
-    event_name=event_name,
 )  # fmt: skip

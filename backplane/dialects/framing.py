@@ -21,6 +21,9 @@ DONE: Final = b"[DONE]"
 NAME_KEY: Final = "sse_event"
 """Member that holds the name of an event whose data alone do not say what they are."""
 
+OWN_NAMES: Final = "copilot_"
+"""Beginning of the names of events that a Copilot extension adds (docs.github.com, read November 2026)."""
+
 UNREADABLE: Final = (ValueError, RecursionError)
 """What reading JSON from outside can raise: no JSON, no UTF-8, a number out of range, or deeper than the stack."""
 
@@ -153,7 +156,9 @@ def _with_name(value: Json, name: str) -> Json:
     if type(value) is dict:
         if name == "error" and not value.keys() & {"error", "type"}:
             return {"error": value}
-        if "type" in value or "choices" in value or name in ("message", "error"):
+        # Vendors whose events have a type repeat it as the name; a Copilot extension's type is the data's own.
+        is_repeated = "type" in value and not name.startswith(OWN_NAMES)
+        if is_repeated or "choices" in value or name in ("message", "error"):
             return value
         return {NAME_KEY: name, **value}
     return {NAME_KEY: name, "data": value}
@@ -232,9 +237,25 @@ class Detecting:
         """Return what the end of the stream has cut."""
         return [] if self.inner is None else self.inner.finish()
 
+    @property
+    def is_done(self) -> bool:
+        """Return True if the stream said `[DONE]`."""
+        return isinstance(self.inner, Sse) and self.inner.done
+
+
+def name_and_data(chunk: Json) -> tuple[str | None, Json]:
+    """Return the name of an event that `Sse` kept in its document, and the event's data without it."""
+    name = chunk.get(NAME_KEY) if type(chunk) is dict else None
+    if type(name) is not str:
+        return None, chunk
+    data = {key: value for key, value in chunk.items() if key != NAME_KEY}
+    return name, data["data"] if set(data) == {"data"} else data
+
 
 def sse_bytes(chunk: Json, name: str | None = None) -> bytes:
-    """Write one server-sent event."""
+    """Write one server-sent event; a name that its document keeps is its own."""
+    own, chunk = name_and_data(chunk)
+    name = own or name
     head = f"event: {name}\n".encode() if name is not None else b""
     return head + b"data: " + _encode(chunk) + b"\n\n"
 

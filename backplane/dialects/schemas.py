@@ -22,6 +22,9 @@ DEPTH_MAX: Final = 64
 NODES_MAX: Final = 5_000
 """Most schemas that references are copied into; a schema of references to references grows exponentially."""
 
+CHOICES_MAX: Final = 500
+"""Most alternatives at the top that are merged, those in alternatives included; the rest ask for nothing."""
+
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 """Members of a schema whose values are schemas by name."""
 INNER: Final = (
@@ -32,13 +35,13 @@ INNER: Final = (
 COMBINED: Final = ("allOf", "anyOf", "oneOf")
 
 
-class Rule(msgspec.Struct, frozen=True):
+class SchemaRule(msgspec.Struct, frozen=True):
     """One thing that a service refuses in a tool's schema, and the rewrite that spares it."""
 
     rewrite: Callable[[Schema], Rewritten]
     reason: str
     source: str
-    """Where it is documented, or in whose report the service says so."""
+    """The page that documents it, or the report that quotes the service."""
     code: str = "tool_field"
     """One of `ir.LOSS_CODES`."""
     read_on: str = "2026-11"
@@ -47,7 +50,7 @@ class Rule(msgspec.Struct, frozen=True):
 class SchemaChange(msgspec.Struct, frozen=True):
     """One rule's changes of a schema."""
 
-    rule: Rule
+    rule: SchemaRule
     places: tuple[str, ...]
     """JSON pointers into the schema; empty for its top."""
 
@@ -169,26 +172,37 @@ def _no_choices(schema: Schema) -> Rewritten:
     found = tuple(name for name in COMBINED if isinstance(schema.get(name), list))
     if not found:
         return schema, ()
-    return _merged(schema, schema, 0), tuple(f"/{name}" for name in found)
+    left = iter(range(CHOICES_MAX))
+    return _merged(schema, schema, left, ()), tuple(f"/{name}" for name in found)
 
 
-def _merged(schema: Schema, root: Schema, depth: int) -> Schema:
+def _merged(schema: Schema, root: Schema, left: Iterator[int], inside: tuple[str, ...]) -> Schema:
+    """Merge the alternatives of a schema into it.
+
+    Args:
+        left: alternatives that may still be looked at.
+        inside: references that led here; one that leads here again says nothing more.
+    """
     own = {name: value for name, value in schema.items() if name not in COMBINED}
     for name in COMBINED:
-        choices = list(_objects(schema.get(name), root, depth))
+        choices = list(_objects(schema.get(name), root, left, inside))
         if choices:
             own = _joined(own, choices, is_all=name == "allOf")
     return own
 
 
-def _objects(choices: Any, root: Schema, depth: int) -> Iterator[Schema]:
+def _objects(choices: Any, root: Schema, left: Iterator[int], inside: tuple[str, ...]) -> Iterator[Schema]:
     """Yield the alternatives that an object can satisfy, their own alternatives merged."""
-    for one in choices if isinstance(choices, list) and depth < DEPTH_MAX else ():
-        if isinstance(one, dict) and "$ref" in one:
-            one = _both(_target(one["$ref"], root) or {}, {key: value for key, value in one.items() if key != "$ref"})
-        one = {} if one is True else one
-        if isinstance(one, dict) and "object" in (one.get("type") or "object"):
-            yield _merged(one, root, depth + 1)
+    for one in choices if isinstance(choices, list) else ():
+        if not isinstance(one, dict) or next(left, None) is None or len(inside) > DEPTH_MAX:
+            yield from ({},) if one is not False else ()
+            continue
+        reference = str(one.get("$ref", ""))
+        if "$ref" in one:
+            beside = {key: value for key, value in one.items() if key != "$ref"}
+            one = beside if reference in inside else _both(_target(reference, root) or {}, beside)
+        if "object" in (one.get("type") or "object"):
+            yield _merged(one, root, left, (*inside, reference))
 
 
 def _joined(own: Schema, choices: list[Schema], *, is_all: bool) -> Schema:
@@ -289,8 +303,9 @@ def _definitions(schema: Schema) -> Rewritten:
 
     def moved(node: Schema) -> Schema:
         said = node.get("$ref")
-        is_old = isinstance(said, str) and said.startswith("#/definitions/")
-        return {**node, "$ref": f"#/$defs/{said.removeprefix('#/definitions/')}"} if is_old else node
+        if not isinstance(said, str) or not said.startswith("#/definitions/"):
+            return node
+        return {**node, "$ref": f"#/$defs/{said.removeprefix('#/definitions/')}"}
 
     own = schema.get("$defs")
     named = {**schema["definitions"], **(own if isinstance(own, dict) else {})}
@@ -299,7 +314,7 @@ def _definitions(schema: Schema) -> Rewritten:
 
 
 ANYTHING: Final = tuple({"type": kind} for kind in ("string", "number", "boolean", "object", "null"))
-"""What a schema without a word about types becomes where each has to say one."""
+"""Alternatives of a schema that says no type, for services that want one in each schema."""
 KINDS: Final[tuple[tuple[type[Any], str], ...]] = (
     (bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (type(None), "null"), (dict, "object"),
     (list, "array"),
@@ -335,7 +350,7 @@ def _of_type(choice: Any, said: Any) -> Any:
 
 def _alternatives(node: Schema, kinds: list[Schema]) -> Schema:
     """Return alternatives of these types that share what else a schema says."""
-    above = {name: node[name] for name in ("description", "default", "$defs") if name in node}
+    above: Schema = {name: node[name] for name in ("description", "default", "$defs") if name in node}
     rest = {name: value for name, value in node.items() if name not in above and name != "type"}
     if len(kinds) == 1:
         return {**above, **rest, **kinds[0]}
@@ -379,37 +394,38 @@ MFJS: Final = "github.com/MoonshotAI/walle, docs/mfjs-spec.md; MoonshotAI/kimi-c
 
 NO_TYPE: Final = "the top says that it is of an object here"
 NO_CHOICES: Final = "alternatives at the top are refused here; their members were merged into one object"
+NO_MEMBERS: Final = "members beside a reference are refused here; the schema stands in its place"
 NO_REFERENCE: Final = "a reference at the top is refused here; the schema it points to stands in its place"
 OPENAI: Final = (
-    Rule(_no_reference, NO_REFERENCE, OPENAI_WORDS),
-    Rule(_no_choices, NO_CHOICES, OPENAI_WORDS),
-    Rule(_no_top("enum", "not", "const"), "enum and not are refused at the top here", NOTION_WORDS),
-    Rule(_object_type, NO_TYPE, OPENAI_WORDS, "required"),
-    Rule(_members, "an object names its members here", OPENAI_WORDS, "shape"),
-    Rule(_items, "a list names its items here", OPENAI_WORDS, "shape"),
+    SchemaRule(_no_reference, NO_REFERENCE, OPENAI_WORDS),
+    SchemaRule(_no_choices, NO_CHOICES, OPENAI_WORDS),
+    SchemaRule(_no_top("enum", "not", "const"), "enum and not are refused at the top here", NOTION_WORDS),
+    SchemaRule(_object_type, NO_TYPE, OPENAI_WORDS, "required"),
+    SchemaRule(_members, "an object names its members here", OPENAI_WORDS, "shape"),
+    SchemaRule(_items, "a list names its items here", OPENAI_WORDS, "shape"),
 )
-RULES: Final[dict[str, tuple[Rule, ...]]] = {
+RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "claude": (
-        Rule(_no_reference, NO_REFERENCE, CLAUDE_WORDS),
-        Rule(_no_choices, NO_CHOICES, CLAUDE_WORDS),
-        Rule(_object_type, NO_TYPE, "docs.anthropic.com/en/api/messages, tools", "required"),
+        SchemaRule(_no_reference, NO_REFERENCE, CLAUDE_WORDS),
+        SchemaRule(_no_choices, NO_CHOICES, CLAUDE_WORDS),
+        SchemaRule(_object_type, NO_TYPE, "docs.anthropic.com/en/api/messages, tools", "required"),
     ),
     "openai": OPENAI,
     "codex": OPENAI,
     "copilot": OPENAI,
     "kimi": (
-        Rule(_definitions, "definitions stand in $defs here", MFJS, "shape"),
-        Rule(_no_reference, NO_REFERENCE, MFJS),
-        Rule(_no_choices, NO_CHOICES, MFJS),
-        Rule(_object_type, NO_TYPE, MFJS, "required"),
-        Rule(_bare_references(), "members beside a reference are refused here; the schema stands in its place", MFJS),
-        Rule(_typed, "each schema says one type here, and values of a list have one type", MFJS),
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "shape"),
+        SchemaRule(_no_reference, NO_REFERENCE, MFJS),
+        SchemaRule(_no_choices, NO_CHOICES, MFJS),
+        SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
+        SchemaRule(_bare_references(), NO_MEMBERS, MFJS),
+        SchemaRule(_typed, "each schema says one type here, and values of a list have one type", MFJS),
     ),
     "gemini": (
-        Rule(_no_reference, NO_REFERENCE, GEMINI_CALLS),
-        Rule(_object_type, NO_TYPE, GEMINI_CALLS, "required"),
-        Rule(_bare_references("description", "default"),
-             "members beside a reference are refused here; the schema stands in its place", GEMINI_PAGE),
+        SchemaRule(_no_reference, NO_REFERENCE, GEMINI_CALLS),
+        SchemaRule(_object_type, NO_TYPE, GEMINI_CALLS, "required"),
+        SchemaRule(_bare_references("description", "default"),
+             NO_MEMBERS, GEMINI_PAGE),
     ),
 }  # fmt: skip
 """Dialect → what its service refuses, applied in this order."""

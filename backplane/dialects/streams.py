@@ -226,6 +226,8 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
     return ir.StreamFailed(str(error.get("message", "unknown error")), str(word) if word else None, raw)
 
 
+NO_REASON: Final = "the stream says [DONE] and no reason for its end"
+
 FAULTS_MAX: Final = 100
 """Most faults of one stream that are named one by one."""
 
@@ -272,12 +274,25 @@ class BlockReader:
         if len(self.losses) < FAULTS_MAX:
             self.ledger.degrade(at, "fallback", reason)
 
-    def finish(self) -> list[ir.StreamEvent]:
-        """Close what is open; the stream has ended, with or without saying so."""
+    def finish(self, *, done: bool = False) -> list[ir.StreamEvent]:
+        """Close what is open; the stream has ended, with or without saying so.
+
+        Args:
+            done: the stream ended with the word `[DONE]`, so that a choice without a reason to stop is whole.
+        """
         if self.ended:
             return []
         self.ended = True
-        return [*self.end_all(), ir.StreamEnded()]
+        stops = [stop for choice in sorted(self.counts) for stop in self._whole(choice)] if done else []
+        return [*self.end_all(), *stops, ir.StreamEnded()]
+
+    def _whole(self, choice: int) -> list[ir.StreamEvent]:
+        """Return the end of a choice that did not say why it stopped, unless one of its calls is cut."""
+        parts = [block.finish() for block in self.open.values() if block.choice == choice]
+        if choice in self.stopped or any(isinstance(part, ir.ToolUse) and part.is_cut for part in parts):
+            return []
+        self.ledger.synthesise("/stop", "stop", NO_REASON)
+        return [ir.Stopped(stop="tool_use" if choice in self.calls else "end", choice=choice)]
 
     def begin(self, key: Any, part: ir.Part, choice: int = 0) -> list[ir.StreamEvent]:
         """Begin a block."""

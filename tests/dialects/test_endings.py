@@ -66,6 +66,60 @@ def test_errors_of_a_copilot_extension_are_notes_and_no_end() -> None:
     assert "/copilot_errors" in {loss.path for loss in done.losses}
 
 
+WHOLE: dict[str, list[Any]] = {
+    "no reason at all": [chat({"content": "He"}), chat({"content": "llo"})],
+    "no place": [{"id": "c", "choices": [{"delta": {"content": text}}]} for text in ("He", "llo")],
+    "a reason and no place": [
+        {"id": "c", "choices": [{"delta": {"content": "Hello"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    ],
+    "a reason beside a piece": [{"choices": [{"delta": {"content": "Hello"}, "finish_reason": "stop"}]}],
+    "two choices": [{"id": "c", "choices": [{"index": place, "delta": {"content": "Hello"}} for place in (0, 1)]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("source", ["openai", "kimi", "copilot"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_stream_that_says_it_is_done_is_whole(name: str, source: str, target: str) -> None:
+    done = StreamTranslation(source, target)
+    made = [new for chunk in WHOLE[name] for new in done.feed(chunk)] + done.finish(done=True)
+    assert "stream_cut" not in str(made)
+    assert "cut" not in {loss.code for loss in done.losses}
+    if source == target:
+        assert made == WHOLE[name]
+        assert done.losses == ()
+        return
+    answer = sum_stream(made, target).value
+    assert (text(made, target), answer.candidates[0].stop) == ("Hello", "end")
+    assert ("stop" in {loss.code for loss in done.losses}) == ("a reason" not in name)
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_whole_call_without_a_reason_is_run_and_a_cut_one_is_not(target: str) -> None:
+    for arguments, stop in (('{"a": 1}', "tool_use"), ('{"a": ', None)):
+        done = StreamTranslation("openai", target)
+        chunks = [piece(arguments, name="f", id="c1")]
+        made = [new for chunk in chunks for new in done.feed(chunk)] + done.finish(done=True)
+        assert (sum_stream(chunks, "openai", done=True).value.candidates[0].stop == stop) or stop is None
+        assert (stop is None) == ("cut" in {loss.code for loss in done.losses})
+        if stop is not None and target != "openai":
+            assert sum_stream(made, target).value.candidates[0].stop == stop
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_stream_that_does_not_say_it_is_done_is_cut(target: str) -> None:
+    done = through("openai", target, WHOLE["no reason at all"])[1]
+    assert "cut" in {loss.code for loss in done.losses}
+
+
+def test_members_of_a_choice_without_a_place_are_kept() -> None:
+    chunks = [{"choices": [{"delta": {"content": "Hello"}, "logprobs": {"content": []}}]},
+              {"choices": [{"delta": {}, "finish_reason": "length"}]}]  # fmt: skip
+    candidate = sum_stream(chunks, "openai").value.candidates[0]
+    assert candidate.stop == "max_tokens"
+    assert "logprobs" in candidate.ext["openai"]
+
+
 def response(kind: str, **members: Any) -> Any:
     return {"type": f"response.{kind}", "output_index": 0, "content_index": 0, "item_id": "i", **members}
 

@@ -125,6 +125,13 @@ def test_references_to_references_end() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+def test_alternatives_that_lead_back_to_themselves_end(dialect: str) -> None:
+    back = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#"}, {"$ref": "#/$defs/b"}]}
+    sent, _ = accepted({**back, "$defs": {"a": {"oneOf": [back, back]}, "b": {"allOf": [back, back]}}}, dialect)
+    assert sent["type"] == "object"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_usual_schema_stays_as_it_is(dialect: str) -> None:
     schema = holding({"type": "array", "items": {"$ref": "#/$defs/A"}}, required=["q"], **{"$defs": {"A": A}})
     sent, changes = accepted(schema, dialect)

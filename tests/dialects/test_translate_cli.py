@@ -83,6 +83,34 @@ def test_a_stream_comes_out_in_the_targets_framing(target: str) -> None:
     assert reader.done == (target in ("openai", "kimi", "copilot"))
 
 
+EXTENSION = (
+    b'event: copilot_confirmation\ndata: {"type":"action","title":"?","message":"Now?","confirmation":{"id":"a"}}\n\n'
+    b'event: copilot_references\ndata: [{"type":"file","id":"x","data":{"path":"a"}}]\n\n'
+    b'event: copilot_errors\ndata: [{"type":"agent","code":"slow","message":"one source is slow","identifier":"i"}]\n\n'
+    b'data: {"choices":[{"delta":{"content":"Hello"}}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+"""As extensions made with the vendor's SDK send it: choices without a place, and no reason to stop."""
+
+
+def test_a_stream_of_an_extension_goes_to_its_own_vendor_as_it_came() -> None:
+    done = translate("--from", "copilot", "--to", "copilot", "--kind", "stream", data=EXTENSION)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == EXTENSION
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("target", ["openai", "claude", "codex", "gemini", "kimi"])
+def test_a_stream_of_an_extension_is_whole_for_another_vendor(target: str) -> None:
+    done = translate("--from", "copilot", "--to", target, "--kind", "stream", data=EXTENSION)
+    assert done.returncode == 0, done.stderr
+    assert b"Hello" in done.stdout
+    assert b"stream_cut" not in done.stdout + done.stderr
+    assert b"sse_event" not in done.stdout
+    for name in (b"copilot_confirmation", b"copilot_references", b"copilot_errors"):
+        assert name in done.stderr + done.stdout
+
+
 def test_an_event_that_is_no_json_is_a_loss() -> None:
     chunks = dialect_corpus.streams("openai")[0][1]
     data = b"data: <html>\n\n" + b"".join(framing.sse_bytes(chunk) for chunk in chunks)
