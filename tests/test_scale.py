@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -776,9 +778,81 @@ def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue
     assert f"{good}  complete " in listed
     assert f"{bad}  failed " in listed, "and not `done` alone"
     for order_id, end in ((good, "complete"), (bad, "failed (execution_tool_failed)")):
-        begins, ended = (line for line in lines if line.startswith(order_id))
-        assert begins.startswith(f"{order_id}  begins, attempt 1: run ")
-        assert ended == f"{order_id}  {end}"
+        begins, ended = (line.partition("Z  ") for line in lines if order_id in line)
+        assert abs(time.time() - datetime.fromisoformat(begins[0] + "+00:00").timestamp()) < 300
+        assert begins[2].startswith(f"{order_id}  begins, attempt 1: run ")
+        assert ended[2] == f"{order_id}  {end}"
+
+
+def test_a_result_that_cannot_be_kept_yet_is_tried_again(queue: Queue) -> None:
+    job = queue.job("head -c 1500000 /dev/urandom | base64 > big; sleep 8")
+    order_id = job.order.id
+    assert anyio.run(queue.engine.submit, job)
+    queue.worker()
+    log = queue.folder / "worker0.log"
+    until(lambda: len(anyio.run(queue.engine.told, order_id)) > 0)
+    queue.content.folder.rename(queue.folder / "away")
+    queue.content.folder.touch()
+    until(lambda: log.exists() and "its result is tried again" in log.read_text(), 60)
+    assert anyio.run(queue.engine.status, order_id).state == "running"
+    shown = queue.cli("queue", "status").stdout
+    assert shown.rstrip().endswith(f"runs {order_id[:8]}")
+    told = json.loads(queue.cli("queue", "status", "--json").stdout)
+    assert [one["orders"] for one in told["workers"]] == [[order_id]]
+    assert f"{order_id}  complete" not in log.read_text()
+    queue.content.folder.unlink()
+    (queue.folder / "away").rename(queue.content.folder)
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    until(lambda: f"{order_id}  complete" in log.read_text())
+
+
+def test_a_worker_says_that_its_database_was_away(tmp_path: Path) -> None:
+    needs_queue()
+    said: list[str] = []
+
+    def change(old: str, new: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "q.sqlite")) as connection, connection:
+            connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+    async def main() -> None:
+        engine = DurableEngine(f"sqlite:///{tmp_path / 'q.sqlite'}", beat_s=0.1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(engine.serve, _nothing, slots=1, say=said.append))
+            with anyio.fail_after(60):
+                while not await engine.workers():
+                    await anyio.sleep(0.1)
+                for place, (old, new) in enumerate((("backplane_worker", "gone"), ("gone", "backplane_worker"))):
+                    await anyio.to_thread.run_sync(change, old, new)
+                    while len(said) <= place:
+                        await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)
+    assert said[0].startswith("the database cannot be reached: no such table")
+    assert said[1].startswith("the database is back after ")
+
+
+async def _nothing(*_: object) -> OrderResult:
+    raise AssertionError
+
+
+def test_many_orders_are_submitted_at_once(here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [{"task": f"echo {number}", "id": f"4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a00{number}"} for number in range(3)]
+    (tmp_path / "orders").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    words = ["submit", "--engine", here, "--root", str(tmp_path / "root"), "--label", "gpu", "--jsonl"]
+    (tmp_path / "root").mkdir()
+    assert main([*words, str(tmp_path / "orders")]) == 0
+    assert capfd.readouterr().out.split() == [one["id"] for one in lines]
+    assert main(["queue", "list", "--engine", here, "--json"]) == 0
+    listed = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [one["label"] for one in listed] == ["gpu"] * 3
+    (tmp_path / "orders").write_text('{"task": "a"}\n{"task": 1}\n')
+    assert main([*words, str(tmp_path / "orders")]) == 2
+    assert "line 2" in capfd.readouterr().err
+    assert main(["queue", "status", "--engine", here]) == 0
+    assert "waiting  3" in capfd.readouterr().out, "none of them, where one cannot be read"
+    for wrong in (["a task"], ["--wait"], ["--order", "o.json"]):
+        assert main([*words, "orders", *wrong]) == 2
 
 
 def test_a_worker_without_its_database_takes_nothing(tmp_path: Path) -> None:

@@ -562,6 +562,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
                 choice("--on-lost-worker", "rerun", "fail", "when its worker dies: once more, or a failed receipt"),
                 flag("--asks", "what the policy leaves open waits for `queue answer`"),
                 flag("--wait", "wait for its end and keep its receipt"),
+                value("--jsonl", "FILE", "many orders, one a line as JSON; - for stdin"),
                 flag("--with-ignored", "take files along that git ignores"),
                 many("--secret", "NAME", "a variable that the worker gives the agent"),
             ),

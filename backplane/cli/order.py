@@ -36,17 +36,24 @@ _LEVELS: Final = ("native", "emulated", "any")
 _replace: Final = msgspec.structs.replace
 
 
-def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str | PolicyProfile | None) -> WorkOrder:
+def build(
+    options: Options,
+    environ: Mapping[str, str],
+    cwd: Path,
+    policy: str | PolicyProfile | None,
+    given: WorkOrder | None = None,
+) -> WorkOrder:
     """Make the work order of a `run`.
 
     Args:
+        given: the order that the options are laid over; None reads the one that they name.
         policy: the configuration's policy, for an order that brings none.
 
     Raises:
         ConfigError: `config_invalid`, an option or a file cannot be used.
         PolicyError: `policy_invalid`.
     """
-    order = _start(options)
+    order = given or _start(options)
     env = {**order.config.env, **_variables(options, environ)}
     with told_without(env):
         workspace = _workspace(order.workspace, options, cwd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -21,6 +22,7 @@ from backplane.cli import code_of, order, streams
 from backplane.cli.parser import Options, scaled
 from backplane.cli.show import patch_lines, remarks_on
 from backplane.cli.start import load_settings, open_store, wrong
+from backplane.contract import canonical
 from backplane.errors import ConfigError
 from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
@@ -31,7 +33,9 @@ from backplane.view.findings import outcome_words
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
+    from backplane.config import Settings
     from backplane.contract.receipt import Receipt
+    from backplane.contract.work import WorkOrder
     from backplane.runtime.plane import Run
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
@@ -48,8 +52,12 @@ HELD_S: Final = 3.0
 """Between two looks at what holds an order that is followed: a beat is 2 s, so what is told is rarely over."""
 ID_CHARS_MIN: Final = 4
 """Of an order's id, where its beginning names it."""
+ID_CHARS_SHOWN: Final = 8
+"""Characters of an order's id in the list of a worker's orders."""
 ID_CHARS: Final = 36
 """Of a whole one."""
+SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
+"""Characters of a timestamp up to its seconds."""
 _M_ARENA_MAX: Final = -8
 """An option of glibc's `mallopt`, from its malloc.h."""
 
@@ -157,17 +165,52 @@ def _do(work: Callable[[], Awaitable[int]], engine: DurableEngine) -> int:
 
 
 def submit(options: Options) -> int:
+    place = find_queue(options)
+    settings, content, home = load_settings(options), place.contents(), config.home(os.environ)
+    if options.jsonl is not None and (options.wait or options.task is not None or options.order is not None):
+        raise wrong("--jsonl goes without TASK, --order and --wait", "`queue list` shows how the orders go on")
+    given = _lines_of(options) if options.jsonl is not None else [None]
+    jobs = [_job_of(options, each, settings, content, home) for each in given]
+    engine = place.open()  # Last: what is wrong with an order is said without waiting for the engine.
+
+    async def submit() -> int:
+        for _, job in jobs:
+            is_new = await engine.submit(job, priority=options.priority)
+            streams.write(f"{job.order.id}\n")
+            if not is_new:
+                streams.complain("it was submitted before, and stays as it was\n")
+        if not options.wait:
+            return 0
+        ((root, job),) = jobs
+        async with _told_what_holds(engine, job.order.id):
+            return await _brought(engine, job, content, home, root)
+
+    return _do(submit, engine)
+
+
+def _lines_of(options: Options) -> list[WorkOrder]:
+    """Read one order a line. Raises ConfigError `config_invalid`, before any of them is submitted."""
+    data, source = streams.read_input(options.jsonl), streams.source(options.jsonl)
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    if not lines:
+        raise wrong(f"{source} has no line", "one work order a line, as JSON")
+    return [order.read_order(line, f"{source}, line {number}", lenient=options.lenient) for number, line in lines]
+
+
+def _job_of(
+    options: Options, given: WorkOrder | None, settings: Settings, content: Contents, home: Path
+) -> tuple[str, Job]:
+    """Make a job of an order, or of the one that the options name; with the folder that its patch is for."""
     from backplane.runtime.faults import check_whole
     from backplane.scale.orders import make_job
 
-    place = find_queue(options)
-    settings, content, home = load_settings(options), place.contents(), config.home(os.environ)
     abp: dict[str, Any] = {}
     if options.secret:
         abp["secrets"] = options.secret
     if options.on_lost_worker is not None:
         abp["on_lost_worker"] = options.on_lost_worker
-    work = order.with_settings(order.build(options, dict(os.environ), streams.folder(), settings.policy), abp)
+    built = order.build(options, dict(os.environ), streams.folder(), settings.policy, given)
+    work = order.with_settings(built, abp)
     check_whole(work)
     limits = settings.limits
     quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
@@ -175,21 +218,8 @@ def submit(options: Options) -> int:
         work, content, home, quota, backend=options.backend, label=options.label, ignored=options.with_ignored,
         asks=options.asks,
     )  # fmt: skip
-
     order.say_without_effect(work)
-    engine = place.open()  # Last: what is wrong with an order is said without waiting for the engine.
-
-    async def submit() -> int:
-        is_new = await engine.submit(job, priority=options.priority)
-        streams.write(f"{job.order.id}\n")
-        if not is_new:
-            streams.complain("it was submitted before, and stays as it was\n")
-        if not options.wait:
-            return 0
-        async with _told_what_holds(engine, job.order.id):
-            return await _brought(engine, job, content, home, work.workspace.root)
-
-    return _do(submit, engine)
+    return work.workspace.root, job
 
 
 @asynccontextmanager
@@ -604,6 +634,10 @@ def count_orders(options: Options) -> int:
 
 def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
     ages = {state: [one.waiting_ms for one in orders if one.state == state] for state in STATES}
+
+    def running_on(worker: str) -> tuple[str, ...]:
+        return tuple(one.order_id for one in orders if one.state == "running" and one.worker == worker)
+
     ended_ms = [one.ended_ms_ago for one in orders if one.ended_ms_ago is not None]
     return QueueCounts(
         **{state: len(found) for state, found in ages.items()},
@@ -612,7 +646,7 @@ def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
         ended_in_1_min=sum(ago <= 60_000 for ago in ended_ms),
         ended_in_10_min=sum(ago <= 600_000 for ago in ended_ms),
         ended_in_1_h=sum(ago <= 3_600_000 for ago in ended_ms),
-        workers=tuple(workers),
+        workers=tuple(msgspec.structs.replace(worker, orders=running_on(worker.id)) for worker in workers),
     )
 
 
@@ -629,7 +663,8 @@ def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
     streams.write(f"ended    {within}\n")
     for worker in found.workers:
         beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
-        streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}") + "\n")
+        has = f"  runs {' '.join(order_id[:ID_CHARS_SHOWN] for order_id in worker.orders)}" if worker.orders else ""
+        streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}{has}") + "\n")
     return 0
 
 
@@ -657,7 +692,8 @@ def work(options: Options) -> int:
                 await anyio.to_thread.run_sync(engine.prepare)  # Or it would be said of a database that is not there.
                 slots = streams.count(options.slots, "slot")
                 streams.note(f"takes orders of the label {options.label}, {slots}; a signal ends it in order")
-                await engine.serve(Runner(plane, content, _tell_attempt), slots=options.slots, label=options.label)
+                runner = Runner(plane, content, _tell_attempt, _tell_delay)
+                await engine.serve(runner, slots=options.slots, label=options.label, say=_log)
             tasks.cancel_scope.cancel()
         return 0
 
@@ -667,10 +703,20 @@ def work(options: Options) -> int:
 def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
     """Say on stderr that an attempt begins or how its run ended: a worker's log, which repeats nobody's words."""
     if run is None:
-        streams.note(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
+        _log(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
         return
     code = f" ({failure.code})" if (failure := failure_of(run.receipt)) is not None else ""
-    streams.note(f"{attempt.order_id}  {run.receipt.outcome}{code}")
+    _log(f"{attempt.order_id}  {run.receipt.outcome}{code}")
+
+
+def _tell_delay(attempt: Attempt, why: str) -> None:
+    _log(f"{attempt.order_id}  {why}")
+
+
+def _log(text: str) -> None:
+    """Write a line of a worker's log, with the time in UTC."""
+    at = canonical.timestamp_at(time.time_ns())
+    streams.note(f"{at[:SECONDS_CHARS]}Z  {text}")
 
 
 def _share_a_heap() -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -395,8 +395,13 @@ class DurableEngine:
             for row in rows
         ]
 
-    async def serve(self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+    async def serve(
+        self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL, say: Callable[[str], object] = lambda _: None
+    ) -> None:
         """Be a worker: run orders of this label, at most `slots` at once, until cancelled.
+
+        Args:
+            say: called from any thread when the database cannot be reached, and when it can be again.
 
         When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
 
@@ -405,7 +410,7 @@ class DurableEngine:
         """
         check_label(label)
         await anyio.to_thread.run_sync(self.prepare)
-        worker = _Worker(self, run, label, slots)
+        worker = _Worker(self, run, label, slots, say)
         drain_s = 0
         try:
             await anyio.to_thread.run_sync(worker.start)
@@ -490,7 +495,12 @@ def _events(row: Any, offset: int) -> Sequence[Event]:
 class _Worker:
     """One process's share of the queue: the engine's threads, the beat, and the attempts that run."""
 
-    def __init__(self, engine: DurableEngine, run: RunJob, label: str, slots: int) -> None:
+    def __init__(
+        self, engine: DurableEngine, run: RunJob, label: str, slots: int, say: Callable[[str], object]
+    ) -> None:
+        self._say = say
+        self._away_since: float | None = None
+        """When the database was first not reached, by a monotonic clock; None while it is."""
         self.id = f"{os.uname().nodename[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self.lost = ""
         """Why this worker does not count any more."""
@@ -592,8 +602,15 @@ class _Worker:
                 if time.monotonic() >= reap_at:
                     self._take_over()
                     reap_at = time.monotonic() + self._engine.lease_s / 4
-            except Exception:  # A database that is away for a while: no beat, and the watchdog counts.
+            except Exception as error:  # A database that is away for a while: no beat, and the watchdog counts.
+                if self._away_since is None:
+                    self._away_since = began
+                    ends = f"this worker ends after {self._engine.lease_s * _WATCH_SHARE:g} s of that"
+                    self._say(f"the database cannot be reached: {_words(error)}; {ends}")
                 continue
+            if self._away_since is not None:
+                self._say(f"the database is back after {time.monotonic() - self._away_since:.0f} s")
+                self._away_since = None
             if time.monotonic() - began < self._engine.lease_s * (1 - _WATCH_SHARE) and not self.lost:
                 self._feed()
 

@@ -125,6 +125,8 @@ class Worker(msgspec.Struct, frozen=True):
     slots: int
     age_ms: int
     """Since its last beat, by the database's clock."""
+    orders: tuple[str, ...] = ()
+    """Ids of the orders that it runs."""
 
 
 class LabelLimits(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import OF_QUEUE, WorkOrder
-from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError
+from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError, WorkspaceError
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, MICROS, after_run, limit_of
@@ -34,6 +34,10 @@ LOOK_S: Final = 0.1
 """Between two looks whether the attempt is to end."""
 FENCED_GRACE_S: Final = 0.2
 """For the host of a fenced attempt: another attempt may be at work already."""
+KEEP_AGAIN_S: Final = 5.0
+"""Seconds between two tries to keep a result in the content store."""
+KEEP_S_MAX: Final = 900.0
+"""Seconds of these tries; then the order ends as `broken`, with the reason."""
 RECEIPT_BYTES_MAX: Final = 1024 * 1024
 """Of a receipt in the engine's database; a longer one goes into the content store."""
 
@@ -43,15 +47,20 @@ class Runner:
 
     Args:
         content: where workspaces come from and patches go.
-        told: called for each attempt that begins, with no run, and with its run once that is sealed.
+        told: called for each attempt that begins, with no run, and with its run once its result is kept.
+        delayed: called when the result of an attempt cannot be kept yet, with the reason.
     """
 
     def __init__(
-        self, plane: ControlPlane, content: Contents, told: Callable[[Attempt, Run | None], object] | None = None
+        self,
+        plane: ControlPlane,
+        content: Contents,
+        told: Callable[[Attempt, Run | None], object] = lambda _, __: None,
+        delayed: Callable[[Attempt, str], object] = lambda _, __: None,
     ) -> None:
         self._plane = plane
         self._content = content
-        self._told = told or (lambda _, __: None)
+        self._told, self._delayed = told, delayed
 
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         """Run one attempt to its receipt.
@@ -135,7 +144,6 @@ class Runner:
 
     async def _result(self, run: Run, attempt: Attempt) -> OrderResult:
         attempts = (*attempt.earlier, attempt.id)
-        self._told(attempt, run)
 
         def gathered() -> OrderResult:
             patch = None
@@ -148,7 +156,29 @@ class Runner:
             kept = self._content.put(iter((data,)))
             return OrderResult(attempts, None, kept, patch, cost, run.receipt.outcome)
 
-        return await anyio.to_thread.run_sync(gathered)
+        result = await self._kept(gathered, attempt)
+        self._told(attempt, run)
+        return result
+
+    async def _kept(self, gathered: Callable[[], OrderResult], attempt: Attempt) -> OrderResult:
+        """Keep a result in the content store; try again for `KEEP_S_MAX`, as a full disk may get room again.
+
+        Raises:
+            WorkspaceError: `workspace_staging_failed`, it cannot be kept.
+        """
+        told, ends = "", anyio.current_time() + KEEP_S_MAX
+        while True:
+            try:
+                return await anyio.to_thread.run_sync(gathered)
+            except WorkspaceError as error:
+                if anyio.current_time() >= ends:
+                    step = f"`backplane receipts export {attempt.id}` on this worker has it"
+                    self._delayed(attempt, f"its result was not kept: {error.message}; {step}")
+                    raise
+                if error.message != told:
+                    told = error.message
+                    self._delayed(attempt, f"its result is tried again every {KEEP_AGAIN_S:g} s: {told}")
+            await anyio.sleep(KEEP_AGAIN_S)
 
 
 def _cost_usd_micros(run: Run) -> int | None:
