@@ -6,7 +6,7 @@ How a service's own answer is read stands in `upstream.failure`: there a whole r
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Final
 
 LABELS: Final = {
@@ -48,7 +48,7 @@ STATUSES: Final = {
     401: "backend_auth_failed", 403: "backend_auth_failed", 404: "backend_model_not_found", 408: "backend_timeout",
     413: "backend_context_length", 429: "backend_rate_limited",
 }  # fmt: skip
-"""An HTTP status; agents pass it on as a member, or as a number among their words."""
+"""An HTTP status; agents pass it on as a member, or in the service's JSON among their words."""
 
 WORDS: Final = {
     "backend_auth_failed": (
@@ -66,9 +66,6 @@ WORDS: Final = {
 }  # fmt: skip
 """What agents write that say neither; the first row with a mark in the words counts."""
 
-_NUMBER: Final = re.compile(r"(?<![\w.:/-])(4\d\d)(?![\w:/-]|\.\d)")
-"""A status among words, and not a part of an address or of another number."""
-
 
 def code_of(words: str, *labels: object, status: int | None = None) -> str:
     """Choose the contract's code for an agent's failure.
@@ -81,9 +78,28 @@ def code_of(words: str, *labels: object, status: int | None = None) -> str:
     label = next((one for one in labels if isinstance(one, str) and one in LABELS), None)
     if label is not None:
         return LABELS[label]
-    numbers = (status, *map(int, _NUMBER.findall(words)))
-    number = next((one for one in numbers if one in STATUSES), None)
+    # Never a number out of the text: "429 lines" is no rate limit.
+    number = next((one for one in (status, status_in(words)) if one in STATUSES), None)
     if number is not None:
         return STATUSES[number]
     low = words.lower()
     return next((code for code, marks in WORDS.items() if any(mark in low for mark in marks)), "backend_unavailable")
+
+
+STATUS_MEMBERS: Final = ("status", "statusCode", "status_code", "code")
+"""Members of an error in which services and agents say the HTTP status."""
+
+
+def status_in(words: str) -> int | None:
+    """Return the HTTP status of the JSON error that stands in an agent's text; None if there is none."""
+    start = words.find("{")
+    try:
+        found = _DECODER.raw_decode(words, start)[0] if start >= 0 else None
+    except (ValueError, RecursionError):
+        return None
+    inner = found.get("error") if isinstance(found, dict) else None
+    members = [one.get(name) for one in (found, inner) if isinstance(one, dict) for name in STATUS_MEMBERS]
+    return next((one for one in members if type(one) is int and one in STATUSES), None)
+
+
+_DECODER: Final = json.JSONDecoder()

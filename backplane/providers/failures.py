@@ -33,7 +33,7 @@ KINDS: Final[dict[str, ErrorType]] = {"overloaded": "model_overloaded", "quota":
 
 _WORDS: Final = (
     ("quota", re.compile(r"\bquota\b|insufficient_quota|(usage|spend(ing)?|monthly) limits?\b", re.IGNORECASE)),
-    ("overloaded", re.compile(r"overloaded|\b529\b", re.IGNORECASE)),
+    ("overloaded", re.compile(r"overloaded|^the service answered 529\b", re.IGNORECASE)),
 )
 """The same by the service's words, as most hosts have no other sign of it."""
 

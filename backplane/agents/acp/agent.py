@@ -15,7 +15,7 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.acp.reader import EventReader, OpenCall, read_usage
-from backplane.agents.events import mapping, mappings
+from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import Profile
@@ -209,7 +209,8 @@ class Agent(BaseAgent):
         self._count(None)
         for event in self.reader.take_back():
             await self.session.run.emit(event)
-        return failed(code_of(words_of(fault), status=fault.code), words_of(fault))
+        status = mapping(fault.data).get("statusCode")
+        return failed(code_of(words_of(fault), status=status if is_count(status) else fault.code), words_of(fault))
 
     async def _ended(self, reply: Response) -> Ending:
         self._result = mapping(reply.result)
