@@ -34,6 +34,7 @@ from backplane.workspace import Quota
 from backplane.workspace.pack import without_facts
 
 pytest.importorskip("dbos")
+from backplane.scale import ledger
 from backplane.scale.durable import DurableEngine
 from tests.queues import needs_queue
 from tests.runs import HELLO, PRELUDE
@@ -830,6 +831,22 @@ def test_a_worker_says_that_its_database_was_away(tmp_path: Path) -> None:
     anyio.run(main)
     assert said[0].startswith("the database cannot be reached: no such table")
     assert said[1].startswith("the database is back after ")
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "said"),
+    [(11_430_000, "3 h 10 min behind"), (-7_830_000, "2 h 10 min ahead of"), (30_000, ""), (0, "")],
+)
+def test_clocks_that_differ_are_named(
+    here: str, ahead_ms: int, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["submit", "true", "--engine", here]) == 0
+    clock = ledger._CLOCKS["sqlite"]
+    monkeypatch.setitem(ledger._CLOCKS, "sqlite", f"({clock} + {ahead_ms})")
+    capfd.readouterr()
+    assert main(["queue", "status", "--engine", here]) == 0
+    shown = capfd.readouterr().err
+    assert (f"this machine's clock is {said} the database's" in shown) if said else not shown
 
 
 async def _nothing(*_: object) -> OrderResult:

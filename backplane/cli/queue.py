@@ -56,6 +56,8 @@ ID_CHARS_SHOWN: Final = 8
 """Characters of an order's id in the list of a worker's orders."""
 ID_CHARS: Final = 36
 """Of a whole one."""
+CLOCK_MS_MAX: Final = 60_000
+"""Difference of two clocks that is not named: less than a person notices in an age."""
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
 """Characters of a timestamp up to its seconds."""
 _M_ARENA_MAX: Final = -8
@@ -625,11 +627,21 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 def count_orders(options: Options) -> int:
     async def look(_: Options, engine: DurableEngine, __: QueuePlace) -> int:
+        await _name_clocks(engine)
         orders = await engine.list(limit=LISTED_MAX, label=options.label)
         workers = [one for one in await engine.workers() if options.label in (None, one.label)]
         return _show_counts(_counts(orders, workers), as_json=options.json)
 
     return _queue(look, options, lambda: _show_counts(_counts((), ()), as_json=options.json))
+
+
+async def _name_clocks(engine: DurableEngine) -> None:
+    """Say on stderr that this machine's clock and the database's differ: ages are wrong by that."""
+    ahead_ms = await engine.clock_ahead_ms()
+    if abs(ahead_ms) > CLOCK_MS_MAX:
+        word = "behind" if ahead_ms > 0 else "ahead of"
+        fact = f"this machine's clock is {elapsed(abs(ahead_ms) // 1000)} {word} the database's"
+        streams.note(f"{fact}: ages and times are wrong by that; set the clock (NTP)")
 
 
 def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
@@ -690,6 +702,7 @@ def work(options: Options) -> int:
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
                 await anyio.to_thread.run_sync(engine.prepare)  # Or it would be said of a database that is not there.
+                await _name_clocks(engine)
                 slots = streams.count(options.slots, "slot")
                 streams.note(f"takes orders of the label {options.label}, {slots}; a signal ends it in order")
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)

@@ -365,6 +365,11 @@ class DurableEngine:
             count += removed
         return count
 
+    async def clock_ahead_ms(self) -> int:
+        """Return by how much the database's clock is ahead of this machine's."""
+        await anyio.to_thread.run_sync(self.prepare)
+        return await anyio.to_thread.run_sync(self._ledger.clock_ahead_ms)
+
     async def workers(self) -> Sequence[Worker]:
         """Who beats, and who has stopped doing so."""
         await anyio.to_thread.run_sync(self.prepare)

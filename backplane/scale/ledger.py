@@ -143,6 +143,11 @@ class Ledger:
                 news.cancelled[order] = text
         return news
 
+    def clock_ahead_ms(self) -> int:
+        """Return by how much the database's clock is ahead of this machine's."""
+        ((now_ms,),) = self._rows(f"SELECT {self._now}")
+        return int(now_ms) - time.time_ns() // 1_000_000
+
     def workers(self) -> Sequence[Worker]:
         """All workers, dead ones that nobody has taken over from included."""
         select = f"SELECT id, label, slots, {self._now} - beat_ms FROM backplane_worker ORDER BY id"
