@@ -341,7 +341,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         "pass the tests, with coverage; --quick: some of each in 90 s; with pytest arguments: just those tests",
     ),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
-    "bench": (bench, "print the benchmark table; scale [ORDERS]: the queue beside its bare engine"),
+    "bench": (bench, "print the benchmark table; --against REV: beside another commit; scale [ORDERS]: the queue"),
     "faults": (
         faults,
         "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice; the queue 20 x)",

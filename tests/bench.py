@@ -1,4 +1,4 @@
-"""The benchmark table: `bench.py [ROW…] [--json]`. Ours, an anchor's from the same rounds, and their ratio.
+"""The benchmark table: `bench.py [ROW…] [--json] [--against REV]`. Ours, an anchor's figure, and their ratio.
 
 A round measures ours and the anchor one after the other, each in a process of its own; the next
 round the other way about. What is shown are medians over the rounds, and the ratio is the median of
@@ -117,9 +117,15 @@ def tell(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def worker(python: str, file: str, *words: object) -> Figures:
-    """Run one measurement in a process of its own."""
+def worker(python: str, file: str, *words: object, root: str = "") -> Figures:
+    """Run one measurement in a process of its own.
+
+    Args:
+        root: the checkout that it imports, before what is installed.
+    """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("BACKPLANE_")}
+    if root:
+        environ["PYTHONPATH"] = root
     command = [python, file, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S_MAX, check=False, env=environ)
     if done.returncode != 0:
@@ -571,9 +577,13 @@ def _figure(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
 
 
-def measured(name: str) -> list[Line]:
+def measured(name: str, against: str | None = None) -> list[Line]:
     """The lines of one row; a measurement that fails is a missed line, not the end of the table."""
     try:
+        if against is not None:
+            from tests import bench_against
+
+            return bench_against.compare(name, against)
         return ROWS[name]()
     except (RuntimeError, OSError, subprocess.SubprocessError) as fault:
         return [Line(name, "could not be measured", ratio=float("inf"), gate=0, note=str(fault)[:200])]
@@ -584,10 +594,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench", description="Print the benchmark table.")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"one of: {', '.join(ROWS)} (all)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    text = "measure this commit, too, in the same rounds, and print ours, theirs and the ratio (rows 1, 2, 4 to 8)"
+    parser.add_argument("--against", metavar="REV", help=text)
     options = parser.parse_args(argv)
-    unknown = [name for name in options.rows if name not in ROWS]
+    rows = tuple(ROWS) if options.against is None else ("1", "2", "4", "5", "6", "7", "8")
+    unknown = [name for name in options.rows if name not in rows]
     if unknown:
-        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(rows)}")
     began = time.monotonic()
     folder = tempfile.mkdtemp(prefix="backplane-bench-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -595,9 +608,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not options.json:
             print(f"{'row':<8}{'what':<38}{'ours':>12}  {'anchor':<30}{'ratio':>10}  {'gate':<8}{'aim':<6}verdict")
-        for name in options.rows or ROWS:
+        for name in options.rows or rows:
             tell(f"row {name}")
-            for line in measured(name):
+            for line in measured(name, options.against):
                 lines.append(line)
                 print(
                     json.dumps({**asdict(line), "verdict": line.verdict}) if options.json else shown(line), flush=True
@@ -610,4 +623,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    sys.modules["tests.bench"] = sys.modules["__main__"]  # One module, also for `bench_against`.
     sys.exit(main())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import xtask
-from tests import child_lines, suite
+from tests import bench_against, child_lines, suite
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -186,3 +186,18 @@ def test_every_test_has_a_state_folder_of_its_own(backplane_home: Path, needs: C
     assert os.environ["BACKPLANE_HOME"] == str(backplane_home)
     assert list(backplane_home.iterdir()) == []
     assert needs(Path(sys.executable).name)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository")
+def test_bench_measures_another_commit_with_its_own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout of the other commit is imported, not this one."""
+    monkeypatch.setattr(bench_against, "CHECKOUTS", tmp_path / "against")
+    folder = bench_against.checkout("HEAD")
+    words = (sys.executable, "-c", "import backplane; print(backplane.__file__)")
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
+    assert Path(done.stdout.strip()).is_relative_to(folder)
+    assert (folder / "tests" / "bench_work.py").exists()
+    with pytest.raises(RuntimeError, match=r"single revision"):
+        bench_against.checkout("no-such-commit")
+    subprocess.run(("git", "worktree", "remove", "--force", str(folder)), cwd=ROOT, check=True)
