@@ -52,6 +52,36 @@ def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], 
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["why", ""], "runs"), (["runs", "show", ""], "runs"), (["receipts", "show", ""], "runs"),
+        (["answer", ""], "runs"), (["run", "-b", ""], "backends"), (["run", "--backend", "sh"], "shell"),
+        (["sessions", "handover", "x", "--to", ""], "backends"), (["sessions", "resume", ""], "sessions"),
+        (["errors", "backend_c"], "codes"), (["replay", ""], "runs"),
+    ],
+)  # fmt: skip
+def test_bash_offers_names_and_no_files(
+    bash_script: Path, tmp_path: Path, backplane_home: Path, typed: list[str], offered: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    assert cli("run", "-b", "shell", "true", cwd=tmp_path).returncode == 0
+    ids = set(cli("completion", "bash", "--names", "runs").stdout.split())
+    names = {
+        "runs": ids, "backends": set(cli("completion", "bash", "--names", "backends").stdout.split()),
+        "shell": {"shell"}, "sessions": {"last"},
+        "codes": {"backend_crashed", "backend_content_filtered", "backend_context_length"},
+    }[offered]  # fmt: skip
+    assert len(ids) == 2
+    assert {"shell", "claude"} <= set(cli("completion", "bash", "--names", "backends").stdout.split())
+    assert "last" in ids
+    program = str(Path(sys.executable).with_name("backplane"))
+    command = ["bash", "-c", BASH, "bash", str(bash_script), program, *typed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path)
+    assert set(done.stdout.split()) == names
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> None:
     text = cli("completion", shell).stdout

@@ -661,6 +661,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
         "completion": CommandRow(
             "print what completes commands and options in your shell", "completion:print_completion", _COMPLETION,
             choice("shell", "bash", "zsh", "fish", "your shell"),
+            choice("--names", "runs", "backends", "sessions", "what the script offers there, one a line"),
             about="Print the completion of a shell; put it where the shell looks, as below.",
         ),
         "version": CommandRow(

@@ -1,17 +1,27 @@
 """`completion`: a script that completes commands, their options and choices in a shell, made from the option tables.
 
-The script is static: nothing of ours starts at a Tab but for the names of runs and backends.
+The script is static but for the names of runs, backends and sessions, which it asks this command for.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
 
 import msgspec
 
+from backplane import config
 from backplane.cli import COMMANDS, streams
 from backplane.cli.parser import Options, parser
+from backplane.cli.runs import ID_CHARS
+from backplane.cli.start import open_store
+from backplane.errors import CODES, OWN_CODES
+
+NAMES_MAX: Final = 50
+"""Names offered of runs or sessions, the newest first."""
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -25,17 +35,50 @@ class Words(msgspec.Struct, frozen=True):
     """Option → its choices; an option that takes a value and has none is here with none."""
     next: dict[str, str]
     """Its own commands → what each does; else the choices of its first word."""
+    named: dict[str, str]
+    """Option → the kind of names that it takes, one of `NAMES`; "" stands for the words that are no options."""
 
 
 def print_completion(options: Options) -> int:
+    if options.names is not None:
+        streams.write("".join(f"{name}\n" for name in NAMES[options.names]()))
+        return 0
     make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
     streams.write("\n".join(make(list(tables()))) + "\n")
     return 0
 
 
+def _runs() -> Iterator[str]:
+    from backplane.receipts.memory import remembered
+
+    yield "last"
+    with open_store() as store:
+        yield from (run.run_id[:ID_CHARS] for run in islice(remembered(store), NAMES_MAX))
+
+
+def _backends() -> Iterator[str]:
+    from backplane.runtime.backends import SHIPPED
+
+    yield from sorted({*SHIPPED, *config.load(None, os.environ, streams.folder(), None).backends})
+
+
+def _sessions() -> Iterator[str]:
+    from backplane.contract.conversation import SessionFile
+    from backplane.providers import store
+
+    yield "last"
+    found = (file for file in store.listed(config.home_path(os.environ)) if isinstance(file, SessionFile))
+    yield from (file.id[:ID_CHARS] for file in islice(found, NAMES_MAX))
+
+
+NAMES: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "runs": _runs, "backends": _backends, "sessions": _sessions,
+}  # fmt: skip
+
+
 def tables() -> Iterator[Words]:
     """What can be typed, from the parsers themselves."""
-    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()))
+    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()), {})
     for name, command in COMMANDS.items():
         yield from _of((name,), command.line, parser(name))
 
@@ -49,23 +92,36 @@ def _of(path: tuple[str, ...], about: str, made: argparse.ArgumentParser) -> Ite
     options: dict[str, str] = {}
     values: dict[str, tuple[str, ...]] = {}
     following: dict[str, str] = {}
+    named: dict[str, str] = {}
     parts: dict[str, argparse.ArgumentParser] = {}
     for action in made._actions:
         choices = tuple(map(str, action.choices)) if action.choices is not None else ()
+        if kind := _kind(path, action):
+            named |= dict.fromkeys(action.option_strings or [""], kind)
         if isinstance(action, argparse._SubParsersAction):
             parts = dict(action.choices)
             following |= {choice.dest: choice.help or "" for choice in action._choices_actions}
         elif not action.option_strings:
-            following |= dict.fromkeys(choices, "")
+            following |= dict.fromkeys(CODES | OWN_CODES if action.metavar == "CODE" else choices, "")
         for option in action.option_strings:
             options[option] = (
                 (action.help or "") % {"prog": made.prog} if "%" in (action.help or "") else action.help or ""
             )
             if action.nargs != 0:
                 values[option] = choices
-    yield Words(path, about, options, values, following)
+    yield Words(path, about, options, values, following, named)
     for name, part in parts.items():
         yield from _of((*path, name), following.get(name, ""), part)
+
+
+def _kind(path: tuple[str, ...], action: argparse.Action) -> str:
+    """Return what names an option or word takes, one of `NAMES`; "" for none of ours."""
+    if action.dest == "backend" or (action.metavar == "NAME" and action.dest in ("to", "names")):
+        return "backends"
+    if action.metavar == "ID":
+        of_session = path[0] in ("chat", "sessions")
+        return "sessions" if of_session else "runs" if not action.option_strings else ""
+    return "runs" if action.metavar == "RUN" else ""
 
 
 def _quoted(text: str) -> str:
@@ -95,9 +151,16 @@ def _bash(found: list[Words]) -> Iterator[str]:
         yield f"    {_quoted(''.join(' ' + part for part in words.path))})"
         yield '      case "$before" in'
         for option, choices in words.values.items():
-            yield f"        {option}) {'words=' + _quoted(' '.join(choices)) if choices else 'files=yes'} ;;"
+            made = "words=" + _quoted(" ".join(choices)) if choices else "files=yes"
+            if option in words.named:
+                made = f'words=$("${{COMP_WORDS[0]}}" completion bash --names {words.named[option]} 2>/dev/null)'
+            yield f"        {option}) {made} ;;"
         offered = " ".join((*words.next, *words.options))
-        yield f"        *) words={_quoted(offered)}{'' if words.next else ' files=yes'} ;;"
+        yield f"        *) words={_quoted(offered)}{'' if words.next or '' in words.named else ' files=yes'}"
+        if "" in words.named:
+            ask = f'words=$("${{COMP_WORDS[0]}}" completion bash --names {words.named[""]} 2>/dev/null)'
+            yield f"          [[ $word == -* ]] || {ask}"
+        yield "          ;;"
         yield "      esac ;;"
     yield "  esac"
     yield '  if [[ $word != -* && -n $files ]]; then COMPREPLY=($(compgen -f -- "$word"))'
@@ -127,16 +190,22 @@ def _zsh(found: list[Words]) -> Iterator[str]:
         yield '      case "$words[CURRENT-1]" in'
         for option, choices in words.values.items():
             offer = f"compadd -- {' '.join(map(_quoted, choices))}" if choices else "_files"
+            offer = _zsh_names(words.named[option]) if option in words.named else offer
             yield f"        {option}) {offer}; return ;;"
         yield "      esac"
         rows = {**words.next, **words.options}
         yield f"      offered=({' '.join(_quoted(_row(name, about)) for name, about in rows.items())})"
-        yield "      _describe backplane offered" + ("" if words.next else "; [[ $words[CURRENT] != -* ]] && _files")
+        more = _zsh_names(words.named[""]) if "" in words.named else "" if words.next else "_files"
+        yield "      _describe backplane offered" + (f"; [[ $words[CURRENT] != -* ]] && {more}" if more else "")
         yield "      ;;"
     yield "  esac"
     yield "}"
     yield 'if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _backplane "$@"'
     yield "else compdef _backplane backplane; fi"
+
+
+def _zsh_names(kind: str) -> str:
+    return f'compadd -- ${{(f)"$($words[1] completion zsh --names {kind} 2>/dev/null)"}}'
 
 
 def _row(name: str, about: str) -> str:
@@ -153,9 +222,16 @@ def _fish(found: list[Words]) -> Iterator[str]:
         seen = seen.replace(" and ", "; and ") or "__fish_use_subcommand"
         for name, about in words.next.items():
             yield f"complete -c backplane -f -n {_quoted(seen)} -a {_quoted(name)} -d {_quoted(about)}"
+        if "" in words.named:
+            yield f"complete -c backplane -f -n {_quoted(seen)} -a {_fish_names(words.named[''])}"
         for option, about in words.options.items():
             spelt = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
             value = ""
             if option in words.values:
                 value = f" -x -a {_quoted(' '.join(words.values[option]))}" if words.values[option] else " -r"
+                value = f" -x -a {_fish_names(words.named[option])}" if option in words.named else value
             yield f"complete -c backplane -n {_quoted(seen)} {spelt}{value} -d {_quoted(about)}"
+
+
+def _fish_names(kind: str) -> str:
+    return _quoted(f"(backplane completion fish --names {kind} 2>/dev/null)")
