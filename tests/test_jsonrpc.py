@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.agents.claude.peer import ControlPeer
 from backplane.errors import BackendError
 from backplane.process import jsonrpc as pipe_module
 from backplane.process.jsonrpc import Pipe
@@ -97,6 +98,20 @@ def test_what_is_no_message_is_said_with_its_code(line: str, code: int) -> None:
     unread = received(line)
     assert isinstance(unread, Malformed)
     assert unread.code == code
+
+
+@pytest.mark.parametrize("peer", [Peer, ControlPeer, FramedPeer])
+@pytest.mark.parametrize("before", [b"\x07", b"\x1b[2K\r", b"\xef\xbb\xbf", b"\x1b]0;title\x07\x1b[?25l"])
+def test_a_message_behind_control_characters_is_read_and_counted(peer: Callable[[], Peer], before: bytes) -> None:
+    end = peer()
+    body = before + b'{"type":"note","jsonrpc":"2.0","method":"note","params":{"a":"\\u001b"}}'
+    framed = isinstance(end, FramedPeer)
+    data = b"Content-Length: %d\r\n\r\n%b" % (len(body), body) if framed else body + b"\n"
+    for _ in range(3):
+        (note,) = end.receive(data)
+        assert isinstance(note, Notification), note
+        assert note.method == "note"
+    assert end.prefixed == (2 if before.startswith(b"\xef") and not framed else 3)  # `Lines` takes the first mark.
 
 
 def test_a_line_over_the_limit_is_skipped_and_the_next_is_read() -> None:

@@ -416,11 +416,34 @@ def test_brackets_inside_a_text_are_not_levels() -> None:
     assert record_of(event(text=text))["text"] == text
 
 
-def test_a_mark_at_the_very_start_is_taken_off_once() -> None:
-    end = ControlEnd(now=lambda: NOW)
-    received = end.receive(b"\xef\xbb\xbf" + msgspec.json.encode(HELLO) + b"\n")
-    assert received == [HELLO]
-    assert isinstance(only(end.receive(b"\xef\xbb\xbf" + event())), Noise)
+BEFORE = [
+    b"\x07", b"\0", b"\x1b[2K", b"\x1b[?25l", b"\x1b[38;5;1m", b"\x1b]0;a title\x07", b"\x1b]8;;http://x\x1b\\",
+    b"\x1bPq\x1b\\", b"\x1bc", b"\x1b(B", b"\xef\xbb\xbf", b"\r", b" ", b"\t",
+]  # fmt: skip
+"""What a terminal's program may write before a message."""
+
+
+@given(st.lists(st.sampled_from(BEFORE), max_size=4).map(b"".join), st.sampled_from(["event", "hello", "run"]))
+def test_what_a_terminal_shows_before_a_message_is_skipped_and_counted(before: bytes, kind: str) -> None:
+    if kind == "run":
+        message: Any = wire.RunMessage(id="r2", work_order=ORDER, extensions=EXTENSIONS)
+        assert only(host().receive(before + msgspec.json.encode(message) + b"\n")) == message
+        return
+    ends = [control("r1") if kind == "event" else ControlEnd(now=lambda: NOW) for _ in range(2)]
+    data = event() if kind == "event" else msgspec.json.encode(HELLO) + b"\n"
+    plain, prefixed = (end.receive(part + data) for end, part in zip(ends, (b"", before), strict=True))
+    assert flat(plain) == flat(prefixed)
+    at_the_start = kind == "hello" and before[:3] == b"\xef\xbb\xbf"  # `Lines` takes that one.
+    assert ends[1].prefixed == bool((before[3:] if at_the_start else before).strip())
+
+
+@pytest.mark.parametrize("rest", [b'{"t":', b"{red}", b"text", b"", b'["t"]', b'x{"t":"event"}', b"\x1b]0;open"])
+def test_control_characters_without_a_message_are_noise(rest: bytes) -> None:
+    end = control("r1")
+    data = b"\x1b[31m" + rest
+    assert end.receive(data + b"\n") == [Noise(data)]
+    assert end.prefixed == 0
+    assert len(end.receive(event())) == 1
 
 
 def test_a_carriage_return_is_a_blank() -> None:

@@ -198,6 +198,9 @@ class AgentRun:
         self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
+        self._peer: Peer | None = None
+        """The protocol's end of the pipe to the agent; None where there is no such pipe."""
+        self._told_prefix = False
         self.agent = make(self)
         reader = self.agent.reader
         self.silence = Silence(
@@ -214,7 +217,8 @@ class AgentRun:
     def pipe(self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None) -> Pipe:
         """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
         hear = hear or self.hear
-        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer)
+        self._peer = peer or Peer()
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=self._peer)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Tell what the agent told.
@@ -243,6 +247,9 @@ class AgentRun:
     async def watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
         self._line = line
+        if self._peer is not None and self._peer.prefixed and not self._told_prefix:
+            self._told_prefix = True
+            await self.run.warn("the agent writes control characters before its messages, which are skipped")
         if isinstance(received, Malformed):
             self._malformed += 1
             if self._malformed > MALFORMED_MAX:

@@ -18,7 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
-from backplane.protocol import Lines, Overlong, strict
+from backplane.protocol import Lines, Overlong, bare, strict
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """What one child may write in one check; no answer to our small orders comes near."""
@@ -155,10 +155,11 @@ class Wire:
 def _read(raw: bytes) -> HostLine:
     if isinstance(raw, Overlong):
         return HostLine(bytes(raw), None, OVERLONG)
-    if not raw.lstrip().startswith(b"{"):
+    message = bare(raw)
+    if not message.lstrip().startswith(b"{"):
         return HostLine(raw)
     try:
-        return HostLine(raw, strict(raw))
+        return HostLine(raw, strict(message))
     except (ValueError, RecursionError) as error:
         return HostLine(raw, None, str(error))
 

@@ -15,6 +15,7 @@ from backplane.protocol.lines import (
     VALUES_MAX,
     Lines,
     Overlong,
+    bare,
     strict,
 )
 from backplane.protocol.messages import (
@@ -54,6 +55,7 @@ __all__ = [
     "Raised",
     "Received",
     "Unknown",
+    "bare",
     "describe_noise",
     "strict",
     "too_much_in_hello",

@@ -31,7 +31,7 @@ from backplane.contract.events import (
     read_event,
 )
 from backplane.errors import CapabilityError, ProtocolError
-from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, bare, strict
 from backplane.protocol.messages import (
     MESSAGES,
     NEEDS_EXTENSION,
@@ -125,6 +125,8 @@ class ControlEnd:
         """1 where the last line is whole and has no newline."""
         self.unnamed = 0
         """Events that named no run, and were taken for the one that was open."""
+        self.prefixed = 0
+        """Messages that stood behind control characters or terminal sequences, which were skipped."""
         self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
@@ -255,7 +257,7 @@ class ControlEnd:
         if not rest.strip():
             return []
         try:
-            strict(rest)
+            strict(bare(rest))
         except (ValueError, RecursionError):
             return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
         self.unended += 1
@@ -343,7 +345,7 @@ class ControlEnd:
     def _other(self, line: bytes) -> ReadEvent | Received | None:
         """Everything that is not a well-formed event of an open run; None for a blank line."""
         if not line.lstrip().startswith(b"{"):
-            return Noise(self._clean_line(line)) if line.strip() else None
+            return self._prefixed(line) if line.strip() else None
         try:
             value = strict(line)
         except (ValueError, RecursionError) as error:
@@ -363,6 +365,18 @@ class ControlEnd:
         if isinstance(read, Broken):
             read = msgspec.structs.replace(read, evidence=self._evidence(line))
         return read
+
+    def _prefixed(self, line: bytes) -> ReadEvent | Received | None:
+        """Read a message behind control characters; without one that can be read the line is noise."""
+        message = bare(line)
+        try:
+            value = strict(message) if message is not line else None
+        except (ValueError, RecursionError):
+            value = None
+        if value is None:
+            return Noise(self._clean_line(line))
+        self.prefixed += 1
+        return self._line(message)
 
     def _hello(self, value: dict[str, Any], line: bytes) -> Received:
         if self.hello is not None:

@@ -9,7 +9,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.errors import ProtocolError
-from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
 from backplane.protocol.messages import (
     MESSAGES,
     Broken,
@@ -82,6 +82,7 @@ class HostEnd:
             return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
         if not line.strip():
             return None
+        line = bare(line)
         try:
             value = strict(line)
             doubled = canonical.duplicate_key(line, value)

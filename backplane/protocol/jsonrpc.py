@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, strict
+from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -73,6 +73,8 @@ class Peer:
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._lines = Lines(line_bytes_max)
         self._next = 0
+        self.prefixed = 0
+        """Messages that stood behind control characters or terminal sequences, which were skipped."""
 
     def call(self, method: str, params: Json) -> tuple[Id, bytes]:
         """A question with an id of its own; the answer carries it."""
@@ -97,8 +99,16 @@ class Peer:
         return [self.read(line) for line in self.lines(data)]
 
     def lines(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, as they came; `read` says what each is."""
-        return [line for line in self._lines.feed(data) if line.strip()]
+        """The lines that these bytes complete, without what `bare` skips; `read` says what each is."""
+        return self._bare(self._lines.feed(data))
+
+    def _bare(self, lines: list[bytes]) -> list[bytes]:
+        found = []
+        for line in filter(bytes.strip, lines):
+            message = bare(line)
+            self.prefixed += message is not line
+            found.append(message)
+        return found
 
     def read(self, line: bytes) -> Received:
         """Read one line; a line that is no message is one of the values, too."""
@@ -133,8 +143,8 @@ class FramedPeer(Peer):
         self._data += data
         found: list[bytes] = []
         while (one := self._next_body()) is not None:
-            found += [one] if one.strip() else []
-        return found
+            found.append(one)
+        return self._bare(found)
 
     def _next_body(self) -> bytes | None:
         """The next body, b"" for a header alone; None where more bytes are needed."""

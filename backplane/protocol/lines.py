@@ -40,6 +40,27 @@ _DEPTH_BYTES: Final = 2 * DEPTH_MAX
 """A shorter line cannot be nested too deep."""
 
 
+_BEFORE_MESSAGE: Final = re.compile(
+    rb"(?:[\x00-\x1a\x1c-\x20\x7f]"  # control characters and blanks
+    rb"|\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, modes (ECMA-48, 5.4)
+    rb"|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # OSC: a window's title (ECMA-48, 8.3.89)
+    rb"|\x1b[PX^_][^\x1b\n]*\x1b\\"  # DCS, SOS, PM, APC (ECMA-48, 5.6)
+    rb"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # other escape sequences
+    rb"|\xef\xbb\xbf)*+(?=\{)"
+)
+"""What a terminal's program may write before a message on its line."""
+
+
+def bare(line: bytes) -> bytes:
+    """Return a line from its first `{` on, where only control characters, terminal sequences and byte order marks stand
+    before it; any other line as it is.
+    """
+    if line[:1] == b"{" or isinstance(line, Overlong) or (found := _BEFORE_MESSAGE.match(line)) is None:
+        return line
+    rest = line[found.end() :]
+    return rest if line[: found.end()].strip() else line
+
+
 class Overlong(bytes):
     """The beginning of a line that was over the limit and was skipped to its newline: more of it than is shown."""
 

@@ -1071,6 +1071,7 @@ class Run:
             # What an order asked is remembered although it could not begin. Where it cannot be, no receipt is stored
             # either, which is told.
             with suppress(StoreError):
+            self.facts.counts["prefixed_lines"] = self._line.prefixed
                 self._environment.journal = self._plane.state_folder.journal(self.facts)
         return finalize.seal_run(
             self._plane.state_folder,
