@@ -48,6 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """From start to hello: the slowest vendor program seen takes three, a cold disk doubles that."""
     idle_s: Seconds = 300.0
     """Silence after which a run is given up: a model may think for minutes, it does not for five."""
+    tool_s: Seconds = 1800.0
+    """Silence while a tool's call is open: a quiet build takes many minutes, one without end is stuck."""
     run_s: Seconds | None = None
     """A whole run; None is no bound, because only the caller knows how long the task may take."""
     cancel_grace_s: Seconds = 2.0
@@ -115,6 +117,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """From start to hello, instead of the same name in `[limits]`; None takes that one."""
     idle_s: Seconds | None = None
     """Silence after which a run is given up, instead of the same name in `[limits]`."""
+    tool_s: Seconds | None = None
+    """Silence while a tool's call is open, instead of the same name in `[limits]`."""
     run_s: Seconds | None = None
     """A whole run, instead of the same name in `[limits]`."""
     cancel_grace_s: Seconds | None = None
@@ -132,7 +136,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(limits, **own)
 
 
-_OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
+_OVERRIDES: Final = ("hello_s", "idle_s", "tool_s", "run_s", "cancel_grace_s")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +189,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sent to the address; a value `$B` likewise."""
     required: bool = False
     """Refuse a run whose host can be no client; else the receipt names what it was not given."""
+    tool_s: Seconds | None = None
+    """Longest call of its tools by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):

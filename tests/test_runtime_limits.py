@@ -114,6 +114,46 @@ put(final(run)); end()
     assert ended(run) == ("complete", None, "complete")
 
 
+CALLS = """
+def call(run, id, name="bash", **more): return event(run, type="tool_call", tool_name=name, input={}, tool_use_id=id)
+def result(run, id, name="bash"):
+    return event(run, type="tool_result", tool_name=name, output="", is_error=False, tool_use_id=id)
+hello(); run = take()
+"""
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("body", "end", "words"),
+    [
+        ("put(call(run, 'a')); time.sleep(1.2); put(result(run, 'a'), final(run)); end()", "complete", ""),
+        ("put(call(run, None)); time.sleep(1.2); put(result(run, None), final(run)); end()", "complete", ""),
+        ("put(call(run, 'a')); time.sleep(60)", "idle", "while its call of 'bash' was open (tool_s)"),
+        ("put(call(run, 'a'), call(run, 'b', 'edit'), result(run, 'b', 'edit')); time.sleep(60)", "idle", "'bash' was"),
+        ("put(call(run, 'a'), result(run, 'a')); time.sleep(60)", "idle", "for 0.6 s (idle_s)"),
+        ("put(call(run, 'a'), result(run, 'b')); time.sleep(60)", "idle", "(tool_s)"),
+        (
+            "put(call(run, 'a'), event(run, type='warning', text=None, message='', ext={'turn': {}})); time.sleep(60)",
+            "idle",
+            "(idle_s)",
+        ),
+        (
+            "put(call(run, 'a'))\nfor _ in range(6): time.sleep(0.5); put(event(run, 'still at it'))\n"
+            "put(result(run, 'a'), final(run)); end()",
+            "complete",
+            "",
+        ),
+    ],
+)
+async def test_silence_in_a_tools_call_has_a_limit_of_its_own(
+    body: str, end: str, words: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    async with plane(backplane_home, idle_s=0.6, tool_s=2.0) as control, within(5):
+        run, _ = await go(control, order(root), script(tmp_path, CALLS + body))
+    assert ended(run)[0] == end, run.error
+    assert words in str(run.error)
+
+
 @one_loop
 async def test_a_slow_consumer_does_not_make_the_host_idle(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "hello(); run = take(); put(event(run)); time.sleep(0.2); put(event(run)); put(final(run)); end()"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import backplane
-from backplane.config import BackendSettings, Settings
+from backplane.config import BackendSettings, Limits, ServerSettings, Settings
 from backplane.testing import Call, ModelServer, Turn
+from tests.test_why import diagnosed
 
 HOUSE = Path(__file__).parent / "vendors" / "house_mcp.py"
 
@@ -47,6 +48,8 @@ def play(
         settings = Settings(
             backends={"mine": BackendSettings(host="api", options=options, endpoints=(server.url.partition("//")[2],))},
             isolation=given.pop("isolation", "off"),
+            limits=given.pop("limits", Limits()),
+            mcp_servers=given.pop("configured", {}),
         )
         vendor = {"abp": {"mcp_servers": list(servers)}} if servers else {}
         order = backplane.WorkOrder("go", config=backplane.RuntimeConfig(vendor=vendor))
@@ -94,6 +97,10 @@ def test_pages_names_and_other_contents_are_read(tmp_path: Path, backplane_home:
     [
         ({"name": "gone", "command": "/nowhere/server"}, "ENOENT"),
         ({"name": "gone", "command": "true"}, "the program ended"),
+        (
+            {"name": "gone", "command": "sh", "args": ["-c", "echo no licence >&2; exit 2"]},
+            "the program ended; its stderr: no licence",
+        ),
         ({"name": "gone", "url": "http://127.0.0.1:1/mcp"}, "connect"),
         ({"name": "gone", "url": "https://127.0.0.1:1/mcp"}, "certificates cannot be loaded: No such file"),
         ({"name": "gone", "url": "http://127.0.0.1:99999/mcp"}, "its address is no http address"),
@@ -108,6 +115,60 @@ def test_a_server_that_does_not_come_is_warned_about(
     warnings = [event.message for event in run.receipt.trace if isinstance(event, backplane.Warned)]
     assert any("the MCP server 'gone' is not there" in words and why in words for words in warnings), warnings
     assert run.check().text == "done"
+    assert any(why in row.text for row in diagnosed(backplane_home).evidence)
+
+
+AWKWARD = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "a"}}
+    if asked["method"] == "tools/list":
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("hangs", "dies")]}
+    if asked["method"] == "tools/call":
+        if asked["params"]["name"] == "hangs":
+            time.sleep(60)
+        sys.exit("no DATABASE_URL")
+    print("\\x07\\x1b[2K" + json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "own", "limits", "words"),
+    [
+        ("hangs", {"tool_ms": 500}, Limits(), "no answer to tools/call within 0.5 s"),
+        ("hangs", {}, Limits(idle_s=1.5), "no answer to tools/call within 1.5 s"),
+        ("hangs", {}, Limits(tool_s=0.5), "no answer to tools/call within 0.5 s"),
+        ("hangs", {"tool_ms": 5000}, Limits(idle_s=4.0), "no answer to tools/call within 5 s"),
+        ("dies", {}, Limits(), "the program ended; its stderr: no DATABASE_URL"),
+    ],
+)
+def test_a_call_without_an_answer_fails_alone(
+    tool: str, own: dict[str, Any], limits: Limits, words: str, tmp_path: Path, backplane_home: Path
+) -> None:
+    (tmp_path / "server.py").write_text(AWKWARD)
+    row = {"name": "a", "command": sys.executable, "args": [str(tmp_path / "server.py")], **own}
+    turns = [called(f"mcp__a__{tool}"), Turn(text="done")]
+    run, _ = play(turns, tmp_path, backplane_home, servers=(row,), limits=limits)
+    assert run.check().text == "done"
+    ((_, output, is_error),) = results(run)
+    assert (is_error, output) == (True, f"mcp__a__{tool} failed: {words}")
+
+
+def test_the_configuration_limits_the_calls_of_one_server(tmp_path: Path, backplane_home: Path) -> None:
+    (tmp_path / "server.py").write_text(AWKWARD)
+    server = ServerSettings(command=(sys.executable, str(tmp_path / "server.py")), tool_s=0.5)
+    turns = [called("mcp__a__hangs"), Turn(text="done")]
+    run, _ = play(turns, tmp_path, backplane_home, configured={"a": server})
+    assert run.check().text == "done"
+    assert "within 0.5 s" in results(run)[0][1]
+
+
+def test_a_time_that_is_none_in_a_servers_row_is_refused(tmp_path: Path, backplane_home: Path) -> None:
+    run, _ = play([Turn(text="done")], tmp_path, backplane_home, servers=({**house("w"), "tool_ms": 0},))
+    assert "tool_ms" in str(run.error)
 
 
 def test_rules_and_approvals_hold_for_a_servers_tools(tmp_path: Path, backplane_home: Path) -> None:
@@ -160,14 +221,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if asked["method"] == "tools/list":
             result = {"tools": [{"name": "word", "inputSchema": {"type": "object"}}]}
         if asked["method"] == "tools/call":
-            result = {"structuredContent": {"word": "walrus"}, "content": []}
+            text = "data:image/png;base64,AAAA"  # Looks like an event stream, and is a member of a JSON body.
+            result = {"structuredContent": {"word": "walrus", "of": text}, "content": []}
         message = {"jsonrpc": "2.0", "id": asked["id"], "result": result}
         note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}
         body = json.dumps(message, indent=1)
-        if not greeting:
-            body = "".join(f"event: message\r\ndata: {json.dumps(part)}\r\n\r\n" for part in (note, message))
+        kind = "application/json; charset=utf-8"
+        if not greeting and self.path != "/json":
+            kind, end = "text/event-stream; charset=utf-8", {"/lf": "\n", "/cr": "\r"}.get(self.path, "\r\n")
+            parts = ("".join(f"data: {line}{end}" for line in json.dumps(part, indent=1).splitlines())
+                     for part in (note, message))  # fmt: skip
+            body = f": hello{end}{end}" + "".join(f"event: message{end}{part}id: 1{end}{end}" for part in parts)
         self.send_response(200)
-        self.send_header("Content-Type", "application/json" if greeting else "text/event-stream")
+        self.send_header("Content-Type", kind)
         self.send_header("Mcp-Session-Id", "s1")
         self.end_headers()
         self.wfile.write(body.encode())
@@ -186,10 +252,13 @@ def address() -> Iterator[str]:
     thread.join()
 
 
-def test_a_server_at_an_address_is_reached_over_http(address: str, tmp_path: Path, backplane_home: Path) -> None:
+@pytest.mark.parametrize("path", ["/mcp", "/json", "/lf", "/cr"])
+def test_a_server_at_an_address_is_reached_over_http(
+    path: str, address: str, tmp_path: Path, backplane_home: Path
+) -> None:
     turns = [called("mcp__web__word"), Turn(text="done")]
-    row = {"name": "web", "url": address, "headers": {"Authorization": "Bearer k"}}
+    row = {"name": "web", "url": address.replace("/mcp", path), "headers": {"Authorization": "Bearer k"}}
     run, _ = play(turns, tmp_path, backplane_home, servers=(row,))
-    assert results(run) == [("mcp__web__word", '{"word":"walrus"}', False)]
+    assert results(run) == [("mcp__web__word", '{"word":"walrus","of":"data:image/png;base64,AAAA"}', False)]
     run, _ = play([Turn(text="done")], tmp_path, backplane_home, servers=({"name": "web", "url": address},))
     assert any("HTTP 401" in e.message for e in run.receipt.trace if isinstance(e, backplane.Warned))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.order import asked_at, server_rows
+from backplane.agents.order import asked_at, timed_rows
 from backplane.agents.program import first_of
 from backplane.agents.reader import EventReader
 from backplane.agents.session import Agent as BaseAgent
@@ -459,7 +459,7 @@ async def drive(run: HostRun) -> Done:
     task = read_task(run, service, toolbox)
     async with (
         _connected(service, keys) as model,
-        open_servers(server_rows(run, ()), env=env, cwd=root, warn=run.warn) as servers,
+        open_servers(timed_rows(run, ()), env=env, cwd=root, warn=functools.partial(_warn_of_server, run)) as servers,
     ):
         session = AgentRun(run, task.spec, lambda session: Agent(session, task, model, toolbox, servers))
         try:
@@ -492,6 +492,10 @@ def _filled(value: str, keys: Mapping[str, str]) -> str:
 async def _heard(run: HostRun, text: str) -> None:
     last = text.rstrip("\n").rpartition("\n")[2][:200]
     await run.carry("output", {"stream": "stdout", "text": text}, last if text else "the command still runs")
+
+
+async def _warn_of_server(run: HostRun, name: str, words: str) -> None:
+    await run.carry("absent_server", {"name": name}, words)
 
 
 async def _asked(session: AgentRun, question: str, options: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -105,6 +105,8 @@ class McpServer(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
     url: str = ""
     headers: dict[str, str] = {}
+    tool_ms: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Milliseconds that a call of one of its tools may take; kept by the host `api` alone."""
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

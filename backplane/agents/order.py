@@ -217,7 +217,16 @@ def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, An
 
 
 def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The MCP servers of the configuration and of the order: name → its other members. Raises ConfigError."""
+    """The MCP servers of the configuration and of the order, as an agent's own client takes them: name → members.
+
+    Raises ConfigError.
+    """
+    rows = timed_rows(run, configured)
+    return {name: {key: value for key, value in row.items() if key != "tool_ms"} for name, row in rows.items()}
+
+
+def timed_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """As `server_rows`, with the member `tool_ms`. Raises ConfigError."""
     ordered = run.order.abp("mcp_servers") or ()
     if not isinstance(ordered, list | tuple):
         raise ConfigError("config_invalid", "config.vendor.abp.mcp_servers is no list")

@@ -59,7 +59,7 @@ def _asked(name: str, row: Mapping[str, Any], environ: Mapping[str, str], cwd: s
 
     faults: list[str] = []
 
-    async def warn(words: str) -> None:
+    async def warn(_: str, words: str) -> None:
         faults.append(words)
 
     async def ask() -> list[str]:

@@ -503,6 +503,8 @@ def server_row(server: str, asked: ServerSettings, environ: Mapping[str, str], s
         row |= {"command": asked.command[0], "args": list(asked.command[1:])}
     else:
         row["url"] = asked.url
+    if asked.tool_s is not None:
+        row["tool_ms"] = round(asked.tool_s * 1000)
     for member, values in (("env", asked.env), ("headers", asked.headers)):
         if values:
             row[member] = {key: _resolved(server, value, environ, secrets) for key, value in values.items()}
@@ -524,6 +526,16 @@ def with_servers(order: WorkOrder, rows: Sequence[dict[str, Any]]) -> WorkOrder:
     ordered = order.abp("mcp_servers")
     own = ordered if isinstance(ordered, list | tuple) else ()
     return order.with_abp("mcp_servers", [*rows, *own]) if rows else order
+
+
+def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
+    """Return an order whose rows of MCP servers all have `tool_ms`: their own, else this limit."""
+    rows = order.abp("mcp_servers")
+    if not rows or not isinstance(rows, list | tuple):
+        return order
+    return order.with_abp(
+        "mcp_servers", [{"tool_ms": round(limit_s * 1000), **row} for row in rows if isinstance(row, dict)]
+    )
 
 
 def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None) -> frozenset[str]:

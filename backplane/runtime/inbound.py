@@ -29,6 +29,8 @@ from backplane.contract.events import (
     AssistantMessage,
     RunCompleted,
     RunStarted,
+    ToolCall,
+    ToolResult,
     TurnEnded,
     Warned,
     carried,
@@ -57,6 +59,9 @@ ASKS_OPEN_MAX: Final = 64
 
 ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
 """Memory of all these asks, far more than agents write at once; a longer one waits where no other does."""
+
+CALLS_OPEN_MAX: Final = 1000
+"""Open calls that are kept by name; agents make dozens at once, and further ones are not waited for longer."""
 
 REMEMBERED_MAX: Final = 1000
 """Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
@@ -110,6 +115,8 @@ class Inbound:
         self._first_foreign = ""
         """What the first message with another run's id was, in words."""
         self.asks_open: dict[str, wire.Ask] = {}
+        self._calls_open: dict[str, str] = {}
+        """Calls of tools without a result in this turn: id, or the tool's name where there is none → that name."""
         self._asks_bytes = 0
         self._run_id = run_id
         self._facts = facts
@@ -193,6 +200,7 @@ class Inbound:
         if not text_only and not _QUIET.issuperset(map(type, events)):
             for event in events:
                 if type(event) not in _QUIET:
+                    self._note_call(event)
                     call = self._facts.look(event)
                     # Which tools are at work, and which ran without the question that was due.
                     passed_over = self.hooks.look(event, call) if self.hooks is not None else None
@@ -201,7 +209,19 @@ class Inbound:
             self.keep_limit()
         if events:
             self._facts.resting = type(events[-1]) is TurnEnded
+        if self._facts.resting:
+            self._calls_open.clear()
         self.progressed = self.progressed or any(map(_carries_something, events))
+
+    def _note_call(self, event: AgentEvent) -> None:
+        if isinstance(event, ToolCall) and len(self._calls_open) < CALLS_OPEN_MAX:
+            self._calls_open[event.tool_use_id or event.tool_name] = event.tool_name
+        elif isinstance(event, ToolResult):
+            self._calls_open.pop(event.tool_use_id or event.tool_name, None)
+
+    def open_call(self) -> str:
+        """The tool of the last call without a result; empty for none."""
+        return next(reversed(self._calls_open.values()), "")
 
     def keep_limit(self) -> None:
         """End the run where a limit of the order was reached."""

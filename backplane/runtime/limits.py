@@ -1,4 +1,4 @@
-"""The limits of a run's time: of all of it, of its host's start, and of its host's silence.
+"""The limits of a run's time: all of it, its host's start, its host's silence, with a longer one in a tool's call.
 
 Reads that begin and end come in, and what counts as progress; when a limit has passed, whoever
 decides how the run ends is told. Nothing here waits.
@@ -25,6 +25,7 @@ class Deadlines:
     Args:
         decide: told how the run ends, `(reason, error)`, when a limit has passed.
         passed_over: says what the host wrote in vain, as a clause for an error.
+        open_call: the name of a tool whose call has no result yet; empty for none.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Deadlines:
         backend_id: str,
         decide: Callable[[str, BackplaneError], None],
         passed_over: Callable[[], str],
+        open_call: Callable[[], str],
     ) -> None:
         self.reading_since: float | None = None
         """When the read began that waits now, by a monotonic clock; None while nobody pulls."""
@@ -40,6 +42,7 @@ class Deadlines:
         self._backend_id = backend_id
         self._decide = decide
         self._passed_over = passed_over
+        self._open_call = open_call
         self._started = time.monotonic()
         self.ends = float("inf") if limits.run_s is None else self._started + limits.run_s
         """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
@@ -104,7 +107,8 @@ class Deadlines:
             limits.append((self._limits.hello_s - (now - self.hello_since), self._judge_hello))
         if expected and self.reading_since is not None:
             silent_s = self._silent_s + now - self.reading_since
-            limits.append((self._limits.idle_s - silent_s, self._judge_silence))
+            limit_s = self._limits.tool_s if self._open_call() else self._limits.idle_s
+            limits.append((limit_s - silent_s, self._judge_silence))
         else:
             limits.append((LOOK_S, self.judge_run))
         return min(limits, key=itemgetter(0))
@@ -115,5 +119,11 @@ class Deadlines:
         self._decide("failed", BackendError("protocol_handshake_failed", text, hint=hint))
 
     def _judge_silence(self) -> None:
-        text = f"{self._backend_id!r} sent nothing for {self._limits.idle_s:g} s (idle_s){self._passed_over()}"
-        self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout (limits.idle_s)"))
+        limits, call = self._limits, self._open_call()
+        if call:
+            silence = f"for {limits.tool_s:g} s while its call of {call!r} was open (tool_s)"
+            hint = "end the command earlier, or raise tool_s of [limits] (BACKPLANE_TOOL_S)"
+        else:
+            silence, hint = f"for {limits.idle_s:g} s (idle_s)", "raise --idle-timeout (limits.idle_s)"
+        text = f"{self._backend_id!r} sent nothing {silence}{self._passed_over()}"
+        self._decide("idle", BackendError("backend_timeout", text, hint=hint))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.config import Limits
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
@@ -19,7 +20,7 @@ from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
-from backplane.runtime.backends import Backend, ProcessBackend, with_servers
+from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit, with_servers
 from backplane.runtime.hooks import CAPABILITY, Hook, below
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1", "spend/1")
@@ -50,12 +51,13 @@ class RunRequirements:
             self.order = below(self.order, hooks)
         """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
 
-    def give_servers(self, hello: wire.Hello, backend: Backend) -> None:
-        """Add the configuration's MCP servers to the order, where its host can be their client.
+    def give_servers(self, hello: wire.Hello, backend: Backend, limits: Limits) -> None:
+        """Add the configuration's MCP servers to the order where its host can be their client, and limits to all rows.
 
         Raises:
             CapabilityError: `capability_unsupported`, it cannot, and one of them is required.
         """
+        self.order = with_call_limit(self.order, min(limits.idle_s, limits.tool_s))
         rows = backend.servers_given if isinstance(backend, ProcessBackend) else ()
         if not rows or self._remote:
             return
@@ -64,7 +66,7 @@ class RunRequirements:
         names = [row["name"] for row in rows]
         self._facts.added["mcp_servers"] = {"given": names if heeds else [], "not_given": [] if heeds else names}
         if heeds:
-            self.order = with_servers(self.order, rows)
+            self.order = with_call_limit(with_servers(self.order, rows), min(limits.idle_s, limits.tool_s))
         elif required := backend.servers_required if isinstance(backend, ProcessBackend) else ():
             fact = (
                 f"the host {hello.backend.id!r} can be no client of the MCP server {required[0]!r}, which is required"

@@ -158,7 +158,13 @@ class Run:
         self._backend_key = ""
         """Names the host's program as it is now: it is looked at once."""
         self._limits = limits
-        self._deadlines = Deadlines(limits, backend.id, self._decide, lambda: self._inbound.passed_over())
+        self._deadlines = Deadlines(
+            limits,
+            backend.id,
+            self._decide,
+            passed_over=lambda: self._inbound.passed_over(),
+            open_call=lambda: self._inbound.open_call(),
+        )
         secrets = (*order.config.env.values(), *backend.secrets)
         redactor = self.facts.redactor = Redactor(secrets) if secrets else NO_SECRETS
         self.facts.added.update(self.facts.clean_json(unheard_facts(order.config.vendor)))
@@ -698,7 +704,7 @@ class Run:
         if self._remote is not None:
             self._remote.check(hello)
         self._requirements.check_hello(hello, manifest)
-        self._requirements.give_servers(hello, self._backend)
+        self._requirements.give_servers(hello, self._backend, self._limits)
         if self._inbound.hooks is not None:
             self._inbound.hooks.check_asks(hello.extensions, self.backend_id)
 

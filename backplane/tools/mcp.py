@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
@@ -20,7 +20,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, BackplaneError
 from backplane.ir import ToolSpec
-from backplane.process.child import open_child
+from backplane.process.child import Child, open_child
 from backplane.process.jsonrpc import Pipe
 from backplane.process.launch import StartCommand
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
@@ -33,8 +33,14 @@ VERSION: Final = "2025-06-18"
 START_S: Final = 60.0
 """For a server to start and list its tools: one that is fetched first takes half a minute."""
 
-CALL_S: Final = 600.0
-"""For one call: as long as the longest command."""
+CALL_S: Final = 300.0
+"""Longest call of a server whose row has no `tool_ms`: the silence after which a run is given up."""
+
+LAST_WORDS_S: Final = 0.5
+"""For a program whose output has ended to end and be read to the end of its stderr."""
+
+LAST_WORDS_BYTES: Final = 1000
+"""How much of a dead program's stderr is told: the last lines have the reason."""
 
 TOOLS_MAX: Final = 256
 """Tools of one server: models choose badly among more than some dozens."""
@@ -51,10 +57,13 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 GRACE_S: Final = 2.0
 """For a server to end once its input has ended."""
 
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 AskServer = Callable[[str, dict[str, Any]], Awaitable[Response]]
-Warn = Callable[[str], Awaitable[object]]
+Warn = Callable[[str, str], Awaitable[object]]
+"""Takes the name of a server that is not there, and a line that says why."""
 
 
 class Servers:
@@ -63,33 +72,34 @@ class Servers:
     def __init__(self) -> None:
         self.specs: tuple[ToolSpec, ...] = ()
         """What a model is told of them; each is named `mcp__SERVER__TOOL`."""
-        self._calls: dict[str, tuple[AskServer, str]] = {}
+        self._calls: dict[str, tuple[_Link, str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._calls
 
-    def add(self, server: str, rows: list[dict[str, Any]], ask: AskServer) -> None:
+    def add(self, server: str, rows: list[dict[str, Any]], link: _Link) -> None:
         """Take in a server's tools; of two with one name the first counts."""
         for row in rows:
             own = str(row.get("name", ""))
             name = _ILLEGAL.sub("_", f"mcp__{server}__{own}")[:NAME_CHARS_MAX]
             if own and name not in self._calls:
-                self._calls[name] = (ask, own)
+                self._calls[name] = (link, own)
                 schema = row.get("inputSchema")
                 text = str(row.get("description") or row.get("title") or own)
                 self.specs += (ToolSpec(name=name, description=text, schema=schema or {"type": "object"}),)
 
     async def call(self, name: str, input: Json) -> CallResult:
         """Call a tool; whatever goes wrong is told to the model as a result."""
-        ask, own = self._calls[name]
+        link, own = self._calls[name]
         if not isinstance(input, dict):
             return CallResult(NO_OBJECT, is_error=True)
         try:
-            reply = await ask("tools/call", {"name": own, "arguments": input})
+            reply = await link.ask("tools/call", {"name": own, "arguments": input})
         except BackendError as error:
             return CallResult(f"{name} failed: {error.message}", is_error=True)
         if reply.fault is not None:
-            return CallResult(f"{name} failed: {reply.fault.message}", is_error=True)
+            words = await link.last_words() if reply.fault.gone else ""
+            return CallResult(f"{name} failed: {reply.fault.message}{words}", is_error=True)
         return _read_result(reply.result)
 
 
@@ -100,30 +110,31 @@ async def open_servers(
     """Start and greet servers, all at once; one that does not come is warned about, and the run goes on without it.
 
     Args:
-        rows: name → command, args and env, or url and headers.
+        rows: name → command, args and env, or url and headers; `tool_ms` is the longest call in milliseconds.
         env: the environment of those that are started, under a row's own.
         cwd: the folder they are started in.
     """
     servers, fault = Servers(), None
     async with anyio.create_task_group() as tasks, AsyncExitStack() as opened:
-        greeted: dict[str, tuple[list[dict[str, Any]], AskServer]] = {}
+        greeted: dict[str, tuple[list[dict[str, Any]], _Link]] = {}
 
-        async def greet(name: str, ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> None:
+        async def greet(name: str, link: _Link) -> None:
             try:
                 with anyio.fail_after(START_S):
-                    greeted[name] = (await _greet(ask, tell), ask)
+                    greeted[name] = (await _greet(link.ask, link.tell), link)
             except (BackendError, TimeoutError) as error:
-                await warn(f"the MCP server {name!r} is not there: {getattr(error, 'message', None) or 'no answer'}")
+                why = getattr(error, "message", None) or "no answer"
+                await warn(name, f"the MCP server {name!r} is not there: {why}{await link.last_words()}")
 
         links: dict[str, _Link] = {}
         for name, row in rows.items():
             try:
                 links[name] = await opened.enter_async_context(_open(row, env, cwd, tasks))
             except BackplaneError as error:
-                await warn(f"the MCP server {name!r} is not there: {error.message}")
+                await warn(name, f"the MCP server {name!r} is not there: {error.message}")
         async with anyio.create_task_group() as starts:
             for name, link in links.items():
-                starts.start_soon(greet, name, link.ask, link.tell)
+                starts.start_soon(greet, name, link)
         for name in rows:
             if name in greeted:
                 servers.add(name, *greeted[name])
@@ -139,6 +150,9 @@ async def open_servers(
 class _Link(Protocol):
     async def ask(self, method: str, params: dict[str, Any]) -> Response: ...
     async def tell(self, method: str) -> None: ...
+    async def last_words(self) -> str:
+        """The end of a dead program's stderr as a clause for an error; empty where there is none."""
+        ...
 
 
 def _open(
@@ -190,18 +204,29 @@ def _text_of(part: dict[str, Any]) -> str:
     return f"[{part.get('type')}, which is not shown]"
 
 
+def _call_s(row: Mapping[str, Any]) -> float:
+    return row["tool_ms"] / 1000 if row.get("tool_ms") else CALL_S
+
+
 # A command ------------------------------------------------------------------------------------------------------------
 
 
 class _Program:
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Pipe, child: Child, call_s: float) -> None:
+        self._pipe, self._child, self._call_s = pipe, child, call_s
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        return await self._pipe.call(method, params, timeout_s=CALL_S)
+        return await self._pipe.call(method, params, timeout_s=self._call_s)
 
     async def tell(self, method: str) -> None:
         await self._pipe.notify(method, {})
+
+    async def last_words(self) -> str:
+        if await self._child.wait(LAST_WORDS_S) is None:
+            return ""
+        await self._child.stop(grace_s=0)
+        words = self._child.stderr_tail[-LAST_WORDS_BYTES:].decode("utf-8", "replace").strip()
+        return f"; its stderr: {words}" if words else ""
 
 
 @asynccontextmanager
@@ -219,7 +244,7 @@ async def _open_command(
         pipe = Pipe(child.stdin, child.stdout, answer=refuse, hear=hear)
         tasks.start_soon(pipe.run)
         try:
-            yield _Program(pipe)
+            yield _Program(pipe, child, _call_s(row))
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(grace_s=GRACE_S)
@@ -229,48 +254,69 @@ async def _open_command(
 
 
 class _Address:
-    """Streamable HTTP: each request a POST, its answer a JSON body or the last document of an event stream."""
+    """Streamable HTTP: each request a POST, its answer a JSON body or a document of an event stream."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
-        self._http, self._url = http, url
+    def __init__(self, http: httpx.AsyncClient, url: str, call_s: float) -> None:
+        self._http, self._url, self._call_s = http, url, call_s
         self._peer = Peer(ANSWER_BYTES_MAX)
         self._session: dict[str, str] = {"MCP-Protocol-Version": VERSION}
 
     async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Send a request and return its answer. Raises BackendError."""
         id, line = self._peer.call(method, params)
-        for document in (await self._post(line)).split(b"\n"):
-            data = document.removeprefix(b"data:").strip()
-            received = self._peer.read(data) if data.startswith(b"{") else None
+        for document in await self._post(line, method):
+            received = self._peer.read(document)
             if isinstance(received, Response) and received.id == id:
                 return received
         raise BackendError("execution_tool_failed", f"no answer to {method}")
 
     async def tell(self, method: str) -> None:
-        await self._post(self._peer.notify(method, {}))
+        await self._post(self._peer.notify(method, {}), method)
 
-    async def _post(self, line: bytes) -> bytes:
+    async def last_words(self) -> str:
+        return ""
+
+    async def _post(self, line: bytes, method: str) -> list[bytes]:
+        """Send a message and return the JSON documents of the answer."""
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **self._session}
         try:
-            async with self._http.stream("POST", self._url, content=line, headers=headers) as response:
-                if "mcp-session-id" in response.headers:
-                    self._session["Mcp-Session-Id"] = response.headers["mcp-session-id"]
-                body = bytearray()
-                async for piece in response.aiter_bytes():
-                    body += piece
-                    if len(body) > ANSWER_BYTES_MAX:
-                        raise BackendError("execution_tool_failed", f"an answer of over {ANSWER_BYTES_MAX} bytes")
+            with anyio.fail_after(self._call_s):
+                async with self._http.stream("POST", self._url, content=line, headers=headers) as response:
+                    if "mcp-session-id" in response.headers:
+                        self._session["Mcp-Session-Id"] = response.headers["mcp-session-id"]
+                    body = bytearray()
+                    async for piece in response.aiter_bytes():
+                        body += piece
+                        if len(body) > ANSWER_BYTES_MAX:
+                            raise BackendError("execution_tool_failed", f"an answer of over {ANSWER_BYTES_MAX} bytes")
+        except TimeoutError as error:
+            fact = f"no answer to {method} within {self._call_s:g} s"
+            raise BackendError("backend_timeout", fact) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise BackendError("execution_tool_failed", str(error) or type(error).__name__) from error
         if response.status_code >= 400:
             raise BackendError("execution_tool_failed", f"HTTP {response.status_code} from {self._url}")
-        # A pretty-printed body is one document, too.
-        return bytes(body if b"data:" in body else body.replace(b"\r", b" ").replace(b"\n", b" "))
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/event-stream":
+            return list(_documents(bytes(body)))
+        return [bytes(body)]
+
+
+def _documents(stream: bytes) -> Iterator[bytes]:
+    """Yield the data of each event in a stream of server-sent events."""
+    data: list[bytes] = []
+    for line in [*_LINE_END.split(stream), b""]:
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            yield b"\n".join(data)
+            data = []
 
 
 @asynccontextmanager
 async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
-    limits = httpx.Timeout(CALL_S, connect=START_S)
+    call_s = _call_s(row)
+    limits = httpx.Timeout(call_s, connect=START_S)
     if not is_http(row["url"]):
         raise BackendError("execution_tool_failed", "its address is no http address")  # Not shown: it may hold a key.
     with making_client():
@@ -282,4 +328,4 @@ async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
             verify=row["url"].startswith("https:"),
         )
     async with client as http:
-        yield _Address(http, row["url"])
+        yield _Address(http, row["url"], call_s)

@@ -240,6 +240,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     output: str = ""
     """The end of what the open command has printed."""
     faults: list[ReportedFault] = []
+    absent: list[ReportedFault] = []
+    """MCP servers that did not come."""
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
     only_announced: Repeat = NO_REPEAT
@@ -484,6 +486,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]
 
     def _warned(self, event: kinds.Warned) -> None:
+        if "absent_server" in as_object(event.ext):
+            self.absent = [*self.absent[1 - KEPT_MAX :], ReportedFault(self.events, event.message, None)]
         named = as_object(as_object(event.ext).get("raw_message"))
         # Agents call it so in a member of their own message, or in the words that a host puts beside that.
         if any("compact" in _text(named.get(name)).lower() for name in _KINDS) or _COMPACTED.search(event.message):

@@ -814,6 +814,7 @@ def _by_code(picture: Picture, end: Ended) -> Cause:
 def _by_agent(picture: Picture, end: Ended) -> Cause:
     """The host itself said that the run failed, or is partial."""
     rows = [Evidence(_coded(fault.message, fault.code), fault.number) for fault in picture.faults[-2:]]
+    rows += [Evidence(server.message, server.number) for server in picture.absent]
     last = picture.last_command
     if last is not None and last.exit_code:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
@@ -900,6 +901,7 @@ def _fine(picture: Picture, moment: Moment) -> Cause:
     end = picture.ended
     if end is not None:
         lasted = f" after {lasting(end.duration_ms)}" if end.duration_ms is not None else ""
-        return Cause(kind="nothing", verdict=f"nothing is wrong: it is {end.outcome}{lasted}")
+        absent = [Evidence(server.message, server.number) for server in picture.absent]
+        return Cause(kind="nothing", verdict=f"nothing is wrong: it is {end.outcome}{lasted}", evidence=absent)
     doing = "the agent writes" if picture.streamed else "the model thinks" if picture.is_sent else "it starts"
     return Cause(kind="nothing", verdict=f"nothing is wrong: {doing}", since=picture.last_ts or picture.started_at)
