@@ -9,6 +9,8 @@ from __future__ import annotations
 import backplane.contract.light  # noqa: F401  # isort: skip
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from backplane.contract.capability import NATIVE
@@ -52,21 +54,31 @@ async def _execute(run: HostRun, command: str) -> Outcome:
     from backplane.config import child_environment
     from backplane.process.programs import run_program
 
-    return await run_program(
-        _interpreter(command),
-        env=child_environment({}, run.order.config.env, os.environ),
-        cwd=run.order.workspace.root,
-        timeout_s=math.inf,
-        hear=lambda text: _report(run, text),
-        grace_s=lambda: run.grace_s,
-    )
+    with _argv(command) as argv:
+        return await run_program(
+            argv,
+            env=child_environment({}, run.order.config.env, os.environ),
+            cwd=run.order.workspace.root,
+            timeout_s=math.inf,
+            hear=lambda text: _report(run, text),
+            grace_s=lambda: run.grace_s,
+        )
 
 
-def _interpreter(task: str) -> tuple[str, ...]:
+@contextmanager
+def _argv(task: str) -> Iterator[tuple[str, ...]]:
+    """Give the words that run a task; a script with a "#!" line lies in a file meanwhile, as each program reads one."""
     first, newline, _ = task.partition("\n")
-    if first.startswith("#!") and newline:
-        return (*first[2:].split(), "-c", task)
-    return ("/bin/sh", "-c", task)
+    interpreter = first[2:].split() if first.startswith("#!") and newline else []
+    if not interpreter:
+        yield ("/bin/sh", "-c", task)
+        return
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(prefix="backplane-script-") as file:
+        file.write(task.encode())
+        file.flush()
+        yield (*interpreter, file.name)
 
 
 async def _report(run: HostRun, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,35 @@ def test_the_exit_of_the_command_decides_the_outcome(task: str, code: int | None
 def test_a_first_line_picks_the_interpreter(tmp_path: Path) -> None:
     told = shell(tmp_path, f"#!{sys.executable} -I\nimport sys\nprint(sys.flags.isolated, 6 * 7)")
     assert output(told) == "1 42\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "body", "said"),
+    [
+        ("perl", 'print 6 * 7, "\\n"; print -e $0 ? "a file\\n" : "";', "42\na file\n"),
+        ("node", 'console.log(6 * 7, require("fs").existsSync(__filename))', "42 true\n"),
+        ("awk -f", "BEGIN { print 6 * 7 }", "42\n"),
+        ("bash -eu", 'cd "$(mktemp -d)"; echo $((6 * 7)) $-', None),
+    ],
+)
+def test_a_script_of_any_program_runs_from_a_file_that_is_gone_then(
+    program: str,
+    body: str,
+    said: str | None,
+    tmp_path: Path,
+    needs: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs(program.split()[0])
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    told = shell(
+        tmp_path,
+        f"#!/usr/bin/env {program}\r\n{body}\n" if program == "perl" else f"#!/usr/bin/env {program}\n{body}\n",
+    )
+    assert told[-1]["receipt"]["outcome"] == "complete", output(told)
+    assert output(told) == said or said is None
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("backplane")] == []
 
 
 def test_the_environment_is_the_orders_and_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import sys
@@ -33,17 +34,46 @@ async def test_a_file_is_read_whole_or_by_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     assert (await run(tmp_path, "read_file", path="a.txt")).text == "one\ntwo\nthree\n"
     part = await run(tmp_path, "read_file", path="a.txt", offset=2, limit=1)
-    assert part.text == "two\n[lines 2 to 2 of 4; read on with offset]"
+    assert part.text == "two\n[lines 2 to 2 of 4; read on with offset 3]"
     beyond = await run(tmp_path, "read_file", path="a.txt", offset=9)
     assert (beyond.is_error, beyond.text) == (True, "a.txt has 4 lines")
 
 
 @one_loop
-async def test_a_long_file_is_cut_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "long").write_text("x" * 200_000)
-    read = await run(tmp_path, "read_file", path="long")
-    assert len(read.text) < 70_000
-    assert "read on with offset" in read.text
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 200_000,
+        "a\n" + "é" * 150_000 + "\nend\n",
+        "".join(f"{n:x}" for n in range(60_000)),
+        "a" * 65_535 + "\nb\n",
+    ],
+)
+async def test_a_long_file_is_read_in_parts_that_say_how_to_read_on(text: str, tmp_path: Path) -> None:
+    (tmp_path / "long").write_text(text)
+    asked: dict[str, int] = {"offset": 1}
+    parts = []
+    while True:
+        read = await run(tmp_path, "read_file", path="long", **asked)
+        assert not read.is_error
+        assert len(read.text) < 70_000
+        part, _, note = read.text.rpartition("\n[")
+        found = re.search(r"read on with offset (\d+)(?: and column (\d+))?\]$", note)
+        if found is None:
+            break
+        parts.append(part if found[2] else part + "\n")
+        asked = {"offset": int(found[1]), **({"column": int(found[2])} if found[2] else {})}
+    assert len(parts) > 0
+    assert "".join([*parts, read.text]) == text
+
+
+@one_loop
+async def test_a_column_beyond_its_line_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\nthree")
+    assert (await run(tmp_path, "read_file", path="a.txt", column=3)).text == "e\n\nthree"
+    assert (await run(tmp_path, "read_file", path="a.txt", offset=2, column=1)).text == "\nthree"
+    beyond = await run(tmp_path, "read_file", path="a.txt", column=4)
+    assert (beyond.is_error, beyond.text) == (True, "line 1 of a.txt has 3 characters")
 
 
 @one_loop

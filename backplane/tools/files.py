@@ -27,17 +27,22 @@ def read_file(tree: Tree, input: dict[str, Any]) -> CallResult:
     lines = data.decode("utf-8", "replace").split("\n")
     # JSON Schema takes 2.0 for an integer.
     first, limit = int(input.get("offset", 1)), int(input.get("limit", READ_LINES_MAX))
+    column = int(input.get("column", 1))
     if first > len(lines):
         raise ToolRefused(f"{input['path']} has {len(lines)} lines")
+    if column > max(len(lines[first - 1]), 1):
+        raise ToolRefused(f"line {first} of {input['path']} has {len(lines[first - 1])} characters")
     wanted = lines[first - 1 : first - 1 + min(limit, READ_LINES_MAX)]
-    text = "\n".join(wanted)
-    if len(text) > READ_CHARS_MAX:
-        text = text[:READ_CHARS_MAX]
-        wanted = text.split("\n")
-    last = first + len(wanted) - 1
-    if last < len(lines) or len(text) == READ_CHARS_MAX:
-        text += f"\n[lines {first} to {last} of {len(lines)}; read on with offset]"
-    return CallResult(text)
+    text = "\n".join([wanted[0][column - 1 :], *wanted[1:]])
+    shown = text[:READ_CHARS_MAX].split("\n")
+    last = first + len(shown) - 1
+    end = len(shown[-1]) + (column - 1 if last == first else 0)
+    if end < len(lines[last - 1]):
+        cut = f"line {last} up to character {end} of {len(lines[last - 1])}"
+        return CallResult("\n".join([*shown, f"[{cut}; read on with offset {last} and column {end + 1}]"]))
+    if last < len(lines):
+        shown.append(f"[lines {first} to {last} of {len(lines)}; read on with offset {last + 1}]")
+    return CallResult("\n".join(shown))
 
 
 def write_file(tree: Tree, input: dict[str, Any]) -> CallResult:

@@ -42,12 +42,13 @@ _PATH: Final = _text("Path in the workspace, relative to its root.", minLength=1
 SPECS: Final[tuple[ToolSpec, ...]] = (
     ToolSpec(
         name="read_file",
-        description="Read a text file of the workspace. Long files come in parts: use offset and limit.",
+        description="Read a text file of the workspace. Long files come in parts: use offset, limit and column.",
         schema=_object(
             "path",
             path=_PATH,
             offset={"type": "integer", "minimum": 1, "description": "First line wanted, counted from 1."},
             limit={"type": "integer", "minimum": 1, "description": "How many lines; 2000 at most."},
+            column={"type": "integer", "minimum": 1, "description": "First character wanted of the first line."},
         ),
     ),
     ToolSpec(
