@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ContractError,
         PolicyError,
         ProtocolError,
+        RunCancelledError,
         StoreError,
         WorkspaceError,
     )
@@ -75,6 +76,7 @@ __all__ = [
     "Reasoning",
     "Receipt",
     "Run",
+    "RunCancelledError",
     "RunCompleted",
     "RunStarted",
     "RuntimeConfig",
@@ -98,6 +100,7 @@ _HOME: Final[dict[str, str]] = {
             "BackendError",
             "CapabilityError",
             "ConfigError",
+            "RunCancelledError",
             "ContractError",
             "PolicyError",
             "ProtocolError",

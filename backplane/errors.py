@@ -11,6 +11,7 @@
     ├── StoreError        a receipt could not be kept, or does not verify
     ├── TranslationError  one dialect could not be said in another
     ├── ConfigError       configuration or usage is wrong
+    ├── RunCancelledError the caller ended a run; never on the wire
     └── ProviderError     a turn of a session failed (`providers.failures`); its code is the provider interface's
 
 The codes are stable strings shared with every peer; messages may change. Nothing here
@@ -151,7 +152,7 @@ class BackplaneError(Exception):
         return self.facts.retryable
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
+        return f"{self.code}: {self.message}" + (f"; {self.hint}" if self.hint else "")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.foreign_code or self.code, self.message, self.hint, self.evidence))
@@ -195,6 +196,21 @@ class TranslationError(BackplaneError):
 
 class ConfigError(BackplaneError):
     """Configuration or usage is wrong."""
+
+
+class RunCancelledError(BackplaneError):
+    """The caller ended the run. The code `run_cancelled` stands in Python alone, not on the wire or in receipts."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__("internal", message, hint=hint)
+        self.code = "run_cancelled"
+
+    @property
+    def facts(self) -> CodeFacts:
+        return CodeFacts("The caller ended the run.", "caller", 1)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RunCancelledError, (self.message,), {"hint": self.hint})
 
 
 _FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (

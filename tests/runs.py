@@ -155,14 +155,14 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
     # Not as texts: a whole second prints no fraction, and "Z" sorts after ".".
     assert datetime.fromisoformat(read["meta"]["started_at"]) <= datetime.fromisoformat(read["meta"]["finished_at"])
     assert run.receipt.backplane["end"]["reason"] == run.end.reason or run.end.reason == "store"
-    assert (run.error is None) == (run.end.code is None)
-    assert run.error is None or run.error.code == run.end.code
+    assert (run.end_error is None) == (run.end.code is None)
+    assert run.end_error is None or run.end_error.code == run.end.code
     told = run.receipt.backplane.get("error")
     if run.end.reason not in ("store", "interrupted") and run.end.code != "internal":
-        assert (told is None) == (run.error is None)
-        if run.error is not None and told is not None:
-            assert told["code"] == (run.error.foreign_code or run.error.code)
-            assert told["message"] == run.error.message[:2000]
+        assert (told is None) == (run.end_error is None)
+        if run.end_error is not None and told is not None:
+            assert told["code"] == (run.end_error.foreign_code or run.end_error.code)
+            assert told["message"] == run.end_error.message[:2000]
     if events is not None:
         assert [canonical.encode(event) for event in run.receipt.trace] == [canonical.encode(event) for event in events]
     home = run._plane.home

@@ -146,7 +146,8 @@ def test_a_wrong_argument_is_refused_with_its_choices(given: Any, words: str, ba
     order = given.pop("order", "echo hi")
     with pytest.raises(backplane.BackplaneError) as caught:
         backplane.run(order, **{"backend": "shell", "home": backplane_home, **given})
-    assert re.search(words, f"{caught.value} ({caught.value.hint}"), (caught.value, caught.value.hint)
+    told = f"{caught.value.code}: {caught.value.message} ({caught.value.hint}"
+    assert re.search(words, told), told
 
 
 RULES = ("allowed_tools", "disallowed_tools", "deny_read", "deny_write", "deny_network", "require_approval_for")

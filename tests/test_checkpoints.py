@@ -146,7 +146,7 @@ async def test_a_workspace_goes_back_to_a_named_state_whatever_changed_it(
 
     work = paused(root, write("a.txt", "beta\n"), write("b.txt", "b\n"), PAUSE, PAUSE, {"say": "on"}, mode=mode)
     async with driven(backplane_home, work, mock, keep, spoil_and_rewind) as run:
-        assert run.error is None
+        assert run.end_error is None
     assert seen[0] == seen[1] == {"a.txt": "beta\n", "b.txt": "b\n", "keep.txt": "keep\n"}
     (made,) = told(run)["made"]
     assert (made["id"], made["name"], made["files"]) == ("c1", "good", 2)
@@ -170,7 +170,7 @@ async def test_the_start_is_always_there_to_go_back_to(mock: Backend, backplane_
 
     work = paused(root, write("a.txt", "x"), write("n.txt", "n"), {"delete": "keep.txt"}, PAUSE, mode="staged")
     async with driven(backplane_home, work, mock, back) as run:
-        assert run.error is None
+        assert run.end_error is None
     assert run.patch is None
     assert told(run)["made"] == []
 
@@ -212,7 +212,7 @@ async def test_what_git_ignores_stays_as_it_is_by_the_rules_of_the_checkpoint(
         }
 
     async with driven(backplane_home, paused(root, PAUSE, mode="staged"), mock, keep) as run:
-        assert run.error is None
+        assert run.end_error is None
 
 
 @one_loop
@@ -230,7 +230,7 @@ async def test_a_change_that_hides_its_time_is_kept_though_the_file_was_looked_a
         assert (await run.checkpoint()).files == 1
 
     async with driven(backplane_home, paused(root, PAUSE, mode="staged"), mock, change) as run:
-        assert run.error is None
+        assert run.end_error is None
 
 
 @one_loop
@@ -252,7 +252,7 @@ async def test_a_link_in_the_way_is_replaced_and_never_followed(
         assert not (place / "sub").is_symlink()
 
     async with driven(backplane_home, paused(root, PAUSE, mode="staged"), mock, swap) as run:
-        assert run.error is None
+        assert run.end_error is None
     assert (outside / "b.txt").read_text() == "not yours"
 
 
@@ -285,7 +285,7 @@ put(final(run)); end()
 
     work = order(root, mode="staged")
     async with driven(backplane_home, work, script(tmp_path, body), go_back, go_back, go_back) as run:
-        assert run.error is None
+        assert run.end_error is None
     # A question to the user says nothing of whether the agent rests; the end of a turn does.
     assert seen == ["execution_workspace_error: at work"] * 2 + ["rewound"]
 
@@ -323,7 +323,7 @@ async def test_wrong_names_are_refused_with_what_would_be_right(
         assert caught.value.hint == "there are: start, good"
 
     async with driven(backplane_home, paused(root, PAUSE), mock, ask_for_nonsense) as run:
-        assert run.error is None
+        assert run.end_error is None
     assert set(seen) == {"execution_workspace_error"}
     assert len(told(run)["made"]) == 1
 
@@ -338,7 +338,7 @@ async def test_before_each_tool_that_may_write_the_state_is_kept_once(
     odd = {"tool": {"name": "odd"}}
     steps = [write("a.txt", "1"), {"read": "a.txt"}, write("a.txt", "2"), odd, odd]
     async with driven(backplane_home, auto(root, *steps, mode=mode), mock) as run:
-        assert run.error is None
+        assert run.end_error is None
     made = told(run)["made"]
     assert [(one["why"], one["files"]) for one in made] == [("tool", 0), ("tool", 1), ("tool", 1)]
     assert len({one["tree"] for one in made}) == 3
@@ -363,7 +363,7 @@ async def test_the_shell_host_has_checkpoints_too_and_a_hook_may_go_back(backpla
         holder.append(run)
         async for _ in run:
             pass
-    assert run.error is None
+    assert run.end_error is None
     assert run.patch is None, "what was undone is not in the patch"
     assert [row["files"] for row in told(run)["rewound"]] == [3]
 
@@ -382,7 +382,7 @@ async def test_the_oldest_automatic_ones_make_room_and_named_ones_stay(
     work = auto(root, steps[0], PAUSE, *steps[1:], *[write("b.txt", str(n)) for n in range(3)])
     work = WorkOrder(work.task, workspace=work.workspace, config=work.config, policy=APPROVAL)
     async with driven(backplane_home, work, mock, keep) as run:
-        assert run.error is None
+        assert run.end_error is None
     made = told(run)["made"]
     assert len(made) == 3
     assert "mine" in [one["name"] for one in made]
@@ -399,7 +399,7 @@ async def test_a_checkpoint_that_cannot_be_made_is_told_and_holds_nothing_up(
 ) -> None:
     monkeypatch.setattr(kept, "BYTES_MAX", 10)
     async with driven(backplane_home, auto(root, write("a.txt", "x" * 100), write("b.txt", "y")), mock) as run:
-        assert run.error is None
+        assert run.end_error is None
     assert told(run)["failed"] == 1
     assert "10 bytes at most" in told(run)["failures"][0]["reason"]
     assert [one["files"] for one in told(run)["made"]] == [0]
@@ -417,7 +417,7 @@ async def test_automatic_ones_are_refused_where_nobody_asks_and_a_wrong_word_is_
         assert ended(run) == ("refused", "config_invalid", "failed")
     wanted = order(root, requirements=Requirements((Requirement("checkpointing", "emulated"),)))
     async with driven(backplane_home, wanted, backend) as run:
-        assert run.error is None, "for every host"
+        assert run.end_error is None, "for every host"
 
 
 # After the end --------------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ async def three_states(home: Path, root: Path, mock: Backend, mode: str) -> Run:
 
     steps = [write("a.txt", "1\n"), PAUSE, write("a.txt", "2\n"), write("b.txt", "b\n"), {"delete": "keep.txt"}]
     async with driven(home, paused(root, *steps, mode=mode), mock, first) as run:
-        assert run.error is None
+        assert run.end_error is None
     return run
 
 

@@ -100,7 +100,7 @@ async def ask(plane: ControlPlane, host: Backend, root: Path, mode: str = "pass_
     """Run a cell, and give what it said and the receipt's word on what held it."""
     async with plane:
         run, events = await go(plane, order(root, mode=mode, **members), host)
-    assert run.error is None, (run.error, run.error.evidence)
+    assert run.end_error is None, (run.end_error, run.end_error.evidence)
     texts = [event.text for event in events if isinstance(event, AssistantDelta)]
     return json.loads(texts[0]), enforcement(run)
 
@@ -849,8 +849,8 @@ async def test_a_layer_that_an_order_demands_is_there_or_the_order_is_refused(
     async with control(backplane_home) as plane:
         demanding = order(root, config=abp(enforcement=demanded), policy=policy(deny_read=("**/.env",)))
         run, events = await go(plane, demanding, cell(tmp_path / "bin", "1"))
-    assert (run.error.code if run.error else None) == code
-    assert run.error is None or (run.error.facts.exit_code == 4 and events == [])
+    assert (run.end_error.code if run.end_error else None) == code
+    assert run.end_error is None or (run.end_error.facts.exit_code == 4 and events == [])
 
 
 async def test_a_demand_on_the_system_is_refused_with_isolation_off(

@@ -175,7 +175,7 @@ async def test_a_host_that_does_not_say_what_it_heeds_is_sent_everything(
     host = script(tmp_path, "hello(); run = take(); put(final(run)); end()")
     for name in OF_HOST:
         run = await run_on(host, backplane_home, root, name)
-        assert run.error is None
+        assert run.end_error is None
 
 
 @one_loop
@@ -228,7 +228,7 @@ async def test_what_the_router_has_heeded_is_not_asked_of_a_control_plane_below(
     control, asking = plane(backplane_home), order(root).with_abp("route", asked)
     async with control, control.start(asking, host, route={"by": "a test"}) as run:
         await run.wait()
-    assert run.error is None
+    assert run.end_error is None
     assert texts(run.receipt.trace) == ["{'abp': {'route': {'priority': 'high'}}}"]
 
 

@@ -85,7 +85,7 @@ async def test_a_function_hook_is_told_of_the_tool_and_may_let_it_run(
         seen.append(call)
 
     run, events = await go(backplane_home, order(root, WRITE), mock, Hook("pre_tool", look))
-    assert run.error is None
+    assert run.end_error is None
     assert [(call.event, call.tool, call.input, call.root) for call in seen] == [
         ("pre_tool", "write_file", {"path": "b.txt", "content": "beta"}, str(root))
     ]
@@ -106,7 +106,7 @@ async def test_an_async_function_hook_denies_and_the_agent_is_told_why(
         return Decision(decision="deny", reason="not on a Sunday")
 
     run, events = await go(backplane_home, order(root, WRITE, {"say": "on"}), mock, Hook("pre_tool", never))
-    assert run.error is None, "a denied tool ends nothing"
+    assert run.end_error is None, "a denied tool ends nothing"
     assert not (root / "b.txt").exists()
     assert results(events) == [("policy_denied: hook 'never': not on a Sunday", True)]
     answer = next(event for event in events if isinstance(event, ApprovalAnswered))
@@ -127,7 +127,7 @@ async def test_hooks_change_the_input_one_after_the_other(mock: Backend, backpla
     run, events = await go(
         backplane_home, order(root, WRITE), mock, Hook("pre_tool", louder), Hook("pre_tool", twice, tools=("Write",))
     )
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "b.txt").read_text() == "beta!!", "the second name of a tool is as good as the first"
     answer = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert (answer.body["decision"], answer.body["by"]) == ("modify", "hook")
@@ -148,7 +148,7 @@ async def test_a_hook_after_a_tool_changes_or_withholds_what_the_agent_sees(
 
     work = order(root, {"read": "plain.txt"}, {"read": "secret.txt"}, WRITE)
     run, events = await go(backplane_home, work, mock, Hook("post_tool", sieve, tools=("read_file",)))
-    assert run.error is None
+    assert run.end_error is None
     assert results(events) == [
         ("say nothing of …", False),
         ("policy_denied: hook 'sieve': private", True),
@@ -256,7 +256,7 @@ async def test_a_hook_that_fails_counts_as_was_said(
 ) -> None:
     hook = Hook("pre_tool", function, name="it", on_failure=on_failure, timeout_ms=200)
     run, _ = await go(backplane_home, order(root, WRITE), mock, hook)
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "b.txt").exists() == (on_failure == "allow")
     assert told(run)["counts"] == {"it": {on_failure: 1, "failed": 1}}
     assert why in told(run)["decisions"][0]["reason"]
@@ -304,7 +304,7 @@ async def test_a_changed_input_is_decided_again_by_the_policy(mock: Backend, bac
         return Decision(decision="modify", input={"path": "../outside.txt", "content": "x"})
 
     run, events = await go(backplane_home, order(root, WRITE), mock, Hook("pre_tool", elsewhere))
-    assert run.error is None
+    assert run.end_error is None
     assert not (root.parent / "outside.txt").exists()
     assert results(events)[0][1]
     answer = next(event for event in events if isinstance(event, ApprovalAnswered))
@@ -372,7 +372,7 @@ async def test_a_command_answers_by_json_or_by_its_exit_code(
     body: str, written: str | None, reason: str, mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
     run, _ = await go(backplane_home, order(root, WRITE), mock, Hook("pre_tool", program(tmp_path, body)))
-    assert run.error is None
+    assert run.end_error is None
     assert ((root / "b.txt").read_text() if (root / "b.txt").exists() else None) == written
     assert told(run)["decisions"][0].get("reason", "").startswith(reason)
 
@@ -489,7 +489,7 @@ async def test_a_host_of_a_few_lines_on_the_kit_has_hooks_before_and_after(
 
     backend = memory(work, Host(id="adder", capabilities={"streaming": NATIVE}))
     run, events = await go(backplane_home, order(root), backend, Hook("pre_tool", more), Hook("post_tool", words))
-    assert run.error is None
+    assert run.end_error is None
     assert results(events) == [("it is 30", False)]
     assert run.receipt.capabilities == {
         "streaming": "native",
@@ -523,7 +523,7 @@ async def test_an_order_that_requires_hooks_is_satisfied_by_a_host_that_asks(
     )
     for _ in range(2):  # By the hello, then by the kept manifest.
         run, _ = await go(backplane_home, order(root, WRITE, requirements=wanted), mock)
-        assert run.error is None
+        assert run.end_error is None
     strict = Requirements((Requirement("hooks_pre_tool_use", "native"),))
     run, _ = await go(backplane_home, order(root, WRITE, requirements=strict), mock)
     assert ended(run) == ("refused", "capability_unsupported", "failed")
@@ -555,7 +555,7 @@ async def test_a_tool_that_was_used_past_its_hook_ends_the_run(
     assert told(run)["missed"] == {f"{event} bash": 1}
     lenient = msgspec.structs.replace(hook, on_failure="allow")
     run, _ = await go(backplane_home, order(root), script(tmp_path, SILENT), lenient)
-    assert run.error is None
+    assert run.end_error is None
     assert told(run)["missed"] == {f"{event} bash": 1}
 
 
@@ -598,7 +598,7 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
 
     work = order(root, task="echo plain > out.txt")
     run, events = await go(backplane_home, work, backend, secret, Hook("post_tool", after))
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "out.txt").read_text() == "changed\n"
     assert results(events) == [("seen above", False)]
     kept = b"".join(path.read_bytes() for path in inner.rglob("*.jsonl"))
@@ -659,7 +659,7 @@ async def test_a_command_in_an_order_is_taken_at_our_own_door_only(
     async with backplane.start(work, backend=mock, settings=settings, home=backplane_home) as run:
         async for _ in run:
             pass
-    assert run.error is None
+    assert run.end_error is None
     assert told(run)["counts"] == {"own": {"deny": 1}}
     run, _ = await go(backplane_home, work, mock)
     assert ended(run) == ("refused", "config_invalid", "failed")

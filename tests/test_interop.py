@@ -47,7 +47,7 @@ async def test_a_plain_host_of_the_family_runs_and_its_receipt_is_made_whole(
         ended, events = await go(
             control, order(root, task="say hi"), stranger(family, "extra", "wrong_hash", "hash", "trace")
         )
-    assert ended.error is None
+    assert ended.end_error is None
     assert texts(events) == ["say hi"]
     receipt = ended.receipt
     assert receipt is not None
@@ -71,7 +71,7 @@ async def test_a_plain_host_of_the_family_runs_and_its_receipt_is_made_whole(
 async def test_what_a_host_says_outside_the_contract_does_not_end_its_run(backplane_home: Path, root: Path) -> None:
     async with plane(backplane_home) as control:
         ended, events = await go(control, order(root), stranger("python", "odd", "partial"))
-    assert ended.error is None
+    assert ended.end_error is None
     receipt = ended.receipt
     assert receipt is not None
     assert receipt.outcome == "partial"
@@ -89,7 +89,7 @@ async def test_a_host_that_lives_until_its_stdin_ends_or_longer_is_stopped(
     began = time.monotonic()
     async with plane(backplane_home) as control:
         ended, _ = await go(control, order(root), stranger("python", *what))
-    assert ended.error is None
+    assert ended.end_error is None
     assert time.monotonic() - began < 0.5 + 0.5 + QUICK.cancel_grace_s + SLACK_S
 
 

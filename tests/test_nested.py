@@ -86,7 +86,7 @@ def inner_of(run: Run) -> Any:
 
 async def test_the_outer_patch_holds_what_the_inner_agent_changed(backplane_home: Path, root: Path) -> None:
     run, _ = await nested(backplane_home, order(root, WRITE, {"usage": {"input_tokens": 7}}))
-    assert run.error is None
+    assert run.end_error is None
     receipt = run.receipt
     assert receipt is not None
     assert receipt.outcome == "complete"
@@ -128,7 +128,7 @@ async def test_an_inner_ask_goes_through_to_whoever_answers_outside(
 async def test_a_long_inner_trace_is_put_back_from_what_was_streamed(backplane_home: Path, root: Path) -> None:
     chatter = {"repeat": {"times": 300, "steps": [{"say": "x" * 500}, {"tool": {"name": "look", "input": {"n": 1.5}}}]}}
     run, _ = await nested(backplane_home, order(root, chatter), BACKPLANE_LINE_BYTES_MAX="65536")
-    assert run.error is None
+    assert run.end_error is None
     assert inner_of(run)["verified"] is True
     assert len(run.receipt.trace) > 900
 
@@ -168,7 +168,7 @@ async def test_two_floors_down_the_chain_is_whole(backplane_home: Path, root: Pa
     asked = order(root, WRITE)
     asked.config.vendor["abp"].pop("backend")
     run, _ = await nested(backplane_home, asked, BACKPLANE_CONFIG=str(config), ALSO=str(lowest))
-    assert run.error is None
+    assert run.end_error is None
     assert inner_of(run)["verified"] is True
     assert inner_of(run)["backplane"]["inner"]["verified"] is True
     assert "+new" in str(run.receipt and run.receipt.verification.git_diff)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from backplane.config import BackendSettings, Settings
-from backplane.contract.conversation import StopReason
+from backplane.contract.conversation import StopReason, TokenUsage, usage_together
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
 from backplane.providers import (
@@ -245,6 +245,53 @@ async def test_a_provider_that_keeps_conversations_goes_on_with_its_own(ground: 
     assert session.losses == ("emulated: system_prompt, it is said in the user's words",)
 
 
+@pytest.mark.parametrize("given", [{"policy": "stict"}, {"policy": 3}, {"root": "/nowhere/at/all"}])
+async def test_a_refused_first_turn_keeps_the_initial_prompt(ground: Ground, given: Any, tmp_path: Path) -> None:
+    config = SessionConfig(initial_prompt="Speak like a sailor.")
+    with ModelServer([Turn(text="Aye.", usage=USED)]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session(config) as session:
+            with suppress(ConfigError):
+                assert (await session.run("hi", **given)).error is not None
+            assert (await session.run("ahoy", root=tmp_path)).check().text == "Aye."
+        sent = msgspec.json.encode(server.requests[0].body).decode()
+    assert "Speak like a sailor." in sent
+    assert "ahoy" in sent
+
+
+async def test_a_turns_policy_is_a_name_a_file_or_a_profile_and_its_root_a_path(ground: Ground, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"disallowed_tools": ["bash"]}')
+    async with ground.registry() as registry, await registry.get("shell").create_session() as session:
+        turns = [await session.run("pwd", root=tmp_path, policy=policy) for policy in ("default", "strict", None)]
+        assert [turn.stop_reason for turn in turns] == ["end_turn"] * 3
+        for policy in (str(file), PolicyProfile(disallowed_tools=["bash"])):  # type: ignore[arg-type]
+            denied = await session.run("pwd", root=tmp_path, policy=policy)
+            assert denied.error is not None
+            assert "forbidden by 'bash'" in denied.error.message
+
+
+async def test_a_turn_without_usage_leaves_what_the_others_used_known(ground: Ground) -> None:
+    turns = [Turn(text="one", usage=USED), Turn(fault=Fault(status=401), times=None)]
+    with ModelServer(turns) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            assert session.get_usage().total_tokens == 0
+            (await session.run("hi")).check()
+            before = session.get_usage()
+            assert (before.total_tokens, before.is_at_least) == (110, False)
+            assert (await session.run("hi")).error is not None
+            after = session.get_usage()
+    assert (after.input_tokens, after.output_tokens, after.is_at_least) == (100, 10, True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "at_least"),
+    [([], 0, False), ([1, 2], 3, False), ([1, None], 1, True), ([None, None], None, False), ([None, 0], 0, True)],
+)
+def test_usage_of_turns_together(counts: list[int | None], total: int | None, at_least: bool) -> None:
+    together = usage_together([TokenUsage(input_tokens=count) for count in counts])
+    assert (together.input_tokens, together.is_at_least) == (total, at_least)
+
+
 class Price(msgspec.Struct):
     usd: int
 
@@ -367,9 +414,8 @@ async def test_a_host_that_dies_ends_the_turn_and_not_the_session(ground: Ground
         with pytest.raises(BackplaneError) as raised:
             turn.check()
         assert raised.value is turn.error
-        assert (turn.error.code, turn.error.facts.exit_code, str(turn.error)) == (
-            "unknown", CODES["backend_crashed"].exit_code, f"unknown: {turn.error.cause.message}"
-        )  # fmt: skip
+        assert (turn.error.code, turn.error.facts.exit_code) == ("unknown", CODES["backend_crashed"].exit_code)
+        assert str(turn.error) == f"unknown: {turn.error.cause.message}; {turn.error.cause.hint}"
         said = msgspec.json.decode((await session.run("go on")).text)
         again = msgspec.json.decode((await session.run("and on")).text)
     assert said["task"].startswith("First, a question about what went before: no result was recorded")

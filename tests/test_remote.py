@@ -121,7 +121,7 @@ ln -s a.txt other
 @bwrapped
 def test_the_tree_travels_and_the_patch_comes_back(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     run, receipt = result(backplane_home, order(root, CHANGE.format(near=root)), far(tmp_path))
-    assert run.error is None, receipt.usage_raw
+    assert run.end_error is None, receipt.usage_raw
     assert receipt.outcome == "complete"
     assert (root / "a.txt").read_text() == "old\n"
     for line in ("+new", "deleted file mode", "GIT binary patch", "new mode 100644", "+x"):
@@ -147,7 +147,7 @@ def test_the_lane_has_its_effect_on_this_side(
     backplane_home: Path, root: Path, tmp_path: Path, lane: str, mode: str
 ) -> None:
     run, receipt = result(backplane_home, order(root, "echo new > a.txt", lane=lane, mode=mode), far(tmp_path))
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "a.txt").read_text() == "new\n"
     assert "+new" in receipt.verification.git_diff
 
@@ -184,7 +184,7 @@ def test_a_patch_beyond_the_receipt_comes_in_chunks_checked_by_its_hash(
 ) -> None:
     task = "head -c 7000000 /dev/urandom | base64 > big.txt"
     run, receipt = result(backplane_home, order(root, task, lane="workspace_first"), far(tmp_path))
-    assert run.error is None
+    assert run.end_error is None
     assert receipt.verification.git_diff is None
     assert receipt.backplane["patch"]["bytes"] > 8 << 20
     assert receipt.backplane["inner"]["backplane"]["patch"]["sha256"] == receipt.backplane["patch"]["sha256"]
@@ -203,7 +203,7 @@ def test_with_a_root_there_nothing_travels_and_the_lane_has_its_effect_there(
     (project / "a.txt").write_text("far old\n")
     asked = order(root, "cat a.txt; echo far new > a.txt", lane=lane, remote_root="/tmp/far/project")
     run, receipt = result(backplane_home, asked, backend)
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "a.txt").read_text() == "old\n"
     assert (project / "a.txt").read_text() == {"patch_first": "far old\n", "workspace_first": "far new\n"}[lane]
     assert receipt.verification.git_diff is None, "nothing was seen of it from here"
@@ -296,7 +296,7 @@ def test_a_patch_from_there_is_not_believed(
     assert (root / "fresh.txt").exists() == (code is None)
     # A chunk's own end is wrong before the receipt could be.
     expected = "contract_schema_violation" if salt and way == "chunks" else code
-    assert (run.error.code if run.error else None) == expected
+    assert (run.end_error.code if run.end_error else None) == expected
     assert receipt.outcome == ("complete" if code is None else "failed" if "contract" in str(expected) else "partial")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import RuntimeConfig
-from backplane.errors import BackendError, ConfigError, ProtocolError
+from backplane.errors import BackendError, BackplaneError, ConfigError, ProtocolError, RunCancelledError
 from backplane.host import Done, HostRun
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
@@ -86,11 +87,22 @@ async def test_a_complete_run_has_its_events_and_a_sealed_stored_receipt(
     assert (root / "b.txt").read_text() == "beta\n"
 
 
-async def test_a_failed_run_is_no_error_of_ours(mock: Backend, backplane_home: Path, root: Path) -> None:
+async def test_a_failed_run_has_an_error_and_a_next_step(mock: Backend, backplane_home: Path, root: Path) -> None:
+    fails = {"error": {"code": "backend_auth_failed", "message": "the key is not valid"}}
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, {"say": "x"}, {"outcome": "failed"}), mock)
         partial, _ = await go(control, order(root, {"outcome": "partial"}), mock)
-    assert run.error is None
+        refused, _ = await go(control, order(root, fails, {"outcome": "failed"}), mock)
+        complete, _ = await go(control, order(root, {"say": "x"}), mock)
+    for ended, code in ((run, "execution_tool_failed"), (partial, "execution_tool_failed"), (refused, None)):
+        assert ended.end_error is None
+        assert ended.error is not None
+        assert ended.error.code == (code or "backend_auth_failed")
+        assert ended.error.hint == f"backplane why {ended.id}"
+        assert str(ended.error).endswith(f"; backplane why {ended.id}")
+        with pytest.raises(BackplaneError, match=ended.error.code):
+            ended.check()
+    assert complete.check().error is None
     assert run.end is not None
     assert (run.end.reason, run.receipt.outcome) == ("failed", "failed")
     assert partial.receipt is not None
@@ -116,6 +128,25 @@ async def test_batches_are_the_same_events_with_their_recorded_bytes(
     check(run)
     assert run.folder is not None
     assert (run.folder / "trace.jsonl").read_bytes().splitlines() == records
+
+
+@pytest.mark.parametrize("events", [0, 1])
+async def test_a_cancelled_run_has_a_code_of_its_own(
+    mock: Backend, backplane_home: Path, root: Path, events: int
+) -> None:
+    async with plane(backplane_home) as control, control.start(order(root, WORDS), mock) as run:
+        assert run.error is None
+        if events:
+            await anext(aiter(run))
+        await run.cancel("enough")
+    check(run)
+    assert isinstance(run.error, RunCancelledError)
+    assert (run.error.code, run.error.facts.exit_code) == ("run_cancelled", 1)
+    assert "enough" in run.error.message
+    assert pickle.loads(pickle.dumps(run.error)).hint == run.error.hint
+    assert b"run_cancelled" not in b"".join(run.receipt_chunks())
+    with pytest.raises(RunCancelledError):
+        run.check()
 
 
 WORDS = {"repeat": {"times": 30, "steps": [{"delta": "n{n}"}, {"sleep_s": 0.003}]}}

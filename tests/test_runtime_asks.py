@@ -46,7 +46,7 @@ async def test_a_tool_that_nothing_forbids_runs_without_anybody_being_asked(
 
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, WRITE, {"say": "on"}), mock, on_ask=never)
-    assert run.error is None
+    assert run.end_error is None
     assert (root / "b.txt").read_text() == "beta"
     answers = [event for event in events if isinstance(event, ApprovalAnswered)]
     assert [event.body["by"] for event in answers] in ([], ["policy"])
@@ -65,7 +65,7 @@ async def test_a_denied_tool_is_a_tool_result_and_the_run_goes_on(
 ) -> None:
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, WRITE, {"say": "on"}, policy=policy), mock)
-    assert run.error is None
+    assert run.end_error is None
     assert run.receipt.outcome == "complete"
     assert "on" in texts(events)
     assert not (root / "b.txt").exists()
@@ -119,7 +119,7 @@ put(final(run)); end()
     policy = PolicyProfile(require_approval_for=("bash",))
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body), on_ask=yes)
-    assert (run.error is not None) == bool(violations)
+    assert (run.end_error is not None) == bool(violations)
     assert len(backplane_of(run)["enforcement"].get("violations", ())) == violations
 
 
@@ -150,7 +150,7 @@ async def test_a_tool_on_the_approval_list_waits_for_the_caller(
     assert "on" in texts(events)
     answered = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert (answered.body["decision"], answered.body["by"]) == (decision.decision, "caller")
-    assert run.error is None
+    assert run.end_error is None
     assert "violations" not in backplane_of(run)["enforcement"]
     assert rules(run)[("require_approval_for", "deploy")] == "host"
 
@@ -160,7 +160,7 @@ async def test_where_nobody_is_there_the_tool_is_denied_and_the_run_goes_on(
 ) -> None:
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock)
-    assert run.error is None
+    assert run.end_error is None
     assert results(events)[0][1]
     assert "on" in texts(events)
 
@@ -210,7 +210,7 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
 ) -> None:
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
-    assert run.error is None
+    assert run.end_error is None
     assert results(events)[0][1]
     assert "on" in texts(events)
     answer = next(event for event in events if isinstance(event, ApprovalAnswered))
@@ -235,7 +235,7 @@ async def test_an_answer_that_does_not_fit_lets_nothing_through(
 ) -> None:
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, TOOL, policy=APPROVAL), mock, on_ask=answer)
-    assert run.error is None
+    assert run.end_error is None
     ((output, is_error),) = results(events)
     assert is_error
     assert why in output
@@ -250,7 +250,7 @@ async def test_an_ask_that_nobody_answers_in_time_has_its_default(
 
     async with plane(backplane_home, ask_s=0.3) as control:
         run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
-    assert run.error is None
+    assert run.end_error is None
     assert results(events)[0][1]
     answered = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert answered.body["by"] == "default"
@@ -275,7 +275,7 @@ async def test_a_decision_for_the_run_is_not_asked_for_again(
         await go(control, order(root, TOOL, policy=policy), mock, on_ask=on_ask)
     assert len(seen) == 3, "another run is asked for again"
     assert [is_error for _, is_error in results(events)] == [decision == "deny"] * 4
-    assert run.error is None
+    assert run.end_error is None
     assert "violations" not in backplane_of(run)["enforcement"]
 
 
@@ -323,7 +323,7 @@ take(); time.sleep(0.5); put(event(run), final(run)); end()
 
     async with plane(backplane_home, idle_s=0.8) as control:
         run, _ = await go(control, order(root), script(tmp_path, body), on_ask=on_ask)
-    assert run.error is None
+    assert run.end_error is None
 
 
 @one_loop
@@ -346,7 +346,7 @@ put(final(run)); end()
 
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root), script(tmp_path, body), on_ask=on_ask)
-    assert run.error is None
+    assert run.end_error is None
     assert texts(events) == [",".join(str(number) for number in range(ASKS_OPEN_MAX, ASKS_OPEN_MAX + 20))]
     assert counts(run)["unasked_answer"] == 1
     assert counts(run)["foreign_ref_id"] == 1
@@ -383,7 +383,7 @@ async def test_where_only_a_denial_has_room_the_ask_is_denied(backplane_home: Pa
     body = LONG_ASK.replace("SIZE", "3970") + "put(event(run, take()['decision']), final(run)); end()"
     async with plane(backplane_home, line_bytes_max=4000) as control:
         run, events = await go(control, order(root), script(tmp_path, body))
-    assert run.error is None
+    assert run.end_error is None
     assert texts(events) == ["a", "deny"]
     (answer,) = [event for event in events if isinstance(event, ApprovalAnswered)]
     assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
@@ -433,7 +433,7 @@ said = take(); put(event(run, said["id"] + said["decision"]), final(run)); end()
             events.append(event)
             if texts([event]):
                 denied.set()
-    assert run.error is None
+    assert run.end_error is None
     first, *rest = texts(events)
     assert first.startswith(f"1denyasks of {ASKS_BYTES_MAX} bytes are open already")
     assert rest == ["0allow", "2allow"]
@@ -461,7 +461,7 @@ put(final(run)); end()
     policy = PolicyProfile(require_approval_for=("*",))
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body), on_ask=on_ask)
-    assert run.error is None
+    assert run.end_error is None
     assert len(seen) == asked
 
 
@@ -495,7 +495,7 @@ put(event(run, take()["decision"]), final(run)); end()
 """
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root), script(tmp_path, body))
-    assert run.error is None
+    assert run.end_error is None
     assert texts(events) == ["allow"]
     assert set(rules(run).values()) == {"audit"}, "who did not announce asks is not trusted to ask"
 
@@ -677,7 +677,7 @@ put(final(run)); end()
     enforcement = backplane_of(run)["enforcement"]
     assert (len(enforcement.get("violations", ())), len(enforcement.get("attempts", ()))) == (violations, attempts)
     assert run.receipt.outcome == ("partial" if violations else "complete")
-    assert (run.error.code if run.error else None) == ("policy_denied" if violations else None)
+    assert (run.end_error.code if run.end_error else None) == ("policy_denied" if violations else None)
     assert run.receipt.verification.harness_ok
 
 

@@ -37,7 +37,7 @@ async def test_a_good_host_is_cancelled_with_its_last_words_and_without_waiting(
         took_s = time.monotonic() - began
     check(run)
     assert ended(run) == ("cancelled", None, "partial")
-    assert run.error is None
+    assert run.end_error is None
     assert took_s < 4.0
     assert backplane_of(run)["cancel_reason"] == "enough"
     assert run.receipt.usage_raw["cancelled"] == "enough"

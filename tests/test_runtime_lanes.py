@@ -64,7 +64,7 @@ async def test_patch_first_leaves_the_original_and_the_patch_applies(
 ) -> None:
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, *STEPS, mode="staged"), mock)
-    assert run.error is None
+    assert run.end_error is None
     assert tree(root) == BEFORE
     assert run.patch is not None
     assert run.patch.read_text() == diff_of(run)
@@ -82,7 +82,7 @@ async def test_workspace_first_changes_the_original_when_the_run_is_complete(
 ) -> None:
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, *STEPS, mode="staged", lane="workspace_first"), mock)
-    assert run.error is None
+    assert run.end_error is None
     assert tree(root) == AFTER
     assert backplane_of(run)["lane"]["applied"] == 3
     assert "+new" in diff_of(run)
@@ -153,7 +153,7 @@ async def test_pass_through_works_in_place_and_shows_only_the_runs_own_changes(
     head = (root / ".git" / "HEAD").read_bytes(), (root / ".git" / "index").read_bytes()
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, *STEPS, mode="pass_through", lane="workspace_first"), mock)
-    assert run.error is None
+    assert run.end_error is None
     assert tree(root) == {**AFTER, "mine.txt": "the user's own change\n"}
     assert "mine.txt" not in diff_of(run)
     assert "+new" in diff_of(run)
@@ -187,7 +187,7 @@ async def test_what_the_events_did_not_say_or_said_wrongly_is_told(
         run, _ = await go(control, order(root, *steps, mode="staged"), mock)
         silent = order(root, task="echo x > unsaid.txt", mode="staged")
         unsaid, _ = await go(control, silent, backends.find("shell", control.settings, {}))
-    assert run.error is None
+    assert run.end_error is None
     assert backplane_of(run)["reconciliation"] == {"claimed_only": ["same.txt"]}
     assert backplane_of(unsaid)["reconciliation"] == {"unclaimed": ["unsaid.txt"]}
 

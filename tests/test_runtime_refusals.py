@@ -89,7 +89,7 @@ async def test_an_order_runs_only_where_every_requirement_is_met(
             assert again.receipt is not None
             assert again.receipt.capabilities == {}
             assert backplane_of(again)["negotiation"]["satisfied"] is False
-    assert (run.error is None) == satisfied
+    assert (run.end_error is None) == satisfied
     known = {name for name in capabilities if name not in ("telepathy", "vision")}
     assert set(run.receipt.capabilities) == known
     kept = backplane_of(run).get("capabilities", {})
@@ -104,7 +104,7 @@ async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Pa
         refused((await go(control, wanted, weak))[0], "capability_unsupported")
         strong, _ = logging_host(tmp_path, capabilities={"streaming": "native", "vision": "native"})
         run, _ = await go(control, wanted, strong)
-    assert run.error is None
+    assert run.end_error is None
     assert log.read_text().split() == ["started", "started", "run"]
 
 
@@ -132,7 +132,7 @@ run = take(); put(final(run)); end()
         if change == "program":
             script(tmp_path, body.replace("streaming", "vision"))
         run, _ = await go(control, wanted, msgspec.structs.replace(backend, **changed))
-    assert run.error is None
+    assert run.end_error is None
 
 
 @one_loop
@@ -172,7 +172,7 @@ async def test_a_newer_minor_version_is_welcome(backplane_home: Path, root: Path
     backend, _ = logging_host(tmp_path, contract_version="abp/v0.2")
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root), backend)
-    assert run.error is None
+    assert run.end_error is None
     assert run.receipt.meta.contract_version == "abp/v0.1"
 
 

@@ -128,7 +128,7 @@ async def test_an_effort_that_the_agent_would_pass_over_is_refused(
     tmp_path: Path, effort: str, code: str | None
 ) -> None:
     run, _ = await play(tmp_path, 'text("done"); result()', vendor={"claude": {"effort": effort}})
-    assert (run.error.code if run.error is not None else None) == code
+    assert (run.end_error.code if run.end_error is not None else None) == code
 
 
 async def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ async def test_an_end_is_told_by_its_cause(kind: str, backplane_home: Path, tmp_
     assert found.next
     assert found.verdict
     assert found.since_ms is None
-    if run.error is not None and kind not in ("bad_line",):
-        assert any(run.error.message[:100] in one.text for one in found.evidence), found
+    if run.end_error is not None and kind not in ("bad_line",):
+        assert any(run.end_error.message[:100] in one.text for one in found.evidence), found
 
 
 def test_a_code_of_the_hosts_own_is_told_as_such_and_looked_up_nowhere(backplane_home: Path, tmp_path: Path) -> None:

@@ -265,8 +265,10 @@ class _Chat:
 
     async def _usage(self, _: str) -> None:
         used = self._session.get_usage()
-        cost = "unknown" if used.cost_usd_micros is None else f"${used.cost_usd_micros / 1e6:.4f}"
-        words = ("unknown" if count is None else str(count) for count in (used.input_tokens, used.output_tokens))
+        most = "≥ " if used.is_at_least else ""
+        cost = "unknown" if used.cost_usd_micros is None else f"{most}${used.cost_usd_micros / 1e6:.4f}"
+        counts = (used.input_tokens, used.output_tokens)
+        words = ("unknown" if count is None else f"{most}{count}" for count in counts)
         self._say("tokens in {}, out {}; cost {}\n".format(*words, cost))
 
     async def _model(self, name: str) -> None:

@@ -91,14 +91,14 @@ def run(plan: Plan) -> int:
 
 def _end(plan: Plan, live: _Live) -> int:
     ended = live.run
-    if ended is None or not (ended.is_sealed or ended.error):
+    if ended is None or not (ended.is_sealed or ended.end_error):
         # Stopped before there was a run to end: nothing was sent, and what was started is gone.
         return 128 + live.signal if live.signal is not None else READER_GONE
-    if not ended.is_sealed and ended.error is not None:
+    if not ended.is_sealed and ended.end_error is not None:
         # Not even its journal could be sealed: the next start does it.
         if plan.json:
             _say_last_message(plan, ended, live)
-        streams.error(ended.error)
+        streams.error(ended.end_error)
         return FAILED
     if plan.verbose:
         for line in show.decided(ended.receipt):
@@ -115,7 +115,7 @@ def _end(plan: Plan, live: _Live) -> int:
     for line in show.remarks_on(ended.receipt):
         streams.note(line)
     left = live.outlet.gone and live.signal is None
-    why = ended.error if ended.error is not None or live.signal is not None else failure_of(ended.receipt)
+    why = ended.end_error if ended.end_error is not None or live.signal is not None else failure_of(ended.receipt)
     if why is not None and (failure is not None or not left):
         streams.error(why)
     elif plan.quiet and ended.receipt.outcome != "complete" and ended.end is not None:
@@ -125,14 +125,14 @@ def _end(plan: Plan, live: _Live) -> int:
         return failure.facts.exit_code
     if left:
         return READER_GONE
-    return 128 + live.signal if live.signal is not None else code_of(ended.receipt, ended.error)
+    return 128 + live.signal if live.signal is not None else code_of(ended.receipt, ended.end_error)
 
 
 def _end_after(plan: Plan, live: _Live, error: Exception) -> int:
     """Say the last message of a run that had ended before something raised; without one the error goes on."""
     ended = live.run
     has_left = live.outlet.gone or any(isinstance(leaf, streams.ReaderGone) for leaf in leaves(error))
-    if has_left or live.has_said_last or ended is None or not (ended.is_sealed or ended.error):
+    if has_left or live.has_said_last or ended is None or not (ended.is_sealed or ended.end_error):
         raise error
     if plan.json:
         _say_last_message(plan, ended, live)

@@ -270,8 +270,8 @@ class AbilityTrial:
     def _look(self, run: Any, seen: TrialRun) -> TrialRun:
         seen.outcome, seen.patch = run.receipt.outcome, run.receipt.verification.git_diff or ""
         seen.raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
-        if run.error is not None:
-            seen.raw = {**seen.raw, "error": str(run.error)}
+        if run.end_error is not None:
+            seen.raw = {**seen.raw, "error": str(run.end_error)}
         self.manifest = run.receipt.capabilities or self.manifest
         named = [event.body.get("version") for event in seen.of(SessionNamed)]
         self.version = next((word for word in named if isinstance(word, str)), self.version)

@@ -6,7 +6,8 @@ gets from `get_history`. They name no vendor.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -99,6 +100,8 @@ class TokenUsage(_ConversationValue, frozen=True):
     """Millionths of a US dollar."""
     cache_in_input: bool = True
     """Whether `input_tokens` has the cached tokens inside."""
+    is_at_least: bool = False
+    """A turn whose usage is unknown, as its service refused it, is left out of a sum."""
 
     @property
     def total_tokens(self) -> int | None:
@@ -107,25 +110,22 @@ class TokenUsage(_ConversationValue, frozen=True):
             return None
         return self.input_tokens + self.output_tokens
 
-    def plus(self, other: TokenUsage) -> TokenUsage:
-        """Add another turn's; what one of them does not know stays unknown."""
 
-        def summed(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return TokenUsage(
-            input_tokens=summed(self.input_tokens, other.input_tokens),
-            output_tokens=summed(self.output_tokens, other.output_tokens),
-            cache_read_tokens=summed(self.cache_read_tokens, other.cache_read_tokens),
-            cache_write_tokens=summed(self.cache_write_tokens, other.cache_write_tokens),
-            cost_usd_micros=summed(self.cost_usd_micros, other.cost_usd_micros),
-        )
+_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cost_usd_micros")
 
 
-NOTHING: Final = TokenUsage(
-    input_tokens=0, output_tokens=0, cache_read_tokens=0, cache_write_tokens=0, cost_usd_micros=0
-)
-"""Of a session before its first turn."""
+def usage_together(usages: Sequence[TokenUsage]) -> TokenUsage:
+    """Add the usage of turns: what some of them do not know is left out, and `is_at_least` says so.
+
+    A counter that no turn knows is unknown; without a turn all are zero.
+    """
+    sums: dict[str, Any] = {}
+    partly = False
+    for name in _COUNTERS:
+        known = [count for usage in usages if (count := getattr(usage, name)) is not None]
+        sums[name] = sum(known) if known or not usages else None
+        partly = partly or 0 < len(known) < len(usages)
+    return TokenUsage(**sums, is_at_least=partly or any(usage.is_at_least for usage in usages))
 
 
 class SessionTurn(_ConversationValue, frozen=True):

@@ -6,6 +6,7 @@ host owns retries, because only it knows what a request had already done.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import uuid
@@ -22,7 +23,6 @@ import msgspec
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
-    NOTHING,
     AgentMessage,
     Message,
     SessionFile,
@@ -31,6 +31,7 @@ from backplane.contract.conversation import (
     TokenUsage,
     ToolResultMessage,
     UserMessage,
+    usage_together,
 )
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta, ToolCall
 from backplane.contract.receipt import Receipt
@@ -92,10 +93,10 @@ class TurnOptions(TypedDict, total=False):
 
     model: str | None
     """For this turn and those after it."""
-    root: str | None
+    root: str | os.PathLike[str] | None
     """The folder, for this turn alone."""
-    policy: PolicyProfile | None
-    """For this turn alone; it only tightens."""
+    policy: PolicyProfile | str | None
+    """A profile, the name of a shipped one, or the path of a file, for this turn alone; it only tightens."""
     output: Any
     """The shape of this turn's answer, `TurnOutcome.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or
     a JSON Schema."""
@@ -251,11 +252,8 @@ class Session:
         self._native = self._system_told = None
 
     def get_usage(self) -> TokenUsage:
-        """Return the counters of all ended turns together; what one of them does not know is unknown."""
-        total = NOTHING
-        for turn in self._file.turns:
-            total = total.plus(turn.usage)
-        return total
+        """Return the counters of all turns together; `is_at_least` where a turn's are unknown and left out."""
+        return usage_together([turn.usage for turn in self._file.turns if turn.stop_reason is not None])
 
     def metadata(self) -> unified.SessionMetadata:
         """Return what the session is."""
@@ -547,13 +545,13 @@ class Session:
         said = msgspec.structs.replace(
             said, content="\n\n".join(part for part in (self._initial, said.content) if part)
         )
-        self._initial, self._asks = None, asks
+        self._asks = asks
         model, policy, output = given.get("model"), given.get("policy"), given.get("output")
         if model is not None and model != self.model:
             self.set_model(model)
         await self._carry_folder()
-        whole = self._policy if policy is None else tightened(self._policy, policy)
-        where = given.get("root") or self._config.root or await self._own_folder()
+        whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
+        where = os.fspath(given.get("root") or self._config.root or await self._own_folder())
         run_id = str(uuid.uuid4())
         tools, system = self._tools, self._config.system_prompt or None
         block = OwnTask(self._started(said, whole, where, run_id, output))
@@ -568,6 +566,7 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self.save()
             raise
+        self._initial = None
         self._open = _Open(block, run, said, tools, system)
         self._open.output = output
 
@@ -721,13 +720,13 @@ class Session:
         """Note a turn whose receipt could not be stored; the next start of a control plane seals it."""
         self._note(open, stop_reason="error")
         fact = f"run {run.id} ended without a receipt"
-        return ProviderError(self.provider, run.error or StoreError("receipt_store_failed", fact))
+        return ProviderError(self.provider, run.end_error or StoreError("receipt_store_failed", fact))
 
     def _keep(self, open: _Open, run: Run) -> ProviderError | None:
         self.receipt, self._output = run.receipt, open.output
         receipt = self.receipt
         stop = reading.stop_of(receipt, open.transcript.stop)
-        cause = reading.failure_of(receipt, run.error) if stop == "error" else None
+        cause = reading.failure_of(receipt, run.end_error) if stop == "error" else None
         if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False
             self._system_told = open.system

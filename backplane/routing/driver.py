@@ -436,7 +436,7 @@ async def backend_for(
 
 def attempt_of(run: Run) -> FailoverAttempt:
     """What a run that has ended was, as an attempt."""
-    receipt, code = run.receipt, run.error.code if run.error is not None else None
+    receipt, code = run.receipt, run.end_error.code if run.end_error is not None else None
     if code is None and receipt.outcome != "complete":
         said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
         code = said[-1] if said and isinstance(said[-1], str) else None

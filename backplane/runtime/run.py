@@ -35,6 +35,7 @@ from backplane.errors import (
     CageError,
     ConfigError,
     ContractError,
+    RunCancelledError,
     StoreError,
     from_code,
     unforeseen,
@@ -44,7 +45,7 @@ from backplane.process.aio import OwnTask, Readable, TaskRef, in_order, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
-from backplane.receipts.build import OWN_LINES_MAX, STOPPED, End, RunState, cause, failure_of
+from backplane.receipts.build import OWN_LINES_MAX, End, RunState, cause, failure_of
 from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
 from backplane.receipts.pieces import canonical_chunks, unheard_facts
 from backplane.redact.cuts import HOLD_S_MAX
@@ -114,7 +115,6 @@ class Run:
     Attributes:
         id: the run's id, also its `ref_id` on the wire.
         order: what was asked for.
-        error: why the run did not complete; None when it did, or when its host just said so.
         end: how it ended; None until then.
         patch: the file with the run's patch; None when there is none.
     """
@@ -124,7 +124,7 @@ class Run:
         "_fault", "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened",
         "_output", "_pings", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
         "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
-        "_words_due", "_writer", "end", "error", "facts", "id", "more", "order", "patch",
+        "_words_due", "_writer", "end", "end_error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -142,7 +142,8 @@ class Run:
         self.order = order
         self._output = output
         self._receipt: Receipt | None = None
-        self.error: BackplaneError | None = None
+        self.end_error: BackplaneError | None = None
+        """The error with which this control plane ended the run; None where its host or its caller ended it."""
         self.end: End | None = None
         self.patch: Path | None = None
         identity = BackendIdentity(backend.id)
@@ -265,22 +266,29 @@ class Run:
         """
         return answer_of(self.receipt, self._output)
 
+    @property
+    def error(self) -> BackplaneError | None:
+        """Why the run did not complete, with a code and a next step; None while it goes on, and when it completed."""
+        if self.end_error is not None or self._receipt is None:
+            return self.end_error
+        if (failure := failure_of(self._receipt)) is not None or self._receipt.outcome == "complete":
+            return failure
+        fact, hint = f"the run ended as {self._receipt.outcome}", f"backplane why {self.id}"
+        if self.end is not None and self.end.reason == "cancelled":
+            reason = self.facts.added.get("cancel_reason")
+            return RunCancelledError(f"{fact}: {reason or 'cancelled'}", hint=hint)
+        return from_code("execution_tool_failed", f"{fact}, and its host did not say why", hint=hint)
+
     def check(self) -> Run:
         """Return this run if it ended as complete.
 
         Raises:
-            BackplaneError: why it did not: `run.error`, else the last error that the agent reported.
+            BackplaneError: `run.error`.
             RuntimeError: as `receipt`.
         """
         if self.error is not None:
             raise self.error
-        if (failure := failure_of(self.receipt)) is not None:
-            raise failure
-        if self.receipt.outcome != "complete":
-            stopped = self.end is not None and self.end.reason in STOPPED
-            why = self.end.reason if self.end is not None and stopped else "its host did not say why"
-            fact = f"the run ended as {self.receipt.outcome}: {why}"
-            raise from_code("execution_tool_failed", fact, hint=f"backplane why {self.id}")
+        _ = self.receipt
         return self
 
     async def wait(self) -> Receipt:
@@ -385,7 +393,7 @@ class Run:
         if self._receipt is not None:
             self._note_problem(fault)
         elif self._fault is None:
-            self._fault = self.error = fault
+            self._fault = self.end_error = fault
             self.end = End(reason="failed", code=fault.code)
             self._environment.abandon()
             self._inbound.close()
@@ -843,7 +851,7 @@ class Run:
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
-            self.error = self.error or error
+            self.end_error = self.end_error or error
             self._inbound.close()
             self._stop()
             return
@@ -897,7 +905,7 @@ class Run:
         """Fix how the run ends, the first word counts, and begin to stop the host."""
         if self.end is None and not self._inbound.over.is_set():
             self.end = End(reason=reason, code=error.code if error is not None else None)
-            self.error = error
+            self.end_error = error
             if note is not None:
                 self.facts.added["cancel_reason"] = note
         self._stop()
@@ -1040,13 +1048,13 @@ class Run:
         sealed = await anyio.to_thread.run_sync(seal)
         if self._fault is not None and sealed.end != self.end:
             self._note_problem(self._fault)
-            self.error = from_code(sealed.end.code, "its receipt says more") if sealed.end.code else None
+            self.end_error = from_code(sealed.end.code, "its receipt says more") if sealed.end.code else None
         self._take_sealed(sealed)
 
     def _take_sealed(self, sealed: Sealed) -> None:
-        self.error = self.error or sealed.error
-        if self.error is not None:
-            self.error = self._without_secrets(self.error)
+        self.end_error = self.end_error or sealed.error
+        if self.end_error is not None:
+            self.end_error = self._without_secrets(self.end_error)
         self._receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
 
     def _without_secrets(self, error: BackplaneError) -> BackplaneError:
@@ -1063,6 +1071,7 @@ class Run:
                 self.facts.counts["unwritten"] = self._writer.unwritten
             self.facts.counts["redacted"] += self._line.redacted
             self.facts.counts["unended_lines"] = self._line.unended
+            self.facts.counts["prefixed_lines"] = self._line.prefixed
             self.facts.counts["unnamed_events"] = self._line.unnamed
             if self._inbound.hooks is not None:
                 self.facts.added["hooks"] = self._inbound.hooks.to_wire()
@@ -1071,13 +1080,12 @@ class Run:
                 self._environment.journal.drop_words()
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
-        if self.error is not None:
-            self.facts.added["error"] = cause(self._without_secrets(self.error))
+        if self.end_error is not None:
+            self.facts.added["error"] = cause(self._without_secrets(self.end_error))
         if self._environment.journal is None and end.reason != "cancelled":
             # What an order asked is remembered although it could not begin. Where it cannot be, no receipt is stored
             # either, which is told.
             with suppress(StoreError):
-            self.facts.counts["prefixed_lines"] = self._line.prefixed
                 self._environment.journal = self._plane.state_folder.journal(self.facts)
         return finalize.seal_run(
             self._plane.state_folder,
@@ -1097,7 +1105,7 @@ class Run:
         exit_ = self._link.exit
         said_hello = self._line.hello is not None
         how = exit_.describe() if exit_ is not None else "no known exit"
-        self.error = from_code(
+        self.end_error = from_code(
             "backend_crashed" if said_hello else "protocol_handshake_failed",
             f"{self.backend_id!r} ended before its {'final' if said_hello else 'hello'}: {how}"
             f"{self._inbound.passed_over()}",
@@ -1106,7 +1114,7 @@ class Run:
         )
         self.end = End(
             reason="host_exit",
-            code=self.error.code,
+            code=self.end_error.code,
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
         )

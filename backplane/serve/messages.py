@@ -27,7 +27,7 @@ class EndedRun(Protocol):
     @property
     def end(self) -> End | None: ...
     @property
-    def error(self) -> BackplaneError | None: ...
+    def end_error(self) -> BackplaneError | None: ...
     @property
     def is_sealed(self) -> bool: ...
     @property
@@ -79,7 +79,7 @@ def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bo
             yield piece
             begun = True
     except Exception as error:
-        fault = ended.error or unforeseen(error)
+        fault = ended.end_error or unforeseen(error)
         line = _fatal(ref_id, fault.message, fault.code) + b"}\n"
         yield b"\n" + line if begun else line  # Half a line is no message; this one begins anew.
 
@@ -97,11 +97,11 @@ def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
 
 def _ending(ended: EndedRun, ref_id: str, line_bytes_max: int, as_streamed: bool) -> Iterator[bytes]:
     if not ended.is_sealed:
-        raise ended.error or from_code("internal", "the run has not ended")
+        raise ended.end_error or from_code("internal", "the run has not ended")
     receipt = ended.receipt
-    head: dict[str, str] = {"t": "final" if ends_in_final(ended.end, ended.error) else "fatal", "ref_id": ref_id}
+    head: dict[str, str] = {"t": "final" if ends_in_final(ended.end, ended.end_error) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
-        error = ended.error
+        error = ended.end_error
         head |= {"error": _words(error), "error_code": error.code} if error else {"error": "", "error_code": "internal"}
     prefix, suffix = canonical_parts(receipt)
     trace_bytes = receipt.trace.size_bytes if isinstance(receipt.trace, Trace) else 0

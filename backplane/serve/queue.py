@@ -65,7 +65,7 @@ class KeptRun:
         said: Any = self.receipt.backplane
         self.end = msgspec.convert(said.get("end", {"reason": "failed"}), End)
         error = said.get("error")
-        self.error = None if error is None else from_code(error["code"], error["message"], hint=error.get("hint"))
+        self.end_error = None if error is None else from_code(error["code"], error["message"], hint=error.get("hint"))
 
 
 class QueueServer(stdio.Server):

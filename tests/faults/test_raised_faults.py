@@ -226,11 +226,11 @@ def faults_of(seen: Seen, home: Path, place: str) -> Iterator[str]:
         yield f"{len(seen.records)} events were handed on, {len(kept)} are kept"
     if SECRET in str(read) or SECRET in str(run.error):
         yield "a secret is in it"
-    if run.error is None and read["outcome"] == "complete":
+    if run.end_error is None and read["outcome"] == "complete":
         if not its_own and not any(WORDS in line for line in seen.problems):
             yield "the exception is told nowhere"
         return
-    if run.error is None or run.error.code != "internal":
+    if run.end_error is None or run.end_error.code != "internal":
         yield f"the error is {run.error!r}"
     end = read["usage_raw"]["backplane"]["end"]
     if end != {"reason": "failed", "code": "internal"}:
@@ -265,7 +265,7 @@ def noted_places(loop: str, folder: Path) -> list[str]:
     seen, _ = run_one(loop, folder / "noted", noted)
     assert seen.error is None
     assert seen.run is not None
-    assert seen.run.error is None
+    assert seen.run.end_error is None
     return list(noted.places)
 
 
