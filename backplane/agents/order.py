@@ -226,7 +226,7 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
 
 
 def timed_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """As `server_rows`, with the member `tool_ms`. Raises ConfigError."""
+    """Return the rows of `server_rows` with the member `tool_ms`. Raises ConfigError."""
     ordered = run.order.abp("mcp_servers") or ()
     if not isinstance(ordered, list | tuple):
         raise ConfigError("config_invalid", "config.vendor.abp.mcp_servers is no list")

@@ -48,7 +48,7 @@ _BEFORE_MESSAGE: Final = re.compile(
     rb"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # other escape sequences
     rb"|\xef\xbb\xbf)*+(?=\{)"
 )
-"""What a terminal's program may write before a message on its line."""
+"""Matches what a program that expects a terminal writes before a message on its line."""
 
 
 def bare(line: bytes) -> bytes:

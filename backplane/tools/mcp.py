@@ -37,10 +37,10 @@ CALL_S: Final = 300.0
 """Longest call of a server whose row has no `tool_ms`: the silence after which a run is given up."""
 
 LAST_WORDS_S: Final = 0.5
-"""For a program whose output has ended to end and be read to the end of its stderr."""
+"""Longest wait for the exit of a program whose output has ended, so that all of its stderr is read."""
 
 LAST_WORDS_BYTES: Final = 1000
-"""How much of a dead program's stderr is told: the last lines have the reason."""
+"""Bytes of a dead program's stderr that are shown: the last lines have the reason."""
 
 TOOLS_MAX: Final = 256
 """Tools of one server: models choose badly among more than some dozens."""
