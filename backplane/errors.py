@@ -120,8 +120,9 @@ CODES: Final[dict[str, CodeFacts]] = {
 
 OWN_CODES: Final[dict[str, CodeFacts]] = {
     "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
+    "run_cancelled": CodeFacts("The caller ended the run.", "caller", 1),
 }
-"""Codes of the command line alone; no message and no receipt has them."""
+"""Codes of the command line and the Python door alone; no message and no receipt has them."""
 
 
 class BackplaneError(Exception):
@@ -199,18 +200,7 @@ class ConfigError(BackplaneError):
 
 
 class RunCancelledError(BackplaneError):
-    """The caller ended the run. The code `run_cancelled` stands in Python alone, not on the wire or in receipts."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__("internal", message, hint=hint)
-        self.code = "run_cancelled"
-
-    @property
-    def facts(self) -> CodeFacts:
-        return CodeFacts("The caller ended the run.", "caller", 1)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (RunCancelledError, (self.message,), {"hint": self.hint})
+    """The caller ended the run (`run_cancelled`)."""
 
 
 _FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (

@@ -276,7 +276,7 @@ class Run:
         fact, hint = f"the run ended as {self._receipt.outcome}", f"backplane why {self.id}"
         if self.end is not None and self.end.reason == "cancelled":
             reason = self.facts.added.get("cancel_reason")
-            return RunCancelledError(f"{fact}: {reason or 'cancelled'}", hint=hint)
+            return RunCancelledError("run_cancelled", f"{fact}: {reason or 'cancelled'}", hint=hint)
         return from_code("execution_tool_failed", f"{fact}, and its host did not say why", hint=hint)
 
     def check(self) -> Run:
