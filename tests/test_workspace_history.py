@@ -294,7 +294,7 @@ def of_a_broken_configuration(root: Path) -> Path:
     [
         (partial, "partial clone"), (below_the_top, "the folder 'sub/' of a larger repository"),
         (without_head, "no HEAD"), (without_objects, "objects is missing"), (of_a_lost_commit, "cannot be read"),
-        (of_a_sparse_index, "--no-sparse-index"), (of_unknown_form, "refstorage"),
+        (of_a_sparse_index, "index is sparse"), (of_unknown_form, "refstorage"),
         (of_a_broken_configuration, "cannot be read"),
     ],
 )  # fmt: skip

@@ -318,7 +318,7 @@ def _index(git_dir: Path, at: git.Scratch, oid_bytes: int) -> tuple[bytes, int]:
     copy.chmod(0o600)
     git.copy_shared(git_dir, at.git_dir)
     if _SPARSE in copy.read_bytes():
-        raise Unshared("its index is sparse; make it whole with git sparse-checkout reapply --no-sparse-index")
+        raise Unshared("its index is sparse; set index.sparse to false, then `git sparse-checkout reapply`")
     at.git("update-index", "--no-split-index", "--index-version", "2", "--force-write-index")
     data = copy.read_bytes()
     end = INDEX_HEAD.size
