@@ -27,7 +27,7 @@ SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
 RETRIES: Final = 4
 """Of a request and of a stream: as the agent has it by itself; an order's own clock may be shorter."""
-OF_TRIALS: Final = ("trials", "trial_options", "trial_in_place", "trial_tokens")
+OF_TRIALS: Final = ("trials", "trial_options", "trial_in_place", "trial_tokens", "oldest")
 """Members of a row that are for `backends --probe` and `doctor` alone."""
 OF_BACKENDS: Final = ("profile",)
 """Options that were heard before the host was started."""
@@ -40,6 +40,9 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     install: str = ""
     key_env: str | None = None
     base_url: str | None = None
+    """Address of the model's service; the version at its end (`/v1`) is optional where the program adds one."""
+    base_url_env: str | None = None
+    """Variable by which the vendor's own program learns `base_url`; heeded where the options name none."""
     own_state: bool = False
     """Use the user's own folders, login and model service in place of the session's."""
     silence_s: int = SILENCE_S
@@ -152,6 +155,7 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     """What has to be known of one agent; the members are explained in `acp.toml`."""
 
+    adds_version: bool = False
     arguments: tuple[str, ...] = ()
     home: dict[str, str] = {}
     env: dict[str, str] = {}

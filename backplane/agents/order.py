@@ -124,6 +124,14 @@ def asked_at(base_url: str | None) -> str | None:
     return base_url if proxy is None or base_url is None else proxy + urlsplit(base_url).path
 
 
+_VERSION: Final = re.compile(r"/v\d\w*/?\Z")
+
+
+def without_version(base_url: str | None) -> str | None:
+    """Return an address without the version at its end, for a program that adds one itself."""
+    return None if base_url is None else _VERSION.sub("", base_url)
+
+
 def environment_of(
     run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
 ) -> dict[str, str]:

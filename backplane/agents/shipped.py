@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,9 +20,6 @@ from backplane.agents.options import BASE_URL, McpServer, Options, Profile, read
 from backplane.agents.options import KEY_PROXY as KEY_PROXY
 from backplane.agents.options import OPTIONS as OPTIONS
 from backplane.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "acp": ("acp.py",),
@@ -48,6 +46,9 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     """Whether the table says how it reaches a scripted model, for `backends --probe`."""
     first_tokens: int | None = None
     """That a task of one word sends, by the agent's own words around it; None where nobody looked."""
+
+    oldest: str | None = None
+    """First version of its program that works; None where no older one was tried."""
 
     @property
     def key_env(self) -> str | None:
@@ -118,6 +119,32 @@ class _Configured(msgspec.Struct):
     mcp_servers: list[object] = []
 
 
+PARENTS_MAX: Final = 4
+"""Folders between a program and the file that names its package's version."""
+
+
+def version_at(program: str) -> str | None:
+    """Return the version of the npm package that a program lies in; None if it lies in none."""
+    for folder in Path(os.path.realpath(program)).parents[:PARENTS_MAX]:
+        with suppress(OSError, msgspec.MsgspecError):
+            version = msgspec.json.decode((folder / "package.json").read_bytes(), type=_Package).version
+            return version or None
+    return None
+
+
+class _Package(msgspec.Struct):
+    version: str = ""
+
+
+def is_older(version: str, oldest: str) -> bool:
+    """Return True if a version's numbers come before another's."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) if part.isdigit() else 0 for part in text.partition("-")[0].split(".")]
+
+    return numbers(version) < numbers(oldest)
+
+
 def is_told(agent: ShippedAgent, env: Mapping[str, str]) -> bool:
     """Whether the agent learns where to ask: of its host, or where `{base_url}` stands in its options or variables."""
     return not isinstance(agent.options, Profile) or _says_base_url(agent, env)
@@ -128,7 +155,12 @@ def _says_base_url(agent: ShippedAgent, env: Mapping[str, str]) -> bool:
 
 
 def agent_of(
-    host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], env: Mapping[str, str], where: str
+    host: Path,
+    arguments: tuple[str, ...],
+    options: Mapping[str, Any],
+    env: Mapping[str, str],
+    where: str,
+    environ: Mapping[str, str] | None = None,
 ) -> ShippedAgent | None:
     """The agent that a shipped host is to drive; None for a host that drives none.
 
@@ -137,6 +169,7 @@ def agent_of(
         arguments: of the host; the first names a row.
         options: of the backend: `profile` names another row, `program` another program.
         env: of the backend.
+        environ: ours, which may name the address of the model's service, too.
         where: what an error calls the options.
 
     Raises:
@@ -152,7 +185,14 @@ def agent_of(
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
     known = rows.get(row, {})
-    agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
+    variable = str(options.get("base_url_env", known.get("base_url_env")))
+    address = env.get(variable) or (environ or {}).get(variable)
+    if address and "base_url" not in options:
+        options = {**options, "base_url": address}
+        where = f"the variable {variable}, or {where}"
+    agent = ShippedAgent(
+        row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"), known.get("oldest")
+    )
     if agent.base_url is None and _says_base_url(agent, env):
         fact = f"{where} or its env say {BASE_URL}, and there is no base_url"
         raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')

@@ -32,6 +32,7 @@ from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream.cost import MICROS, price_of
+from backplane.upstream.endpoint import cut_urls
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -236,6 +237,10 @@ def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, 
     if agent is None:
         return DoctorCheck(f"backend {name}", "ok", "ready")
     key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
+    if old := backends.too_old(backend, environ):
+        fact, _, fix = old.partition("; ")
+        return DoctorCheck(f"backend {name}", "missing" if needed else "note", fact, fix)
+    cost = f"; asks {cut_urls(agent.base_url)}{cost}" if agent.base_url is not None else cost
     if agent.options.own_state:
         fact = f"your own login, {login}" if login else "your own login is to be used, and none is found"
         fix = f"log in with {agent.options.program}"

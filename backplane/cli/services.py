@@ -14,7 +14,7 @@ from backplane.cli.start import wrong
 from backplane.errors import BackplaneError, ConfigError
 from backplane.upstream import presets
 from backplane.upstream.baseurl import Check, key_doubts, path_doubts
-from backplane.upstream.endpoint import PROTOCOLS, Endpoint
+from backplane.upstream.endpoint import PROTOCOLS, Endpoint, cut_urls
 
 if TYPE_CHECKING:
     from backplane.config import Settings
@@ -51,7 +51,8 @@ def check_backends(
         if backend.host != presets.HOST:
             continue
         try:
-            service = presets.read_options(backend.options, f"backends.{name}.options")
+            told = presets.with_address(backend.options, {**environ, **backend.env})
+            service = presets.read_options(told, f"backends.{name}.options")
         except BackplaneError as error:
             yield name, Check("missing", error.message, error.hint or "")
             continue
@@ -62,6 +63,7 @@ def check_backends(
                 *path_doubts(service.protocol, service.base_url),
             ]
             yield from ((name, check) for check in doubts)
+            yield name, Check("ok", f"asks {cut_urls(service.base_url)}")
             continue
         if service.key_env and not key:
             yield name, Check("missing", f"{service.key_env} is not set", f"export {service.key_env}=…")

@@ -419,14 +419,16 @@ def _from_settings(
     secrets: list[str] = []
     env = _own_variables(name, declared, environ, secrets)
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
-    agent, service = _asks(name, declared)
+    agent, service = _asks(name, declared, {**environ, **env})
     if service is not None:
         env |= _of_service(name, service, env, environ)
-        env[presets.OPTIONS] = msgspec.json.encode(declared.options).decode()
+        told = presets.with_address(declared.options, {**environ, **env})
+        env[presets.OPTIONS] = msgspec.json.encode(told).decode()
         secrets += [env[variable] for variable in service.variables]
     if agent is not None:
         argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
         env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
+        env.pop(agent.options.base_url_env or "", None)  # Its host sets it, by its options.
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
         if agent.key_env is not None and key:
             env[agent.key_env] = key
@@ -561,17 +563,21 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _asks(name: str, declared: BackendSettings) -> tuple[shipped.ShippedAgent | None, presets.Service | None]:
+def _asks(
+    name: str, declared: BackendSettings, environ: Mapping[str, str] | None = None
+) -> tuple[shipped.ShippedAgent | None, presets.Service | None]:
     """The program that its shipped host drives, or the service that this asks; or neither. Raises ConfigError."""
     host, where = declared.host or name, f"the options of [backends.{name}]"
     if declared.command is not None:
         return None, None
     if host == presets.HOST:
-        return None, presets.read_options(declared.options, f"backends.{name}.options")
+        told = presets.with_address(declared.options, environ or declared.env)
+        return None, presets.read_options(told, f"backends.{name}.options")
     if host in shipped.HOSTS:
         file, *arguments = SHIPPED[host]
         path, words = find_shared("hosts") / file, tuple(arguments)
-        return shipped.agent_of(path, words, declared.options, declared.env, where), None
+        env = environ or declared.env
+        return shipped.agent_of(path, words, declared.options, declared.env, where, env), None
     if declared.options:
         raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
     return None, None
@@ -641,7 +647,20 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
     fault = missing_program(backend, environ)
     if fault is not None:
         return BackendStatus(id=name, ready=False, why=fault.message, fix=fault.hint or "", command=backend.argv)
-    return BackendStatus(id=name, ready=True, fix=_without_key(backend), command=backend.argv)
+    fix = too_old(backend, environ) or _without_key(backend)
+    return BackendStatus(id=name, ready=True, fix=fix, command=backend.argv)
+
+
+def too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
+    """Return why an agent's program is too old, and the fix; empty if its version is new enough or unknown."""
+    agent, search = backend.agent, backend.env.get("PATH", environ.get("PATH"))
+    path = backend.agent_path({} if search is None else {"PATH": search})
+    if agent is None or agent.oldest is None or path is None:
+        return ""
+    version = shipped.version_at(path)
+    if version is None or not shipped.is_older(version, agent.oldest):
+        return ""
+    return f"{path} is {version}, older than {agent.oldest}; install it: {agent.options.install}"
 
 
 def _without_key(backend: ProcessBackend) -> str:

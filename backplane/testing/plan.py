@@ -54,6 +54,9 @@ ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
 )
 """End of the path, whose it is, what is asked. Lists of models are told apart by headers and path."""
 
+_DOUBLED: Final = re.compile(r"/(v\d\w*)/\1/")
+"""A version twice, which no service has: the program adds one to an address that has it."""
+
 
 # A request ------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +118,8 @@ def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | No
     if decoded(head) is None:
         return 415, f"content-encoding {head.headers['content-encoding']} is not understood; gzip and identity are"
     hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
-    if place.protocol is None or hidden:
+    is_doubled = _DOUBLED.search(head.path) is not None
+    if place.protocol is None or hidden or is_doubled:
         return 404, f"no such path: {head.method} {head.path}"
     if script.keys and place.key not in script.keys:
         # This vendor calls a key it does not know an invalid argument.

@@ -42,13 +42,26 @@ class Preset(msgspec.Struct, frozen=True):
     """Its prices are those of our table: it is the vendor of its models."""
     dialect: str | None = None
     """As `Service` has it."""
+    base_url_env: str | None = None
+    """Variable by which the vendor's own programs learn the address."""
 
 
 PRESETS: Final[dict[str, Preset]] = {
-    "openai": Preset("openai_responses", "https://api.openai.com/v1", "OPENAI_API_KEY", True),
-    "openai_chat": Preset("openai_compatible", "https://api.openai.com/v1", "OPENAI_API_KEY", True),
-    "anthropic": Preset("anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", True),
-    "gemini": Preset("gemini_ai_studio", "https://generativelanguage.googleapis.com/v1beta", "GEMINI_API_KEY", True),
+    "openai": Preset("openai_responses", "https://api.openai.com/v1", "OPENAI_API_KEY", True, None, "OPENAI_BASE_URL"),
+    "openai_chat": Preset(
+        "openai_compatible", "https://api.openai.com/v1", "OPENAI_API_KEY", True, None, "OPENAI_BASE_URL"
+    ),
+    "anthropic": Preset(
+        "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", True, None, "ANTHROPIC_BASE_URL"
+    ),
+    "gemini": Preset(
+        "gemini_ai_studio",
+        "https://generativelanguage.googleapis.com/v1beta",
+        "GEMINI_API_KEY",
+        True,
+        None,
+        "GOOGLE_GEMINI_BASE_URL",
+    ),
     "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", True, "kimi"),
     "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN", dialect="copilot"),
     "ollama": Preset("openai_compatible", "http://127.0.0.1:11434/v1"),
@@ -109,6 +122,25 @@ _OWN: Final = ("protocol", "base_url", "key_env", "dialect")
 _SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if name != "listed"))
 
 
+def with_address(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a backend's options with the address that its preset's variable names, where they name none."""
+    name = options.get("preset")
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    address = environ.get(preset.base_url_env or "") if preset is not None else None
+    return {**options, "base_url": address} if address and "base_url" not in options else options
+
+
+VERSIONS: Final = {"anthropic": "/v1", "gemini_ai_studio": "/v1beta"}
+"""Versions that the vendors' own programs add to an address; one that has a version at its end stays as it is."""
+_VERSION: Final = re.compile(r"/v\d\w*/?\Z")
+
+
+def with_version(protocol: str, base_url: str) -> str:
+    """Return an address with its version, as people name these services with and without it."""
+    version = VERSIONS.get(protocol)
+    return base_url if version is None or _VERSION.search(base_url) else base_url.rstrip("/") + version
+
+
 def read_options(options: Mapping[str, Any], where: str) -> Service:
     """Read a backend's options: a preset, an address of one's own, or a preset with parts of it changed.
 
@@ -137,6 +169,7 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
         raise _invalid(f"{where}.protocol is {str(values['protocol'])[:40]!r}", f"one of: {', '.join(PROTOCOLS)}")
     try:
         service = msgspec.convert(values, Service)
+        service = msgspec.structs.replace(service, base_url=with_version(service.protocol, service.base_url))
     except msgspec.ValidationError as error:
         raise _invalid(f"{where}: {error}", f"it may have {', '.join(_SETTABLE)}") from error
     return _checked(service, where)

@@ -25,6 +25,7 @@ from backplane.agents.order import (
     require_price,
     require_same_folder,
     shows_results,
+    without_version,
 )
 from backplane.agents.program import Started
 from backplane.agents.shipped import past_proxies
@@ -62,6 +63,8 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     if profile.in_place:
         require_same_folder(run, place)
     address = asked_at(profile.base_url)
+    if profile.adds_version:
+        address = without_version(address)
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
     env = variables_of(profile, environment_of(run, place, {}), address)
     if profile.own_server is not None:
@@ -98,7 +101,7 @@ def variables_of(profile: Profile, env: Mapping[str, str], address: str | None) 
     """
     told = {name for name, value in profile.env.items() if BASE_URL in value}
     named = sorted(told & env.keys())
-    if named and address != profile.base_url:
+    if named and behind_key_proxy():
         fact = f"{named[0]} names an address of the model's service, of which the key proxy knows nothing"
         raise ConfigError("config_invalid", fact, hint="with key_proxy name it by options = { base_url = … }")
     own = {name: value for name, value in profile.env.items() if name not in told or (address and name not in env)}

@@ -20,6 +20,7 @@ from backplane.agents.order import (
     place_of,
     read_conversation,
     server_rows,
+    without_version,
 )
 from backplane.agents.program import Started
 from backplane.errors import ConfigError
@@ -57,7 +58,7 @@ def start(options: Options, run: Given, state: str) -> Started:
         **QUIET,
         "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
         "CLAUDE_CONFIG_DIR": place.config,
-        "ANTHROPIC_BASE_URL": asked_at(options.base_url),
+        "ANTHROPIC_BASE_URL": without_version(asked_at(options.base_url)),
         "ANTHROPIC_API_KEY": os.environ.get(options.key_env or ""),
     }
     env = environment_of(run, place, own)

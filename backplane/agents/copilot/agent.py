@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.abc
 
 from backplane.agents.copilot.reader import EVENT, EventReader
-from backplane.agents.copilot.start import model_of
+from backplane.agents.copilot.start import address_of, model_of
 from backplane.agents.events import mapping
 from backplane.agents.options import Copilot
-from backplane.agents.order import asked_at, own_settings, require_price, server_rows, shows_results
+from backplane.agents.order import own_settings, require_price, server_rows, shows_results
 from backplane.agents.program import BegunProgram
 from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
@@ -204,7 +204,7 @@ def provider_of(options: Copilot, env: dict[str, str]) -> dict[str, Any] | None:
         return None
     made = {
         "type": options.provider,
-        "baseUrl": asked_at(options.base_url),
+        "baseUrl": address_of(options),
         "apiKey": env.get("COPILOT_PROVIDER_API_KEY"),
     }
     if options.provider != "anthropic":

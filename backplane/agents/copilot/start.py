@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from backplane.agents.options import Copilot as Options
-from backplane.agents.order import asked_at, environment_of, found, place_of
+from backplane.agents.order import asked_at, environment_of, found, place_of, without_version
 from backplane.agents.program import Started
 from backplane.errors import ConfigError
 from backplane.host import Given
@@ -29,7 +29,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     if options.base_url is not None:
         # Its variables beside the session's own members: without them it looks for its own service first.
         quiet["COPILOT_OFFLINE"] = "true"
-        own |= {"COPILOT_PROVIDER_BASE_URL": asked_at(options.base_url), "COPILOT_PROVIDER_TYPE": options.provider}
+        own |= {"COPILOT_PROVIDER_BASE_URL": address_of(options), "COPILOT_PROVIDER_TYPE": options.provider}
         own |= {"COPILOT_MODEL": model_of(run, options)}
         own |= {"COPILOT_PROVIDER_API_KEY": os.environ.get(options.key_env or "")}
     env = environment_of(run, place, own, quiet)
@@ -44,3 +44,9 @@ def model_of(run: Given, options: Options) -> str | None:
         fix = "name it in the order (config.model, --model), or with options = {model = …}"
         raise ConfigError("config_invalid", f"no model is named, and {options.base_url} has no default", hint=fix)
     return model
+
+
+def address_of(options: Options) -> str | None:
+    """Return where the agent asks its model's service; of Anthropic's protocol it adds the version itself."""
+    address = asked_at(options.base_url)
+    return without_version(address) if options.provider == "anthropic" else address

@@ -27,6 +27,7 @@ from backplane.agents.order import (
     server_rows,
     shows_results,
     toml,
+    without_version,
 )
 from backplane.agents.program import Started
 from backplane.errors import BackendError
@@ -86,11 +87,14 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
     """The agent's settings: the model's service, and our hook."""
     key = env.get(options.key_env or "", "")
     model = run.order.config.model or options.model
+    address = asked_at(options.base_url)
+    if options.provider in ("anthropic", "google-genai"):
+        address = without_version(address)
     return f"""default_model = {toml(MODEL)}
 telemetry = false
 [providers.ours]
 type = {toml(options.provider)}
-base_url = {toml(asked_at(options.base_url) or "")}
+base_url = {toml(address or "")}
 api_key = {toml(key)}
 [models.{MODEL}]
 provider = "ours"
