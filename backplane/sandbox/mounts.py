@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,12 @@ MASKS_MAX: Final = 256
 FILES_MAX: Final = 200_000
 """Files looked at for one run; a second's work. A larger tree is left to the next layer."""
 
+LINKED_FILES_MAX: Final = 100_000
+"""Files behind links to folders that are looked at for one run; with more, the link is a gap."""
+
+NAMED_MAX: Final = 5
+"""Such links that a gap names."""
+
 HOME_DEPTH: Final = 2
 """Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
 
@@ -38,6 +45,7 @@ _PROBE: Final = "\x01"
 """No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
 
 LATER: Final = "what is made during the run"
+LINKS: Final = "links that lead around the workspace, or to too many files"
 HISTORY: Final = "what git keeps of them"
 ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
 TOO_MANY: Final = (
@@ -60,6 +68,8 @@ class Masks(msgspec.Struct, frozen=True):
     """False when there was too much to cover in the trees: then no rule is held there by these mounts."""
     covers_outside: bool = True
     """True if all is covered that `deny_read` names in the home folders."""
+    uncovered: tuple[str, ...] = ()
+    """Links of a tree that may not be read and lead to what no mount can cover."""
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
@@ -89,21 +99,23 @@ def work_out(
     if not (profile.deny_read or profile.deny_write):
         return Masks(_covers(stores.places, stores), hidden=frozenset(stores.places))
     reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
-    outside, inside = _outside(root, homes, reads), _inside(root, seen_elsewhere, reads, writes)
+    outside, inside = _outside(root, homes, reads), _inside(root, seen_elsewhere, homes, reads, writes)
     hidden = {**stores.places, **(outside or {})}
     covers_outside = outside is not None
     if inside is None or len(hidden) + inside.mounts > len(stores.places) + MASKS_MAX:
         options, found = _covers(hidden, stores), frozenset(hidden)
         return Masks(options, TOO_MANY, TOO_MANY, found, complete=False, covers_outside=covers_outside)
     hidden |= inside.hidden
-    history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
+    more = [HISTORY] if any(map(_in_repository, seen_elsewhere or (root,))) else []
+    more += [f"{LINKS}: {', '.join(inside.uncovered[:NAMED_MAX])}"] if inside.uncovered else []
     return Masks(
         (*inside.options(), *_covers(hidden, stores)),
-        read_gap=f"{ELSEWHERE if covers_outside else TOO_MANY}; {LATER}{history}" if profile.deny_read else "",
+        read_gap="; ".join((ELSEWHERE if covers_outside else TOO_MANY, LATER, *more)) if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
         hidden=frozenset(hidden),
         unmatched=_unmatched(writes, root, [*inside.hidden, *inside.fixed]),
         covers_outside=covers_outside,
+        uncovered=inside.uncovered,
     )
 
 
@@ -116,6 +128,8 @@ class _Inside(msgspec.Struct, frozen=True):
     """Paths that may not be written."""
     above: tuple[str, ...]
     """Folders between the root and these: as mounts of their own they cannot be moved away with them."""
+    uncovered: tuple[str, ...]
+    """Links that may not be read and lead to what no mount can cover."""
 
     @property
     def mounts(self) -> int:
@@ -129,14 +143,21 @@ class _Inside(msgspec.Struct, frozen=True):
             yield from ("--ro-bind", path, path)
 
 
-def _inside(root: str, seen_elsewhere: tuple[str, ...], reads: Globs, writes: Globs) -> _Inside | None:
+def _inside(
+    root: str, seen_elsewhere: tuple[str, ...], homes: tuple[str, ...], reads: Globs, writes: Globs
+) -> _Inside | None:
     """Find what the rules name in the trees; None if there is too much to look at."""
     try:
-        hidden = dict(_matches(root, reads))
-        fixed = [path for path, _ in _matches(root, writes) if path not in hidden]
-        for tree in seen_elsewhere if reads else ():
-            hidden.update(_matches(tree, reads))
-        return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])))
+        read = [
+            _named(tree, reads, outside=True, open_folders=(root, tree, *homes))
+            for tree in (root, *(seen_elsewhere if reads else ()))
+        ]
+        hidden = {path: is_folder for named in read for path, is_folder in named.found.items()}
+        written = _named(root, writes, outside=False, open_folders=(root,)).found
+        # Outside of the root nothing can be written anyway.
+        fixed = [path for path in written if path not in hidden and f"{path}/".startswith(f"{root}/")]
+        uncovered = tuple(dict.fromkeys(link for named in read for link in named.uncovered))
+        return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])), uncovered)
     except (OverflowError, PolicyError):
         return None
 
@@ -195,38 +216,91 @@ def _whole(globs: Globs) -> bool:
     return globs.matches(_PROBE) is not None
 
 
-def _matches(root: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """Every path below `root` that the globs name, topmost first, with whether it is a folder. Links are left out.
+class _Named(msgspec.Struct):
+    """Paths that globs name, links followed."""
+
+    found: dict[str, bool] = {}
+    """Absolute path → whether it is a folder."""
+    uncovered: list[str] = []
+    """Links that lead to what no mount can cover, by their path in the tree."""
+
+
+def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]) -> _Named:
+    """Find every path below `root` that the globs name, topmost first, and what it leads to where it is a link.
+
+    A folder behind a link is looked through once, under the path of the first link to it.
+
+    Args:
+        outside: look through folders outside of the root, too, to which links lead.
+        open_folders: folders that are not covered, nor is what lies around them.
 
     Raises:
         OverflowError: there is too much to look at, or a folder that the agent may get into by another way than we.
     """
+    named = _Named()
     if not globs:
-        return
+        return named
     if _whole(globs):
-        yield root, True
-        return
-    count = 0
-    waiting = [""]
+        named.found[root] = True
+        return named
+    counts, seen = {False: 0, True: 0}, {root}
+    in_root = not all(map(_SAME_ANYWHERE.fullmatch, globs.patterns))
+    # The path as rules see it, the folder, and the link that it lies behind.
+    waiting = [("", root, "")]
     while waiting:
-        folder = waiting.pop()
-        for entry in _entries(f"{root}/{folder}"):
-            count += 1
-            if count > FILES_MAX:
+        prefix, folder, link = waiting.pop()
+        for entry in _entries(folder):
+            counts[bool(link)] += 1
+            if counts[False] > FILES_MAX:
                 raise OverflowError
-            path = folder + entry.name
-            if entry.is_symlink():
+            if counts[True] > LINKED_FILES_MAX:
+                named.uncovered.append(link)
+                waiting = [place for place in waiting if not place[2]]
+                break
+            path, is_link = prefix + entry.name, entry.is_symlink()
+            real, is_folder = _lead(entry) if is_link else (entry.path, entry.is_dir(follow_symlinks=False))
+            if real is None or (link and real in seen):
                 continue
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if globs.matches(path) is not None or (is_folder and globs.matches(f"{path}/{_PROBE}") is not None):
-                yield f"{root}/{path}", is_folder
-            elif is_folder:
-                waiting.append(f"{path}/")
+            if _names(globs, path) if is_folder else globs.matches(path) is not None:
+                if (is_link or link) and any(one == real or below(one, real) for one in open_folders):
+                    named.uncovered.append(path)
+                else:
+                    named.found[real] = is_folder
+            elif is_folder and not is_link:
+                waiting.append((f"{path}/", real, link))
+            elif is_folder and real not in seen and (in_root if below(real, root) else outside):
+                seen.add(real)
+                waiting.append((f"{path}/", real, link or path))
+    return _Named(_outermost(named.found), named.uncovered)
+
+
+def _outermost(found: Mapping[str, bool]) -> dict[str, bool]:
+    """Leave out paths in folders that are found themselves."""
+    kept: dict[str, bool] = {}
+    folder = None
+    for path in sorted(found, key=lambda path: f"{path}/"):
+        if folder is None or not below(path, folder):
+            kept[path] = found[path]
+            folder = path if found[path] else None
+    return kept
+
+
+_SAME_ANYWHERE: Final = re.compile(r"\*\*/(?:\*?[^*?\[\]{}/]+|[^*?\[\]{}/]+\*)")
+"""A glob that names a file in every folder or in none: behind a link within the tree it names nothing more."""
+
+
+def _lead(entry: os.DirEntry[str]) -> tuple[str | None, bool]:
+    """Follow a link to its end: the path, and whether it is a folder; None for what is not there or on no disk."""
+    try:
+        real = os.path.realpath(entry.path, strict=True)
+    except (OSError, ValueError):  # It leads nowhere, or where neither we nor the agent get in.
+        return None, False
+    return (None, False) if real.startswith(("/proc/", "/dev/")) else (real, os.path.isdir(real))
 
 
 def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
     """What the globs name in the upper folders of the home folder; outside the root they see absolute paths. Raises as
-    `_matches`."""
+    `_named`."""
     count = 0
     waiting = [(home, 0)]
     while waiting:
@@ -235,12 +309,11 @@ def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
             count += 1
             if count > HOME_FILES_MAX:
                 raise OverflowError
-            if entry.is_symlink():
-                continue
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if globs.matches(entry.path) is not None:
-                yield entry.path, is_folder
-            elif is_folder and depth + 1 < HOME_DEPTH:
+            is_link = entry.is_symlink()
+            real, is_folder = _lead(entry) if is_link else (entry.path, entry.is_dir(follow_symlinks=False))
+            if real is not None and globs.matches(entry.path) is not None:
+                yield real, is_folder
+            elif is_folder and not is_link and depth + 1 < HOME_DEPTH:
                 waiting.append((entry.path, depth + 1))
 
 

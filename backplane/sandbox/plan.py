@@ -84,6 +84,8 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
     gaps: Mapping[Rule, str] = MappingProxyType({})
     """Rules that the operating system holds, each with what it leaves open or ""."""
+    uncovered: tuple[str, ...] = ()
+    """Links that may not be read and lead to what no mount can cover."""
     shortfall: tuple[str, str] = ("", "")
     """Why rules are held more weakly than a machine can, and the next step."""
 
@@ -163,6 +165,7 @@ def plan(
         label=label(held),
         hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
         gaps=held.gaps(),
+        uncovered=covered.uncovered,
         shortfall=held.shortfall(),
     )
 

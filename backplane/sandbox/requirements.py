@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -136,6 +136,17 @@ def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) 
     if absent and "deny_write" in names:
         fact = f"deny_write cannot be held by the operating system: {absent[0]!r} names nothing that is there to cover"
         raise CapabilityError("capability_unsupported", fact, hint="make it before the run, or demand 'audit'")
+
+
+def check_links(uncovered: Sequence[str]) -> None:
+    """Refuse links that may not be read and lead to what no mount can cover.
+
+    Raises:
+        CapabilityError: `capability_unsupported`.
+    """
+    if uncovered:
+        fact = f"deny_read: {uncovered[0]!r} is a link that leads around the workspace, or to too many files"
+        raise CapabilityError("capability_unsupported", fact, hint="remove the link, or ask for less isolation")
 
 
 def check_asks(wanted: Demands, extensions: tuple[str, ...]) -> None:

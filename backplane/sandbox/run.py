@@ -128,6 +128,8 @@ class Sandbox:
             filtered=self._filtered,
         )
         requirements.check_held(self._demands, held.gaps, self._policy.profile)
+        if self._isolation == "required" or self._demands.get("deny_read") == "os":
+            requirements.check_links(held.uncovered)
         return held
 
     def open(

@@ -52,6 +52,11 @@ class Tree:
             raise ToolRefused(f"{path} is outside the workspace")
         return os.path.relpath(found, self.root)
 
+    def _as_written(self, path: str) -> str | None:
+        """Return a path relative to the root with no link followed: a rule holds for it, too; None if it is outside."""
+        found = os.path.relpath(os.path.join(self.root, path), self.root)
+        return None if found.split("/", 1)[0] == ".." else found
+
     def may_read(self, place: str) -> str | None:
         """Why a place may not be read; None when it may."""
         decision = self.policy.decide_read(place, self.root)
@@ -64,7 +69,7 @@ class Tree:
             Refused: not there, not allowed, no regular file, or over `FILE_BYTES_MAX`.
         """
         place = self.find(path)
-        denied = self.may_read(place)
+        denied = self.may_read(self._as_written(path) or place) or self.may_read(place)
         if denied is not None:
             raise ToolRefused(f"policy_denied: {denied}")
         try:
@@ -103,9 +108,10 @@ class Tree:
             Refused: not allowed, or the system says no.
         """
         place = self.find(path)
-        decision = self.policy.decide_write(place, self.root)
-        if decision.allowed == "deny":
-            raise ToolRefused(f"policy_denied: {decision.reason}")
+        for named in (self._as_written(path) or place, place):
+            decision = self.policy.decide_write(named, self.root)
+            if decision.allowed == "deny":
+                raise ToolRefused(f"policy_denied: {decision.reason}")
         try:
             return place, self._write(place, data)
         except OSError as error:
