@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from backplane.agents import shipped
+from backplane.agents.events import EventFactory
 from backplane.config import BackendSettings, Settings
 from backplane.conform import matrix, trials
 from backplane.contract.capability import CAPABILITIES, Manifest
+from backplane.contract.events import carried
 from backplane.resources import find
 from backplane.runtime import backends
 
@@ -79,9 +81,37 @@ def test_another_version_of_the_program_makes_what_was_found_stale(settings: Set
     assert trials.findings(kept, trials.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "stale"}
 
 
+OF_NO_ROW = BackendSettings(host="acp", options={"program": "true"})
+
+
 def test_a_host_that_drives_no_agent_cannot_be_tried() -> None:
     assert not trials.provable(backends.find("mock", Settings(), {}))
-    assert not trials.provable(backends.find("opencode", Settings(), {}))
+    assert not trials.provable(backends.find("acp", Settings(backends={"acp": OF_NO_ROW}), {}))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped.HOSTS if name != "acp"])
+def test_each_agent_that_is_a_backend_by_name_can_be_tried(name: str) -> None:
+    assert trials.provable(backends.find(name, Settings(), {}))
+    assert {"tool_read", "tool_write", "tool_bash"} <= set(tried(name))
+
+
+@pytest.mark.parametrize(
+    ("texts", "thoughts", "proved"),
+    [((), 3, False), (("one",), 3, False), (("one", "two"), 0, True), (("one", "two"), 2, True), (("", ""), 2, False)],
+)
+def test_pieces_of_thoughts_are_no_proof_of_streaming(texts: tuple[str, ...], thoughts: int, proved: bool) -> None:
+    make = EventFactory(lambda: "2026-01-15T12:00:00Z", "/")
+    events = [*(make.thought("hm") for _ in range(thoughts)), *map(make.delta, texts)]
+    seen = trials.TrialRun(events=[carried(event) for event in events])
+    assert trials.WAYS["streaming"].holds(seen) is proved
+    assert trials.WAYS["extended_thinking"].holds(seen) is bool(thoughts)
+
+
+@pytest.mark.parametrize("claim", ["native", "emulated", "restricted", "unsupported", "-"])
+@pytest.mark.parametrize("proof", ["proved", "failed", "untried"])
+def test_only_a_claim_whose_trial_failed_is_false(claim: str, proof: Any) -> None:
+    finding = trials.Finding(ability="tool_bash", claim=claim, proof=proof)
+    assert finding.is_false is (proof == "failed" and claim in ("native", "emulated", "restricted"))
 
 
 def test_an_agent_that_does_nothing_proves_nothing(settings: Settings, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -49,6 +50,8 @@ SCHEMA: Final[Json] = {"type": "object", "properties": {"n": {"type": "integer"}
 KEY: Final = "trial-key-of-no-service"
 PLACE: Final = "{url}"
 """In a row's options for trials, the scripted model's address."""
+ROOT: Final = "{root}"
+"""In the calls of a row whose trials work in place, the folder: some agents take absolute paths alone."""
 
 
 UNHEARD: Final = "?"
@@ -65,13 +68,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """untried: it is claimed, and no trial shows it."""
     why: str = ""
     """What was seen instead, or why nothing was tried; empty where it is proved."""
-    explained: bool = False
-    """It was not tried for a reason that `contracts/matrix.toml` gives."""
 
     @property
     def is_false(self) -> bool:
-        """Whether it is claimed, or nothing was heard of claims, and it is neither shown nor explained."""
-        return self.claim in (*matrix.CLAIMS, UNHEARD) and self.proof != "proved" and not self.explained
+        """Whether it is claimed, or no manifest came, and its trial did not show it."""
+        return self.claim in (*matrix.CLAIMS, UNHEARD) and self.proof == "failed"
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,16 @@ class TrialRun(msgspec.Struct):
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
+    def pieces(self) -> int:
+        """Number of pieces in which answers came; those of thoughts do not count."""
+        return sum(bool(event.text) and not isinstance(event, Reasoning) for event in self.of(AssistantDelta))
+
+    @property
+    def found_one(self) -> bool:
+        """Whether a search gave the file's name, or the number that an agent shows in its place."""
+        return "seen.txt" in self.outputs or re.search(r"\b1 match", self.outputs) is not None
+
+    @property
     def outputs(self) -> str:
         return "\n".join(str(event.output) for event in self.of(ToolResult) if not event.is_error)
 
@@ -128,14 +139,14 @@ _SERVER: Final = {"name": "trial", "command": sys.executable, "args": ["-m", "ba
 """Ours: its tool `validate` says that a document with a task is a work_order."""
 
 WAYS: Final[Mapping[str, Way]] = {
-    "streaming": Way(holds=lambda seen: len(seen.of(AssistantDelta)) > 1, wanted="an answer in pieces", text=_TEXT),
+    "streaming": Way(holds=lambda seen: seen.pieces > 1, wanted="an answer in pieces", text=_TEXT),
     "extended_thinking": Way(holds=lambda seen: bool(seen.of(Reasoning)), wanted="thoughts as such", text=_TEXT),
     "tool_read": Way(holds=lambda seen: SEEN.strip() in seen.outputs, wanted="the file's word"),
     "tool_write": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a new file"),
     "tool_edit": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a changed file"),
     "tool_bash": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="what the command made"),
-    "tool_glob": Way(holds=lambda seen: "seen.txt" in seen.outputs, wanted="the file's name"),
-    "tool_grep": Way(holds=lambda seen: "seen.txt" in seen.outputs, wanted="the file's name"),
+    "tool_glob": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or that one was found"),
+    "tool_grep": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or that one was found"),
     "tool_ask_user": Way(
         holds=lambda seen: any(event.body.get("kind") == "input" for event in seen.of(Approval)),
         wanted="a question to a person",
@@ -196,14 +207,18 @@ class AbilityTrial:
         self.row: dict[str, Any] = table[row[0]]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
-        self._runs, self._stays = 0, False
+        self._in_place = bool(self.row.get("trial_in_place"))
+        """A conversation may stay with its folder; then all trials work in one, in place."""
+        self._runs = 0
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
         """What the model says; None where this agent has no such calls."""
         if way.text is not None:
             return [way.text]
         rows = self.row.get("trials", {}).get(way.calls or ability)
-        return None if rows is None else [*map(_turn, rows), Turn(text="that is all")]
+        if rows is None:
+            return None
+        return [*map(_turn, _filled(rows, ROOT, str(self.folder / "work"))), Turn(text="that is all")]
 
     async def find(self, ability: str) -> Finding | None:
         """Try the ability; None where there is no way to."""
@@ -217,8 +232,6 @@ class AbilityTrial:
         return _finding(ability, way.holds(seen), way.wanted, seen)
 
     async def _again(self, ability: str) -> Finding:
-        # A conversation may stay with its folder: then all of it is in one, and in place.
-        self._stays = bool(self.row.get("trial_in_place"))
         first = await self.run([Turn(text="noted")], {"session": {"keep": True}}, task=f"the word is {WORD}")
         ids = [event.body.get("id") for event in first.of(SessionNamed)]
         wanted = "a conversation that can be named again"
@@ -245,12 +258,12 @@ class AbilityTrial:
             return answer or Decision(decision="deny", reason="nobody is there")
 
         self._runs += 1
-        root = self.folder / ("work" if self._stays else f"work-{self._runs}")
+        root = self.folder / ("work" if self._in_place else f"work-{self._runs}")
         root.mkdir(exist_ok=True)
         (root / "seen.txt").write_text(SEEN)
         order = WorkOrder(
             task,
-            workspace=WorkspaceSpec(root=str(root), mode="pass_through" if self._stays else "staged"),
+            workspace=WorkspaceSpec(root=str(root), mode="pass_through" if self._in_place else "staged"),
             policy=policy or PolicyProfile(),
             config=RuntimeConfig(vendor={"abp": abp}),
         )
@@ -278,24 +291,26 @@ class AbilityTrial:
         return seen
 
     def _settings(self, url: str) -> Settings:
-        options = {**self.declared.options, **_filled(self.row.get("trial_options", {}), url)}
+        options = {**self.declared.options, **_filled(self.row.get("trial_options", {}), PLACE, url)}
         if "base_url" in self.row:
             options["base_url"] = url + urlsplit(self.row["base_url"]).path
         options.pop("key_env", None)
-        mine = msgspec.structs.replace(
-            self.declared, options=options, env={**self.declared.env, self.row["key_env"]: KEY}
-        )
+        key = {self.row["key_env"]: KEY} if "key_env" in self.row else {}
+        env = {**self.declared.env, **_filled(self.row.get("trial_env", {}), PLACE, url), **key}
+        mine = msgspec.structs.replace(self.declared, options=options, env=env)
         return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=self.isolation)
 
     def _environ(self) -> dict[str, str]:
         return {**self.environ, "BACKPLANE_HOME": str(self.folder / "home")}
 
 
-def _filled(value: Any, url: str) -> Any:
-    """A row's options for trials, with the scripted model's address in its place, `{url}`."""
+def _filled(value: Any, place: str, text: str) -> Any:
+    """Return a value of a row with a text in place of a placeholder."""
     if isinstance(value, dict):
-        return {name: _filled(inner, url) for name, inner in value.items()}
-    return value.replace(PLACE, url) if isinstance(value, str) else value
+        return {name: _filled(inner, place, text) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, place, text) for inner in value]
+    return value.replace(place, text) if isinstance(value, str) else value
 
 
 def _turn(row: dict[str, Any]) -> Turn:
@@ -394,8 +409,8 @@ def judge(
         if finding is not None:
             told.append(msgspec.structs.replace(finding, claim=claim))
         elif claim in matrix.CLAIMS:
-            why, explained = untried.get(ability, "no trial shows it"), ability in untried
-            told.append(Finding(ability=ability, claim=claim, proof="untried", why=why, explained=explained))
+            why = untried.get(ability, "no trial shows it")
+            told.append(Finding(ability=ability, claim=claim, proof="untried", why=why))
     return tuple(told)
 
 
