@@ -16,6 +16,8 @@ import pytest
 from backplane import api
 from backplane.agents.acp.agent import choose, read_session, words_of
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
+from backplane.agents.acp.stderr import FAILURES_MAX, FailedRequest, StderrReader
+from backplane.agents.options import rows_of
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,
@@ -23,6 +25,7 @@ from backplane.contract.events import (
     Failed,
     FileChanged,
     Reasoning,
+    RetryReported,
     ToolCall,
     ToolResult,
     TurnEnded,
@@ -595,6 +598,62 @@ def test_a_notice_that_means_nothing_is_named(row: dict[str, Any], names: str) -
     with pytest.raises(ConfigError) as caught:
         find("few", Settings(backends={"few": backend}), {})
     assert names in str(caught.value)
+
+
+OPENCODE_LINE = rows_of(ROOT / "hosts" / "acp.py")["opencode"]["failed_request"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "label"),
+    [
+        ('error.error="ApiError: the boiler is broken"', "ApiError: the boiler is broken", None),
+        ('error.error.message="too many" error.error.type=x error.error.code=overloaded', "too many", "overloaded"),
+        ('error.error="cut in the mid', "cut in the mid", None),
+    ],
+)
+def test_a_line_of_the_log_tells_a_failed_request(error: str, words: str, label: str | None) -> None:
+    reader, line = StderrReader(OPENCODE_LINE), f'level=ERROR message="stream error" id=s {error}'
+    whole = f"level=INFO message=stream id=s\n{line}\n".encode()
+    assert reader.read(whole[:-1]) == [], "the line has not ended"
+    assert reader.read(whole) == [FailedRequest(words, label)]
+    assert reader.read(whole) == []
+    assert reader.read(whole + b"again " + line.encode() + b"\n") == [FailedRequest(words, label)]
+
+
+FAILS = r"""
+import time
+for number in range(1, {count} + 1):
+    print(f"request {{number}} failed: boiler {{number}}", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+    {more}
+text("whole"); end()
+"""
+SAID = {"failed_request": "failed: (?P<words>.*)"}
+
+
+def test_an_agent_that_repeats_a_failed_request_for_ever_ends_with_the_words_of_its_service(start: Start) -> None:
+    receipt, events = start(
+        FAILS.format(count=FAILURES_MAX, more="").replace('text("whole")', "time.sleep(60)"), options=SAID
+    )
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_unavailable")
+    told = [carried(event).message for event in events if isinstance(carried(event), RetryReported)]
+    assert told == [f"the model's service failed: boiler {number}" for number in range(1, FAILURES_MAX)]
+    assert next(event.message for event in events if isinstance(event, Failed)).endswith(f"boiler {FAILURES_MAX}")
+
+
+def test_requests_that_fail_with_words_between_them_are_no_reason_to_end(start: Start) -> None:
+    body = FAILS.format(count=FAILURES_MAX + 2, more='text("a word "); time.sleep(1.2)')
+    receipt, events = start(body, options=SAID)
+    assert receipt.outcome == "complete"
+    assert len([event for event in events if isinstance(carried(event), RetryReported)]) == FAILURES_MAX + 2
+
+
+@pytest.mark.parametrize(("given", "names"), [("(", "regular expression"), ("failed", "(?P<words>…)")])
+def test_a_pattern_for_failed_requests_that_says_nothing_is_refused(given: str, names: str) -> None:
+    declared = BackendSettings(host="acp", options={"program": sys.executable, "failed_request": given})
+    with pytest.raises(ConfigError) as refused:
+        find("few", Settings(backends={"few": declared}), {})
+    assert names in str(refused.value)
 
 
 def test_an_agent_that_ends_before_it_said_anything_is_a_crash(tmp_path: Path) -> None:

@@ -169,12 +169,22 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
+    failed_request: str = ""
+    """A regular expression for the line of stderr that tells a failed request; empty if the agent writes none."""
     sessions: bool = False
     """It keeps conversations in its own folders, and goes on with one in another run."""
     in_place: bool = False
     """Its conversations stay with the folder they began in."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.failed_request).groupindex
+        except re.error as error:
+            raise ValueError(f"`failed_request` is no regular expression: {error}") from error
+        if self.failed_request and "words" not in groups:
+            raise ValueError("`failed_request` has no group (?P<words>…)")
 
 
 Options = Claude | Codex | Copilot | Kimi | Profile

@@ -240,8 +240,13 @@ class AgentRun:
     def hold_limits(self) -> None:
         """End the run where a limit of the order is reached; asked for by an agent whose questions tell it."""
         limit = self.limit()
-        if limit is not None and self._cut is None:
-            self._cut = limit
+        if limit is not None:
+            self.cut(limit)
+
+    def cut(self, ending: Ending) -> None:
+        """End the run in the middle of a turn; the first reason for it counts."""
+        if self._cut is None:
+            self._cut = ending
             self._limited.set()
 
     async def watch(self, line: bytes, received: Received) -> None:
@@ -515,11 +520,13 @@ class Silence:
         self.scope = anyio.CancelScope()
         self.broken = False
         """Whether it was the silence that ended the scope."""
+        self.heard_s = 0.0
+        """When the last sign of life came, by the monotonic clock."""
         self.heard()
 
     def heard(self) -> None:
-        """The agent gave a sign."""
-        self._heard_s = time.monotonic()
+        """Take in a sign of life of the agent."""
+        self.heard_s = time.monotonic()
 
     @property
     def words(self) -> str:
@@ -527,10 +534,10 @@ class Silence:
 
     async def watch(self) -> None:
         """Wait for too much of it; told of a tool that works in silence meanwhile."""
-        told_s, passed, due_s = 0.0, False, self._heard_s
+        told_s, passed, due_s = 0.0, False, self.heard_s
         while self._silence_s:
             now_s = time.monotonic()
-            silent_s = now_s - self._heard_s
+            silent_s = now_s - self.heard_s
             busy = self._at_work() or self._asking()
             left_s = (TOOL_S_MAX if busy else self._silence_s) - silent_s
             if left_s <= 0 and passed:

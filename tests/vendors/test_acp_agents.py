@@ -19,13 +19,14 @@ from backplane.contract.events import (
     AssistantMessage,
     CommandExecuted,
     Failed,
+    RetryReported,
     ToolCall,
     ToolResult,
     carried,
 )
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
-from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, ScriptUsage, Turn
+from backplane.testing import SIDE_TURNS, Call, Failure, Fault, ModelServer, ScriptUsage, Turn
 from tests.vendors.found import vendor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -180,3 +181,22 @@ def test_a_refused_key_fails_the_run_with_its_code(name: str, go: Callable[..., 
     receipt, events = go(name, [Turn(fault=Fault(status=401), times=None)])
     assert receipt.outcome == "failed"
     assert of(Failed, events)[0].error_code == "backend_auth_failed"
+
+
+BROKEN = {
+    "500": Fault(status=500, message="the boiler is broken"), "529": Fault(status=529, message="the boiler is full"),
+    "cut": Fault(reset=True),
+    "in the stream": Fault(failure=Failure(code="overloaded_error", message="too many guests")),
+}  # fmt: skip
+"""Failures that an agent repeats by itself, and a word that the record has of each."""
+TOLD = {"500": "boiler is broken", "529": "boiler is full", "cut": "closed", "in the stream": "too many guests"}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_model_that_always_fails_ends_the_run_with_its_words(broken: str, go: Callable[..., Ended]) -> None:
+    receipt, events = go("opencode", [Turn(text="x", times=None, fault=BROKEN[broken])])
+    assert receipt.outcome == "failed"
+    (failed,) = of(Failed, events)
+    assert failed.error_code in ("backend_unavailable", "backend_rate_limited")
+    assert TOLD[broken] in failed.message
+    assert any(isinstance(carried(event), RetryReported) for event in events)

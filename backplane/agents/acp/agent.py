@@ -15,6 +15,7 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.acp.reader import EventReader, OpenCall, read_usage
+from backplane.agents.acp.stderr import FAILURES_MAX, LOOK_S, StderrReader
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
@@ -79,7 +80,7 @@ class Agent(BaseAgent):
         )  # fmt: skip
         super().__init__(session, reader)
         self.reader.is_history = session.spec.conversation.wanted is not None
-        self.pipe = session.pipe(child, self)
+        self.pipe, self._child = session.pipe(child, self), child
         self._said: dict[str, Any] = {}
         """Its answer to `initialize`."""
         self._id = ""
@@ -91,6 +92,8 @@ class Agent(BaseAgent):
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, open the session, and set what the order asks for."""
+        if self.profile.failed_request:
+            tasks.start_soon(self._watch_stderr, StderrReader(self.profile.failed_request))
         self._said = await self.must("initialize", OFFER)
         version = self._said.get("protocolVersion")
         if version != PROTOCOL_VERSION:
@@ -109,6 +112,20 @@ class Agent(BaseAgent):
             await self._history_over()
             self.record.skip()
         self._id, self.reader.is_history = session.id, False
+
+    async def _watch_stderr(self, reader: StderrReader) -> None:
+        """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
+        count, heard_s = 0, 0.0
+        while True:
+            await anyio.sleep(LOOK_S)
+            for failure in reader.read(self._child.stderr_tail):
+                count = count + 1 if self.session.silence.heard_s == heard_s else 1
+                heard_s = self.session.silence.heard_s
+                words = f"the model's service failed: {failure.words}"
+                if count >= FAILURES_MAX:
+                    self.session.cut(failed(code_of(failure.words, failure.label), words))
+                    return
+                await self.session.run.carry("retry", {"message": failure.words}, words)
 
     async def _history_over(self) -> None:
         """Wait for the rest of an older conversation, which this agent tells after it has answered."""

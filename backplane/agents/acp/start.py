@@ -41,12 +41,11 @@ def require_effect(run: HostRun, profile: Profile) -> None:
         ConfigError: `config_invalid`, a member of the order that nobody knows, or a budget without prices.
     """
     own_settings(run, run.host.id, ())
-    budget = run.order.config.max_budget_usd is not None
+    counted = profile.usage in ("chunks", "record") or behind_key_proxy()
+    uncounted = "this agent does not tell what each call takes, and no key_proxy sees it"
     asked = {
-        "max_budget_usd": (
-            budget and profile.usage not in ("chunks", "record") and not behind_key_proxy(),
-            "this agent does not tell what each call takes, and no key_proxy sees it",
-        ),
+        "max_budget_usd": (run.order.config.max_budget_usd is not None and not counted, uncounted),
+        "abp.budget_tokens": (run.order.abp("budget_tokens") is not None and not counted, uncounted),
         "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
         "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
     }
