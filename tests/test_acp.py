@@ -16,6 +16,7 @@ import pytest
 from backplane import api
 from backplane.agents.acp.agent import choose, read_session, words_of
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
+from backplane.agents.acp.start import let_see
 from backplane.agents.acp.stderr import FAILURES_MAX, FailedRequest, StderrReader
 from backplane.agents.options import rows_of
 from backplane.config import BackendSettings, Limits, Settings
@@ -33,7 +34,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
-from backplane.errors import ConfigError
+from backplane.errors import BackplaneError, ConfigError
 from backplane.protocol.jsonrpc import Notification, RpcError
 from backplane.runtime.backends import find, known
 from backplane.runtime.hooks import Hook
@@ -636,7 +637,7 @@ def test_an_agent_that_repeats_a_failed_request_for_ever_ends_with_the_words_of_
         FAILS.format(count=FAILURES_MAX, more="").replace('text("whole")', "time.sleep(60)"), options=SAID
     )
     assert (receipt.outcome, failure(events)) == ("failed", "backend_unavailable")
-    told = [carried(event).message for event in events if isinstance(carried(event), RetryReported)]
+    told = [event.message for event in map(carried, events) if isinstance(event, RetryReported)]
     assert told == [f"the model's service failed: boiler {number}" for number in range(1, FAILURES_MAX)]
     assert next(event.message for event in events if isinstance(event, Failed)).endswith(f"boiler {FAILURES_MAX}")
 
@@ -939,6 +940,43 @@ end("cancelled")
 def test_a_budget_that_cannot_be_counted_ends_the_run(start: Start) -> None:
     receipt, events = start('text("x"); end()', options=PRICED, config=RuntimeConfig(max_budget_usd=5.0))
     assert (receipt.outcome, failure(events)) == ("partial", "policy_denied")
+
+
+@pytest.mark.parametrize("usage", ["none", "turn", "last_call"])
+@pytest.mark.parametrize("budget", [{"max_budget_usd": 5.0}, {"vendor": {"abp": {"budget_tokens": 5}}}])
+def test_a_budget_is_refused_where_no_call_is_counted(start: Start, usage: str, budget: dict[str, Any]) -> None:
+    receipt, _ = start("", options={"usage": usage}, config=RuntimeConfig(**budget))
+    assert receipt.backplane["end"]["code"] == "capability_unsupported"
+    assert "does not tell what each call takes" in str(receipt.backplane["error"]["message"])
+
+
+SEES = {"modalities": {"input": ["text", "image"], "output": ["text"]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "entry"),
+    [
+        ({"model": "p/m"}, SEES),
+        ({"model": "p/m", "provider": {"p": {"models": {"m": {"name": "M"}}}}}, {"name": "M", **SEES}),
+        ({"model": "p/m", "provider": {"p": {"models": {"m": SEES}}}}, SEES),
+        ({"model": "p/m/n"}, None),
+        ({}, "named"),
+        ({"model": "m"}, "named"),
+        (
+            {"model": "p/m", "provider": {"p": {"models": {"m": {"modalities": {"input": ["text"]}}}}}},
+            "takes no images",
+        ),
+        ({"model": "p/m", "provider": {"p": 3}}, "no object"),
+    ],
+)
+def test_an_orders_pictures_enter_its_model_as_one_that_takes_images(content: dict[str, Any], entry: Any) -> None:
+    if isinstance(entry, str):
+        with pytest.raises(BackplaneError, match=entry):
+            let_see(content, content.get("model"))
+        return
+    let_see(content, content.get("model"))
+    provider, _, name = content["model"].partition("/")
+    assert content["provider"][provider]["models"][name] == (entry or SEES)
 
 
 def test_a_budget_without_a_price_is_refused(start: Start) -> None:

@@ -127,6 +127,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variable: str
     content: dict[str, Any] = {}
     model: str | None = None
+    shows_images: bool = False
+    """The agent shows a picture only to a model whose entry in its configuration takes images."""
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

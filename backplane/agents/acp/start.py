@@ -29,6 +29,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.program import Started
 from backplane.agents.shipped import past_proxies
+from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import HostRun
 
@@ -84,8 +85,10 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     if model is not None and profile.model.variable:
         env[profile.model.variable] = model
     if profile.config is not None:
-        content = configured(profile.config, env.get(profile.config.variable), model)
-        env[profile.config.variable] = _at(address, content)
+        configuration = configured(profile.config, env.get(profile.config.variable), model)
+        if profile.config.shows_images and run.order.abp("images"):
+            let_see(configuration, configuration.get(profile.config.model or ""))
+        env[profile.config.variable] = _at(address, msgspec.json.encode(configuration).decode())
     return (program, *(_at(address, word) for word in arguments)), env
 
 
@@ -111,8 +114,8 @@ def _at(address: str | None, text: str) -> str:
     return text.replace(BASE_URL, address or BASE_URL)
 
 
-def configured(config: Config, users: str | None, model: str | None) -> str:
-    """The user's configuration with ours laid over it.
+def configured(config: Config, users: str | None, model: str | None) -> dict[str, Any]:
+    """Return the user's configuration with ours laid over it.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -124,4 +127,28 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
     content = {**content, **config.content}
     if model is not None and config.model is not None:
         content[config.model] = model
-    return msgspec.json.encode(content).decode()
+    return content
+
+
+def let_see(content: dict[str, Any], model: Json) -> None:
+    """Enter in a configuration that its model takes images: the agent's own table may not know it.
+
+    Args:
+        model: `PROVIDER/NAME`, as the configuration names it.
+
+    Raises:
+        BackendError: `capability_unsupported`, no model is named, or the user's entry for it takes none.
+    """
+    place: Any = content
+    if not isinstance(model, str) or "/" not in model:
+        fact = "abp.images would have no effect: this agent shows a picture only to a model that is named"
+        raise BackendError("capability_unsupported", fact, hint="--model PROVIDER/NAME")
+    provider, _, name = model.partition("/")
+    for member in ("provider", provider, "models", name):
+        place = place.setdefault(member, {})
+        if not isinstance(place, dict):
+            raise ConfigError("config_invalid", f"{member!r} in the agent's configuration is no object")
+    takes = place.setdefault("modalities", {"input": ["text", "image"], "output": ["text"]})
+    if "image" not in str(takes):
+        fact = f"abp.images would have no effect: the agent's configuration says that {model!r} takes no images"
+        raise BackendError("capability_unsupported", fact, hint="choose another model, or correct the configuration")
