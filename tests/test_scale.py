@@ -28,7 +28,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
 from backplane.scale.content import ContentServer, ContentStore, open_contents
-from backplane.scale.engine import Event, Job, OrderResult, default_on_lost
+from backplane.scale.engine import Event, Job, OrderResult, Status, default_on_lost
 from backplane.scale.orders import keep, make_job
 from backplane.workspace import Quota
 from backplane.workspace.pack import without_facts
@@ -847,6 +847,34 @@ def test_clocks_that_differ_are_named(
     assert main(["queue", "status", "--engine", here]) == 0
     shown = capfd.readouterr().err
     assert (f"this machine's clock is {said} the database's" in shown) if said else not shown
+
+
+@pytest.mark.parametrize("ahead_s", [0, 7_830, -7_830])
+def test_ages_are_by_the_database_s_clock(here: str, ahead_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = DurableEngine(here)
+
+    async def aged() -> tuple[Status, Status]:
+        ids = [Job(WorkOrder(task), "rerun") for task in ("ends", "waits")]
+        for job in ids:
+            await engine.submit(job)
+        with closing(sqlite3.connect(here.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute("UPDATE workflow_status SET created_at = created_at - 3600000")
+            connection.execute(
+                "UPDATE workflow_status SET status = 'ERROR', completed_at = created_at + 1800000 "
+                "WHERE workflow_uuid = ?", [ids[0].order.id],
+            )  # fmt: skip
+        true_time, true_ns = time.time, time.time_ns
+        monkeypatch.setattr(time, "time", lambda: true_time() + ahead_s)
+        monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_s * 10**9)
+        return await engine.status(ids[0].order.id), await engine.status(ids[1].order.id)
+
+    ended, waits = anyio.run(aged)
+    depths = engine.depths()
+    engine.close()
+    assert waits.waiting_ms // 60_000 == 60
+    assert (ended.waiting_ms // 60_000, (ended.ended_ms_ago or 0) // 60_000) == (60, 30)
+    assert depths.keys() == {"default"}
+    assert (depths["default"][0], depths["default"][1] // 60_000) == (1, 60)
 
 
 async def _nothing(*_: object) -> OrderResult:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
@@ -81,6 +82,8 @@ HURRY_S_MAX: Final = 15
 
 PRUNED_MAX: Final = 500
 """Orders removed in one transaction."""
+DEPTH_MAX: Final = 10_000
+"""Waiting orders that are counted for a collector: they are read row by row."""
 
 _WATCH_SHARE: Final = 0.75
 """Of the lease: the watchdog kills us before anybody takes our orders over."""
@@ -368,12 +371,25 @@ class DurableEngine:
     async def clock_ahead_ms(self) -> int:
         """Return by how much the database's clock is ahead of this machine's."""
         await anyio.to_thread.run_sync(self.prepare)
-        return await anyio.to_thread.run_sync(self._ledger.clock_ahead_ms)
+        return await anyio.to_thread.run_sync(self._ledger.now_ms) - time.time_ns() // 1_000_000
 
     async def workers(self) -> Sequence[Worker]:
         """Who beats, and who has stopped doing so."""
         await anyio.to_thread.run_sync(self.prepare)
         return await anyio.to_thread.run_sync(self._ledger.workers)
+
+    def depths(self) -> dict[str, tuple[int, int]]:
+        """Return how many orders wait, and the age of the oldest in milliseconds, by label. Blocks.
+
+        The oldest `DEPTH_MAX` orders are counted.
+        """
+        rows = self._client.list_workflows(
+            name=WORKFLOW, status=_OF_STATE["waiting"], limit=DEPTH_MAX, load_input=False, load_output=False
+        )
+        now_ms, since_ms = self._ledger.now_ms(), defaultdict[str, list[int]](list)
+        for row in rows:
+            since_ms[_label(row)].append(row.created_at or now_ms)
+        return {label: (len(each), max(now_ms - min(each), 0)) for label, each in since_ms.items()}
 
     def _row(self, order_id: str, load_output: bool = False, load_input: bool = False) -> Any:
         rows = self._client.list_workflows(workflow_ids=[order_id], load_input=load_input, load_output=load_output)
@@ -383,18 +399,19 @@ class DurableEngine:
 
     def _statuses(self, rows: Sequence[Any]) -> Sequence[Status]:
         ids = [row.workflow_id for row in rows]
-        lost, cancels, now_ms = self._ledger.lost(ids), self._ledger.cancels(ids), time.time() * 1000
+        # The engine dates its rows by the database's clock, so ages are counted by the same.
+        lost, cancels, now_ms = self._ledger.lost(ids), self._ledger.cancels(ids), self._ledger.now_ms()
         return [
             Status(
                 row.workflow_id,
                 _STATES.get(row.status, "broken"),
-                str(row.queue_name).removeprefix(f"{NAME}."),
+                _label(row),
                 _attempts(row, lost.get(row.workflow_id, ())),
                 row.executor_id if row.status == "PENDING" else None,
                 cancels.get(row.workflow_id),
-                max(int(now_ms - (row.created_at or now_ms)), 0),
+                max(now_ms - (row.created_at or now_ms), 0),
                 None if row.status in _STATES else f"{row.status} {row.error or ''}".strip(),
-                int(now_ms - row.completed_at) if row.completed_at else None,
+                max(now_ms - row.completed_at, 0) if row.completed_at else None,
                 _outcome(row),
             )
             for row in rows
@@ -441,6 +458,10 @@ def _argument(given: Any) -> list[Any]:
 
 def _queue(label: str) -> str:
     return f"{NAME}.{check_label(label)}"
+
+
+def _label(row: Any) -> str:
+    return str(row.queue_name).removeprefix(f"{NAME}.")
 
 
 def _own_slots(database: Any, name: str, slots: int, poll_s: float) -> None:

@@ -143,10 +143,10 @@ class Ledger:
                 news.cancelled[order] = text
         return news
 
-    def clock_ahead_ms(self) -> int:
-        """Return by how much the database's clock is ahead of this machine's."""
+    def now_ms(self) -> int:
+        """Return the time by the database's clock, in milliseconds since 1970."""
         ((now_ms,),) = self._rows(f"SELECT {self._now}")
-        return int(now_ms) - time.time_ns() // 1_000_000
+        return int(now_ms)
 
     def workers(self) -> Sequence[Worker]:
         """All workers, dead ones that nobody has taken over from included."""
