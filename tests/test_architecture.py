@@ -212,6 +212,7 @@ LATE = {
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
     "scale.content._client": "httpx, for contents on a server",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
+    "telemetry.queue._repeat": "the SDK, in a thread while the worker is at work",
     "telemetry.sender._load": "the SDK, in a thread while the run is at work",
     "tools.specs.fault_in": "jsonschema, for the first call of a tool",
 }

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from backplane.config import Settings
     from backplane.contract.receipt import Receipt
     from backplane.contract.work import WorkOrder
-    from backplane.runtime.plane import Run
+    from backplane.runtime.plane import ControlPlane, Run
     from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
     from backplane.scale.engine import Attempt, Event, Job, OrderResult
@@ -57,7 +57,7 @@ ID_CHARS_SHOWN: Final = 8
 ID_CHARS: Final = 36
 """Of a whole one."""
 CLOCK_MS_MAX: Final = 60_000
-"""Difference of two clocks that is not named: less than a person notices in an age."""
+"""Difference of two clocks that is not named: less than a person notices in a log."""
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
 """Characters of a timestamp up to its seconds."""
 _M_ARENA_MAX: Final = -8
@@ -636,12 +636,12 @@ def count_orders(options: Options) -> int:
 
 
 async def _name_clocks(engine: DurableEngine) -> None:
-    """Say on stderr that this machine's clock and the database's differ: ages are wrong by that."""
+    """Say on stderr that this machine's clock and the database's differ, as times in logs and receipts then do."""
     ahead_ms = await engine.clock_ahead_ms()
     if abs(ahead_ms) > CLOCK_MS_MAX:
         word = "behind" if ahead_ms > 0 else "ahead of"
         fact = f"this machine's clock is {elapsed(abs(ahead_ms) // 1000)} {word} the database's"
-        streams.note(f"{fact}: ages and times are wrong by that; set the clock (NTP)")
+        streams.note(f"{fact}: times in its logs and receipts differ by that; set both clocks (NTP)")
 
 
 def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
@@ -706,11 +706,21 @@ def work(options: Options) -> int:
                 slots = streams.count(options.slots, "slot")
                 streams.note(f"takes orders of the label {options.label}, {slots}; a signal ends it in order")
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
-                await engine.serve(runner, slots=options.slots, label=options.label, say=_log)
+                with _gauges(plane, engine, options.label):
+                    await engine.serve(runner, slots=options.slots, label=options.label, say=_log)
             tasks.cancel_scope.cancel()
         return 0
 
     return _do(work, engine)
+
+
+def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractContextManager[None]:
+    """Send the queue's depth to a collector while the block runs, where the environment names one."""
+    if plane.sender is None:
+        return nullcontext()
+    from backplane.telemetry.queue import sending
+
+    return sending(engine.depths, label, plane.environ)
 
 
 def _tell_attempt(attempt: Attempt, run: Run | None) -> None:

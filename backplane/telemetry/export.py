@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from opentelemetry import metrics as api_metrics
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult, MetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
@@ -33,7 +34,14 @@ from opentelemetry.trace import (
 from backplane.telemetry import spans as ours
 from backplane.telemetry.context import log, trace_id
 
+# Warnings of a collector that does not answer would stand on the terminal of a program that has set up no log.
+logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+
 SERVICE: Final = "backplane"
+
+QUEUE_DEPTH: Final = "backplane.queue.depth"
+QUEUE_AGE: Final = "backplane.queue.age"
+QUEUE_LABEL: Final = "backplane.queue.label"
 
 TIMEOUT: Final = "OTEL_EXPORTER_OTLP_TIMEOUT"
 
@@ -117,6 +125,15 @@ def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
         instruments[one.metric].record(one.value if counts else one.value / 1e9, one.attributes)
 
 
+def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:
+    """Give a queue's depth and age to a reader; `depths` as `export_queue` has them."""
+    meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
+    count, age = meter.create_gauge(QUEUE_DEPTH, unit="{order}"), meter.create_gauge(QUEUE_AGE, unit="s")
+    for label, (orders, oldest_ms) in depths.items():
+        count.set(orders, {QUEUE_LABEL: label})
+        age.set(oldest_ms / 1000, {QUEUE_LABEL: label})
+
+
 class _Collected(SpanProcessor):
     """Ended spans, kept to be sent together; the SDK's own batches have a thread each."""
 
@@ -129,18 +146,35 @@ class _Collected(SpanProcessor):
 
 def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None) -> None:
     """Send a run to the collector that the standard variables name. Raises what the exporter does."""
-    # Its warnings of a collector that does not answer would stand on the terminal of whoever has set up no log.
-    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-    # Their own limit is 10 s, and somebody may wait for the end of this.
-    limit_s = None if TIMEOUT in os.environ else SEND_S_MAX
-    collected, exporter = _Collected(), OTLPSpanExporter(timeout=limit_s)
+    collected, exporter = _Collected(), OTLPSpanExporter(timeout=_limit_s())
     send(told, run_id, collected, parent)
     for first in range(0, len(collected.spans), BATCH_SPANS):
         if exporter.export(collected.spans[first : first + BATCH_SPANS]) is not SpanExportResult.SUCCESS:
             return log(f"the collector took no spans of run {run_id}")
     reader = InMemoryMetricReader()
     measure(told, reader)
-    data = reader.get_metrics_data()
-    if data is not None:
-        OTLPMetricExporter(timeout=limit_s).export(data)
+    _export_metrics(reader)
     return None
+
+
+def export_queue(depths: Mapping[str, tuple[int, int]]) -> None:
+    """Send a queue's depth and age to the collector. Raises what the exporter does.
+
+    Args:
+        depths: label → how many orders wait, and the age of the oldest in milliseconds.
+    """
+    reader = InMemoryMetricReader()
+    gauge(depths, reader)
+    if not _export_metrics(reader):
+        log("the collector took no depth of the queue")
+
+
+def _export_metrics(reader: InMemoryMetricReader) -> bool:
+    """Send what a reader has; return whether the collector took it."""
+    data = reader.get_metrics_data()
+    return data is None or OTLPMetricExporter(timeout=_limit_s()).export(data) is MetricExportResult.SUCCESS
+
+
+def _limit_s() -> float | None:
+    """Return how long a collector may take for a batch: the exporters' own 10 s would keep a process at its end."""
+    return None if TIMEOUT in os.environ else SEND_S_MAX

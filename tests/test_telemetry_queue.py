@@ -1,0 +1,111 @@
+"""A worker's queue as gauges: its depth and age by label, read beside the work, with any collector."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+pytest.importorskip("dbos")
+from backplane.telemetry import queue as depth
+from tests.queues import needs_queue
+from tests.test_scale import a_queue, until
+from tests.test_telemetry import collector
+
+LABEL = "backplane.queue.label"
+
+
+def gauges_of(bodies: list[bytes]) -> dict[str, dict[str, float]]:
+    """The newest values that a collector has: metric → label → number."""
+    found: dict[str, dict[str, float]] = {}
+    for body in bodies:
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+                for point in metric.gauge.data_points:
+                    label = next(one.value.string_value for one in point.attributes if one.key == LABEL)
+                    found.setdefault(metric.name, {})[label] = point.as_int or point.as_double
+    return found
+
+
+def test_a_worker_sends_the_depth_and_age_of_its_queue(tmp_path: Path) -> None:
+    needs_queue()
+    with a_queue(tmp_path) as queue, collector() as server:
+        for label in ("gpu", "gpu", "big"):
+            assert queue.cli("submit", "true", "-b", "shell", "--root", ".", "--label", label).returncode == 0
+        with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as connection, connection:
+            connection.execute(
+                "UPDATE workflow_status SET created_at = created_at - 3600000 WHERE queue_name LIKE '%gpu'"
+            )
+        worker = queue.worker(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{server.server_port}")
+        until(lambda: server.taken)
+        worker.terminate()
+        assert worker.wait(30) == 0
+    assert {path for path, _ in server.taken} == {"/v1/metrics"}
+    found = gauges_of([body for _, body in server.taken])
+    assert found.keys() == {"backplane.queue.depth", "backplane.queue.age"}
+    assert found["backplane.queue.depth"] == {"default": 0, "gpu": 2, "big": 1}
+    age_s = found["backplane.queue.age"]
+    assert age_s["default"] == 0
+    assert 3600 <= age_s["gpu"] < 3700
+    assert 0 < age_s["big"] < 100
+
+
+def test_a_label_that_emptied_is_sent_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth, "EVERY_S_MIN", 0.05)
+    rounds: Iterator[depth.Depths | None] = iter([{"a": (3, 5000)}, None, {"b": (1, 1)}, {}])
+
+    def read() -> depth.Depths:
+        found = next(rounds, {})
+        if found is None:
+            raise OSError("the database is away")
+        return found
+
+    with collector() as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        with depth.sending(read, "own", {depth.INTERVAL: "1"}):
+            until(lambda: len(server.taken) >= 3)
+    depths = [gauges_of([body])["backplane.queue.depth"] for _, body in server.taken]
+    assert depths[:3] == [{"a": 3, "own": 0}, {"a": 0, "b": 1, "own": 0}, {"a": 0, "b": 0, "own": 0}]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(None, 60), ("", 60), ("often", 60), ("120000", 120), ("100", 5), ("-1", 5)]
+)
+def test_a_queue_is_counted_as_often_as_the_standard_variable_says(given: str | None, seconds: float) -> None:
+    assert depth.every_s({} if given is None else {depth.INTERVAL: given}) == seconds
+
+
+def test_a_collector_that_hangs_keeps_no_worker(tmp_path: Path) -> None:
+    needs_queue()
+    with a_queue(tmp_path) as queue, socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        worker = queue.worker(OTEL_EXPORTER_OTLP_ENDPOINT=url)
+        order_id = queue.cli("submit", "true", "-b", "shell", "--root", ".").stdout.strip()
+        until(lambda: queue.cli("queue", "show", order_id).stdout.count("complete"))
+        worker.terminate()
+        assert worker.wait(30) == 0
+
+
+def test_without_a_collector_a_worker_loads_nothing_of_it(tmp_path: Path) -> None:
+    needs_queue()
+    look = (
+        "import sys; from backplane.cli import main; code = main(sys.argv[1:]); "
+        "print([n for n in sys.modules if n.startswith(('opentelemetry', 'backplane.telemetry'))], file=sys.stderr)"
+    )
+    with a_queue(tmp_path) as queue:
+        command = [sys.executable, "-c", look, *queue.command("worker")[3:]]
+        env = {name: value for name, value in queue.env(queue.home).items() if not name.startswith("OTEL_")}
+        worker = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        queue.workers.append(worker)  # type: ignore[arg-type]
+        until(lambda: anyio.run(queue.engine.workers))
+        worker.terminate()
+        _, log = worker.communicate(timeout=60)
+    assert log.splitlines()[-1] == "[]", log
