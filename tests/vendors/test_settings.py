@@ -237,7 +237,6 @@ class Table:
             refused = self._refused(story, left)
             if refused is None:
                 break
-            print(self.agent.name, refused, story.seen.run.error)
             self.cells[refused] = f"refused: {story.seen.run.error}"
             del left[refused]
         assert story.seen.server.requests, story.seen.run.error
@@ -327,7 +326,6 @@ async def test_no_setting_is_silently_ignored(agent: Agent, tmp_path: Path, need
     await table.play(ENDS, [again])
     await table.play(TOKENS, [again], key_proxy=True)
     await table.play(MONEY, [again], key_proxy=True, options=PRICED.get(agent.host, {}))
-    print(json.dumps({agent.name: table.cells}, indent=1))
     assert {name: cell for name, cell in table.cells.items() if cell.startswith("silent")} == {}
     assert table.starts <= STARTS_MAX
 
