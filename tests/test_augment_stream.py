@@ -112,12 +112,25 @@ def test_a_call_always_comes_as_a_tool_use_node() -> None:
         ({"support_tool_use_start": False}, 0), ({"support_tool_use_start": "true"}, 0), ({}, 0),
     ],
 )  # fmt: skip
-def test_only_the_feature_flag_has_a_call_announced_before_it_is_whole(flags: dict[str, Any], expected: int) -> None:
+def test_only_the_feature_flag_has_a_call_announced(flags: dict[str, Any], expected: int) -> None:
     lines = render("openai", chat(called()), {"feature_detection_flags": flags})
     kinds = [node["type"] for line in lines for node in line.get("nodes", ()) if node["type"] in (5, 7)]
     assert kinds == [7] * expected + [5]
     assert all(node["tool_use"]["tool_use_id"] == "c1" for node in nodes(lines, 7))
-    assert all(isinstance(json.loads(node["tool_use"]["input_json"]), dict) for node in nodes(lines, 7))
+
+
+@pytest.mark.parametrize("source", ["openai", "claude", "gemini", "codex"])
+def test_the_announcement_of_a_call_says_its_arguments(source: str) -> None:
+    streams = [chunks for name, _, chunks in STREAMS if name == source]
+    announced = [node for chunks in streams for node in nodes(render(source, chunks, START), 7)]
+    called = [node for chunks in streams for node in nodes(render(source, chunks, START), 5)]
+    assert announced
+    assert [node["tool_use"] for node in announced] == [node["tool_use"] for node in called]
+    assert any(json.loads(node["tool_use"]["input_json"]) for node in announced)
+
+
+def test_a_call_that_is_cut_is_not_announced() -> None:
+    assert nodes(render("openai", chat(called("f", '{"a":')), START), 7) == []
 
 
 def test_a_tool_of_an_mcp_server_comes_back_with_its_servers_name() -> None:
@@ -132,6 +145,44 @@ def test_counters_come_as_a_token_usage_node_when_the_upstream_has_them_and_not_
     (node,) = nodes(lines, 10)
     assert node["token_usage"] == {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4}
     assert nodes(render("openai", chat({"content": "x"})), 10) == []
+
+
+def counted(source: str, usage: dict[str, Any]) -> Any:
+    """The counters that come of these ones of a service."""
+    if source == "claude":
+        chunks = claude("end_turn", {"type": "text", "text": "x"})
+        chunks[0]["message"]["usage"] = usage
+        chunks[-2]["usage"] = {}
+    elif source == "gemini":
+        part = {"content": {"role": "model", "parts": [{"text": "x"}]}, "finishReason": "STOP"}
+        chunks = [{"candidates": [part], "usageMetadata": usage}]
+    else:
+        chunks = [{"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [],
+                                                              "usage": usage}}]  # fmt: skip
+    (node,) = nodes(render(source, chunks), 10)
+    return node["token_usage"]
+
+
+@pytest.mark.parametrize(
+    ("source", "usage", "expected"),
+    [
+        ("claude", {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7,
+                    "output_tokens": 2}, (5, 2, 90, 7)),
+        ("claude", {"input_tokens": 5, "cache_read_input_tokens": 90, "output_tokens": 2}, (5, 2, 90, None)),
+        ("claude", {"input_tokens": 0, "cache_creation_input_tokens": 8, "output_tokens": 2}, (0, 2, None, 8)),
+        ("claude", {"input_tokens": 5, "output_tokens": 2}, (5, 2, None, None)),
+        ("gemini", {"promptTokenCount": 9, "candidatesTokenCount": 4, "thoughtsTokenCount": 30}, (9, 4, None, None)),
+        ("gemini", {"promptTokenCount": 9, "candidatesTokenCount": 4, "cachedContentTokenCount": 6,
+                    "toolUsePromptTokenCount": 3}, (9, 4, 6, None)),
+        ("gemini", {"promptTokenCount": 9, "thoughtsTokenCount": 30}, (9, 0, None, None)),
+        ("codex", {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 6}, "output_tokens": 4,
+                   "output_tokens_details": {"reasoning_tokens": 3}}, (9, 4, 6, None)),
+    ],
+)  # fmt: skip
+def test_counters_are_those_of_the_service(source: str, usage: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    found = counted(source, usage)
+    names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert tuple(found.get(name) for name in names) == expected
 
 
 def test_the_last_line_only_says_why_it_stopped() -> None:
@@ -162,7 +213,7 @@ def test_reasons_of_chat_completions_have_their_numbers(said: str, number: int) 
     ("said", "number"),
     [
         ("end_turn", 1), ("stop_sequence", 1), ("max_tokens", 2), ("tool_use", 3), ("safety", 4), ("recitation", 5),
-        ("refusal", 4), ("pause_turn", 0), ("unheard_of", 1),
+        ("refusal", 1), ("pause_turn", 0), ("unheard_of", 1),
     ],
 )  # fmt: skip
 def test_reasons_of_messages_have_their_numbers(said: str, number: int) -> None:

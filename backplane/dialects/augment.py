@@ -588,11 +588,12 @@ STOPS: Final[dict[str, int]] = {
     "max_tokens": MAX_TOKENS,
     "tool_use": TOOL_USE_REQUESTED,
     "content_filter": SAFETY,
-    "refusal": SAFETY,
+    "refusal": END_TURN,
     "other": END_TURN,
 }
-"""Of the ir. A word that nobody knows is the end of the turn, as the public extension has it; a failure, a cancelled or
-paused answer and a stream without its last event are none, so that the editor does not take them for whole."""
+"""Of the ir. A refusal (its words are shown as text) and an unknown word are the end of the turn, as in the public
+extension; a failure, a cancelled or paused answer and a stream without its last event are none, so that the editor does
+not take them for whole."""
 
 RAW_STOPS: Final[dict[str, int]] = {
     "safety": SAFETY,
@@ -605,11 +606,20 @@ RAW_STOPS: Final[dict[str, int]] = {
 """Vendors' words that this wire knows and the ir does not tell apart."""
 
 
+USAGE: Final[dict[str, str]] = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "cache_read_input_tokens": "cache_read",
+    "cache_creation_input_tokens": "cache_write",
+}
+"""Counter of a node → field of the ir."""
+
+
 class Reply(msgspec.Struct, frozen=True):
     """What a request says about the answer that it wants."""
 
     tool_use_start: bool = False
-    """Whether a call is announced before it is whole."""
+    """Whether an announcement of each call comes before the call."""
     mcp_names: Mapping[str, tuple[str, str]] = {}
     """Tool → its server's name and its name there, for tools that come from such a server."""
 
@@ -627,7 +637,6 @@ class ChunkWriter(BlockWriter):
         self.ledger = LossLedger(source, NAME, is_answer=True)  # its words are none of a dialect's tables
         self.reply = reply
         self.node_id = 0
-        self.announced: set[Key] = set()
         self.calls: set[tuple[str, str, str]] = set()
         self.reason: ir.Candidate | None = None
 
@@ -652,25 +661,21 @@ class ChunkWriter(BlockWriter):
                 self.ledger.degrade(part.at, "part", "a refusal is said as text")
             self.opened[key] = True
             return []
-        if not (isinstance(part, ir.ToolUse) and self.reply.tool_use_start and part.name):
-            return None
-        self.announced.add(key)
-        known = json_text(part.input if isinstance(part.input, dict) else {})
-        return [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, known)))]
+        return None
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         return self._text(text)
 
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.ToolUse):
-            return self._whole_call(part, key)
+            return self._whole_call(part)
         if not isinstance(part, ir.Thinking) or part.redacted is not None:
             return None
         if part.signature is not None:
             self.ledger.drop(part.at, "signature", "a chunk has no member for it")
         return [self._chunk("", self._node(THINKING, thinking={"summary": part.text}))] if part.text else []
 
-    def _whole_call(self, part: ir.ToolUse, key: Key) -> list[Json]:
+    def _whole_call(self, part: ir.ToolUse) -> list[Json]:
         if part.is_cut:
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return []
@@ -678,10 +683,8 @@ class ChunkWriter(BlockWriter):
         if (part.id, part.name, text) in self.calls:
             return []
         self.calls.add((part.id, part.name, text))
-        head: list[Json] = []
-        if self.reply.tool_use_start and key not in self.announced:
-            head = [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, text)))]
-        return [*head, self._chunk("", self._node(TOOL_USE, tool_use=self._call(part, text)))]
+        kinds = (TOOL_USE_START, TOOL_USE) if self.reply.tool_use_start else (TOOL_USE,)
+        return [self._chunk("", self._node(kind, tool_use=self._call(part, text))) for kind in kinds]
 
     def _arguments(self, part: ir.ToolUse) -> str:
         if part.kind == "custom" or not isinstance(part.input, dict):
@@ -717,22 +720,19 @@ class ChunkWriter(BlockWriter):
             return UNSPECIFIED
         word = self.reason.stop_raw or ""
         found = RAW_STOPS.get(word.lower(), STOPS.get(self.reason.stop or "", UNSPECIFIED))
-        if self.reason.stop not in STOPS:
+        if self.reason.stop not in STOPS or self.reason.stop == "refusal":
             self.ledger.degrade(self.reason.stop_at, "stop", f"{word or self.reason.stop} became {found}")
         is_cut = has_cut_call(self.reason.message.parts)
         return TOOL_USE_REQUESTED if self.calls and found == END_TURN and not is_cut else found
 
     def _usage(self) -> dict[str, int]:
-        """Return the counters that are known; `input_tokens` are all that was sent, cached ones included."""
-        usage = self.sum.usage
+        """Return the counters that are known, each counted as the service of the stream counts it."""
+        usage, counters = self.sum.usage, self.dialect.usage
         if usage is None:
             return {}
         if usage.reasoning:
             self.ledger.drop(usage.at, "usage", "tokens of thinking are not counted apart", usage.reasoning)
-        found = {
-            "input_tokens": usage.input, "output_tokens": usage.output,
-            "cache_read_input_tokens": usage.cache_read, "cache_creation_input_tokens": usage.cache_write,
-        }  # fmt: skip
+        found = {name: counters.native(usage, field, self.dialect.NAME) for name, field in USAGE.items()}
         return {name: count for name, count in found.items() if count is not None}
 
 

@@ -1018,16 +1018,20 @@ class Counters(msgspec.Struct, frozen=True):
         found = rest.get(self.beside_input, rest.get(snake(self.beside_input), 0)) if self.beside_input else 0
         return found if type(found) is int else 0
 
+    def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
+        """Return a field as this vendor counts it; `home` names the vendor where the counters are its own."""
+        value: int | None = getattr(usage, field)
+        apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
+        apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0
+        if value is None or not apart:
+            return value
+        return value - apart if home else max(0, value - apart)
+
     def write(self, usage: ir.TokenCounts, ledger: LossLedger) -> dict[str, Any]:
         """Write token counters."""
         out: dict[str, Any] = {}
-        beside = self._beside(usage.ext.get(ledger.target, {})) if ledger.is_home else 0
         for path, field in self.table.items():
-            value = getattr(usage, field)
-            apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
-            apart += beside if field == "input" else 0
-            if value is not None and apart:
-                value = value - apart if ledger.is_home else max(0, value - apart)
+            value = self.native(usage, field, ledger.target if ledger.is_home else "")
             value = 0 if value is None and field in self.needed and not ledger.is_home else value
             if value is not None:
                 put(out, path, value)
