@@ -48,6 +48,7 @@ REMEDIES: Final[dict[str, str]] = {
     "sidecar_spawn_failed": "correct the command, or install the program: backplane doctor",
     "backend_content_filtered": "say the task in other words, or choose another model",
     "backend_context_length": "shorten the conversation, or choose a model with a longer context",
+    "run_cancelled": "see how far it came: backplane why RUN",
     "usage_invalid": "see what the command takes: backplane help COMMAND",
     "internal": "report it with its traceback: BACKPLANE_DEBUG=1 prints it",
 }

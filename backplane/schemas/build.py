@@ -233,7 +233,7 @@ def error_table() -> str:
     return _ERRORS_HEAD + "\n".join((*rows, _ERRORS_OWN, *own)) + "\n"
 
 
-_ERRORS_OWN: Final = "\nOn stderr of the command line alone, in no message and no receipt:\n"
+_ERRORS_OWN: Final = "\nOnly on stderr and in exceptions of Python, in no message and no receipt:\n"
 
 
 _ERRORS_HEAD: Final = """# Error codes
