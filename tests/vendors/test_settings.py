@@ -180,7 +180,7 @@ MONEY: dict[str, Row] = {
 ELSEWHERE: dict[str, Any] = {
     "abp.on_lost_worker": "fail", "abp.secrets": ["A_KEY"], "abp.remote_root": "/srv/work",
 }  # fmt: skip
-"""Settings that no agent can heed here; each alone is refused before anything starts."""
+"""Settings for a queue or another machine; the control plane refuses each before any host starts."""
 
 OF_PLANE = {
     "abp.backend": "tests/test_heeded.py: an order names its backend where nothing else does",
@@ -233,7 +233,7 @@ class Table:
         """Run an order with these settings; take out what is refused, and look what became of the others."""
         left: Asked = {name: value for name, (value, _) in rows.items()}
         while left:
-            story = await self._run(left, turns, **backend)
+            story = await self.run(left, turns, **backend)
             refused = self._refused(story, left)
             if refused is None:
                 break
@@ -253,7 +253,7 @@ class Table:
         assert named or "has no model" in words, words
         return named[0] if named else "config.model"
 
-    async def _run(self, rows: Asked, turns: list[Turn], **backend: Any) -> Story:
+    async def run(self, rows: Asked, turns: list[Turn], **backend: Any) -> Story:
         number = len(list(self.folder.iterdir()))
         root, home = self.folder / f"{number}" / "work", self.folder / f"{number}" / "home"
         root.mkdir(parents=True)
@@ -331,9 +331,8 @@ async def test_no_setting_is_silently_ignored(agent: Agent, tmp_path: Path, need
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-async def test_what_no_agent_heeds_is_refused_before_anything_starts(name: str, agent: Agent, tmp_path: Path) -> None:
-    table = Table(agent, tmp_path)
-    story = await table._run({name: ELSEWHERE[name]}, [Turn(text="x")])
+async def test_what_no_agent_heeds_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    story = await Table(AGENTS["api"](), tmp_path).run({name: ELSEWHERE[name]}, [Turn(text="x")])
     assert story.code == "config_invalid"
     assert f"config.vendor.{name}" in str(story.seen.run.error)
     assert story.seen.server.requests == ()
