@@ -133,6 +133,7 @@ WORK: dict[str, Row] = {
         ["aws"], lambda it: "aws" in str(it.own["enforcement"]["kinds"]["credentials"].get("gap"))
     ),
     "abp.enforcement": ({"deny_write": "audit"}, lambda it: it.label("deny_write")),
+    "abp.fail_on": (["false-claims"], lambda it: it.own["fail_on"] == ["false-claims"]),
     "abp.hooks": (
         [{"event": "pre_tool", "tools": ["bash"], "command": ["/bin/true"]}],
         lambda it: bool(it.own["hooks"]["counts"]["true"]),
