@@ -352,7 +352,7 @@ def test_an_order_submitted_again_later_is_the_same_one(
     for name in ("kept", "sub/kept"):
         (root / name).touch()
     assert main(words) == 0, capfd.readouterr().err
-    assert "it was submitted before" in capfd.readouterr().err
+    assert f"{order['id']} was submitted before" in capfd.readouterr().err
     (root / "kept").write_text("another")
     assert main(words) == 2
     assert "another order has the id" in capfd.readouterr().err
@@ -794,7 +794,7 @@ def test_a_result_that_cannot_be_kept_yet_is_tried_again(queue: Queue) -> None:
     until(lambda: len(anyio.run(queue.engine.told, order_id)) > 0)
     queue.content.folder.rename(queue.folder / "away")
     queue.content.folder.touch()
-    until(lambda: log.exists() and "its result is tried again" in log.read_text(), 60)
+    until(lambda: log.exists() and "its result cannot be kept, and is tried again" in log.read_text(), 60)
     assert anyio.run(queue.engine.status, order_id).state == "running"
     shown = queue.cli("queue", "status").stdout
     assert shown.rstrip().endswith(f"runs {order_id[:8]}")

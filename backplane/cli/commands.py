@@ -647,7 +647,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             "check any program that claims to be a host", "checks:conform_host",
             "backplane conform -- node my-host.mjs",
             json("one JSON object with everything", "cli_conform"),
-            flag("--failed", "print the failed checks alone"),
+            flag("--failed", "print only the failed checks"),
             value("command", "COMMAND", "after --: the program and its arguments", nargs="+"),
             about="Check any program that claims to be a host; exit code 1 when it does not behave.",
         ),
@@ -661,7 +661,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
         "completion": CommandRow(
             "print what completes commands and options in your shell", "completion:print_completion", _COMPLETION,
             choice("shell", "bash", "zsh", "fish", "your shell"),
-            choice("--names", "runs", "backends", "sessions", "what the script offers there, one a line"),
+            choice("--names", "runs", "backends", "sessions", "print these names instead of the script"),
             about="Print the completion of a shell; put it where the shell looks, as below.",
         ),
         "version": CommandRow(

@@ -103,8 +103,8 @@ RIGHTS = (
     many(
         "--fail-on",
         "WORDS",
-        "exit 3 although it is complete, for denied calls, false claims or violations: "
-        "denied,false-claims,violations, or none (all with the policy `ci`, else none)",
+        "exit code 3 for a complete run with one of these findings: denied,false-claims,violations; "
+        "or `none` (all three with the policy `ci`, else none)",
     ),
     choice("--isolation", "required", "best_effort", "off", "keep it inside its workspace (best_effort)"),
 )

@@ -170,7 +170,7 @@ def submit(options: Options) -> int:
     place = find_queue(options)
     settings, content, home = load_settings(options), place.contents(), config.home(os.environ)
     if options.jsonl is not None and (options.wait or options.task is not None or options.order is not None):
-        raise wrong("--jsonl goes without TASK, --order and --wait", "`queue list` shows how the orders go on")
+        raise wrong("--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`")
     given = _lines_of(options) if options.jsonl is not None else [None]
     jobs = [_job_of(options, each, settings, content, home) for each in given]
     engine = place.open()  # Last: what is wrong with an order is said without waiting for the engine.
@@ -180,7 +180,7 @@ def submit(options: Options) -> int:
             is_new = await engine.submit(job, priority=options.priority)
             streams.write(f"{job.order.id}\n")
             if not is_new:
-                streams.complain("it was submitted before, and stays as it was\n")
+                streams.complain(f"{job.order.id} was submitted before, and stays as it was\n")
         if not options.wait:
             return 0
         ((root, job),) = jobs
@@ -191,18 +191,22 @@ def submit(options: Options) -> int:
 
 
 def _lines_of(options: Options) -> list[WorkOrder]:
-    """Read one order a line. Raises ConfigError `config_invalid`, before any of them is submitted."""
+    """Read a file of orders, one a line. Raises ConfigError `config_invalid`, before any of them is submitted."""
     data, source = streams.read_input(options.jsonl), streams.source(options.jsonl)
     lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
-        raise wrong(f"{source} has no line", "one work order a line, as JSON")
+        raise wrong(f"{source} has no order", "write one work order a line, as JSON")
     return [order.read_order(line, f"{source}, line {number}", lenient=options.lenient) for number, line in lines]
 
 
 def _job_of(
     options: Options, given: WorkOrder | None, settings: Settings, content: Contents, home: Path
 ) -> tuple[str, Job]:
-    """Make a job of an order, or of the one that the options name; with the folder that its patch is for."""
+    """Make a job of an order, and return it behind the folder that its patch is for.
+
+    Args:
+        given: None reads the order that the options name.
+    """
     from backplane.runtime.faults import check_whole
     from backplane.scale.orders import make_job
 

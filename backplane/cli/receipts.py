@@ -95,23 +95,23 @@ def show_receipt(options: Options) -> int:
 
 
 class ReceiptFault(msgspec.Struct, frozen=True):
-    """What is wrong with one receipt, or with the store."""
+    """A fault of one receipt or of the store."""
 
     name: str | None
     """Run id, file or folder; None for the store."""
     code: str | None
-    """Of the table of errors; None for a signature."""
+    """The error code; None for a signature."""
     fact: str
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What `receipts verify` found."""
+    """The result of `receipts verify`."""
 
     checked: int
     pruned: int = 0
-    """Receipts that were checked by their place in the chain alone."""
+    """Pruned receipts: only their place in the chain can be checked."""
     rollback_checked: bool = False
-    """Whether a checkpoint was given: without one a cut tail or an older copy of the store cannot be seen."""
+    """True if a checkpoint was given; without one a cut tail or an older copy of the store cannot be seen."""
     faults: tuple[ReceiptFault, ...]
 
 
@@ -251,7 +251,7 @@ def prune(options: Options) -> int:
 
 
 def _faults_of(name: str, key: PublicKey | None) -> list[ReceiptFault]:
-    """What is wrong with a file, an exported folder or a stored receipt."""
+    """Return the faults of a file, an exported folder or a stored receipt."""
     is_folder = os.path.isdir(name) and not _is_stored(name)
     if not is_folder and not os.path.isfile(name):
         return _stored_faults(name, key)

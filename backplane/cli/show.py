@@ -367,12 +367,12 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
 
 
 def remarks_on(receipt: Receipt) -> list[str]:
-    """Return what is said on stderr of an ended run beside its outcome, a line each."""
+    """Return the lines about an ended run that go to stderr, beside its outcome."""
     return remarks(receipt.meta.run_id, receipt.outcome, receipt.backplane)
 
 
 def names(paths: Sequence[str]) -> str:
-    """The first files of a list, and how many more there are, on one line."""
+    """Return one line with the first files of a list, and how many more there are."""
     more = f" and {len(paths) - NAMES_SHOWN} more" if len(paths) > NAMES_SHOWN else ""
     return one_line(", ".join(paths[:NAMES_SHOWN]), VALUE_CHARS_MAX) + more
 
@@ -457,7 +457,7 @@ def diff(path: Path, look: Look, lines_max: int = DIFF_LINES_MAX) -> Iterator[st
 
 
 def _readable(patch: Iterable[str]) -> Iterator[str]:
-    """Pass on the lines of a patch; a binary file is one of them."""
+    """Return the lines of a patch, with one line for each binary file."""
     head: list[str] = []
     """Lines of a file's header, until its first hunk says that it is text."""
     binary = False

@@ -58,7 +58,7 @@ HELLOS_MAX: Final = 8
 """Hosts that are asked at once what they can, each a process."""
 
 DATE: Final = re.compile(r"[-@](20\d{6}|20\d\d-\d\d(-\d\d)?)$")
-"""The date that a service puts behind the name of a model."""
+"""The date at the end of a model's name, as some services write it."""
 
 _HERE: Final = (*CAPABILITY.values(), "checkpointing")
 """Abilities that the control plane supplies to every backend on this machine."""
@@ -216,7 +216,7 @@ def _observations(runs: list[Remembered], candidates: Mapping[str, BackendState]
 
 
 def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
-    """Return the model that a run counts for: as its order names it, else its receipt, else the default."""
+    """Return the model that a run counts for: the one of its order, else of its receipt, else the default."""
     told = run.model_told
     if run.model is not None or told is None or models[0].name is None:
         return run.model or models[0].name
@@ -224,7 +224,7 @@ def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
 
 
 def _names(told: str, name: str) -> bool:
-    """Whether a service's name of a model means this one: the same, with a date behind it, or with it as a word."""
+    """Return True if a service's name of a model is this name, has it as a word, or has only a date behind it."""
     plain = DATE.sub("", told)
     return name in (told, plain) or name in re.split(r"[-/:@]", plain)
 

@@ -87,9 +87,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     success: Interval
     """In thousandths."""
     cost_usd_micros: Interval | None
-    """Of the successful runs, as a failure may be cheap and quick; None if there are none, or one's cost is unknown."""
+    """Mean of the successful runs, as a failure may be cheap and quick.
+
+    None if there are none, or if the cost of one is unknown.
+    """
     duration_ms: Interval | None
-    """Of the successful runs."""
+    """Mean of the successful runs."""
     patches: int
     """Different patches that came of it."""
 

@@ -23,7 +23,10 @@ class Spend(msgspec.Struct, frozen=True, kw_only=True):
     """None where they are unknown of any; `output_tokens` likewise."""
     output_tokens: int | None = 0
     known_input_tokens: int | None = None
-    """Of the runs that reported them: the least that all used. None if no run did; `known_output_tokens` likewise."""
+    """Sum over the runs that reported them, so all used at least this many; None if no run did.
+
+    `known_output_tokens` likewise.
+    """
     known_output_tokens: int | None = None
 
     def plus(self, cost: int | None, input_tokens: int | None, output_tokens: int | None) -> Spend:

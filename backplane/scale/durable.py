@@ -315,7 +315,7 @@ class DurableEngine:
         return await anyio.to_thread.run_sync(read)
 
     async def reported(self, order_id: str, attempts: Sequence[str]) -> tuple[Usage, ...]:
-        """The usage that each of an order's attempts reported last."""
+        """Return the usage that each of these attempts reported last."""
         events = await self.told(order_id)
         return tuple(last_usage(one.record for one in events if one.attempt == attempt) for attempt in attempts)
 
@@ -526,7 +526,7 @@ class _Worker:
     ) -> None:
         self._say = say
         self._away_since: float | None = None
-        """When the database was first not reached, by a monotonic clock; None while it is."""
+        """Monotonic time of the first failure to reach the database; None while it is reached."""
         self.id = f"{os.uname().nodename[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self.lost = ""
         """Why this worker does not count any more."""
@@ -631,7 +631,7 @@ class _Worker:
             except Exception as error:  # A database that is away for a while: no beat, and the watchdog counts.
                 if self._away_since is None:
                     self._away_since = began
-                    ends = f"this worker ends after {self._engine.lease_s * _WATCH_SHARE:g} s of that"
+                    ends = f"this worker ends if that lasts {self._engine.lease_s * _WATCH_SHARE:g} s"
                     self._say(f"the database cannot be reached: {_words(error)}; {ends}")
                 continue
             if self._away_since is not None:

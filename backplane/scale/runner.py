@@ -48,7 +48,7 @@ class Runner:
     Args:
         content: where workspaces come from and patches go.
         told: called for each attempt that begins, with no run, and with its run once its result is kept.
-        delayed: called when the result of an attempt cannot be kept yet, with the reason.
+        delayed: called with the reason when the result of an attempt cannot be kept yet, or was given up.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Runner:
         return result
 
     async def _kept(self, gathered: Callable[[], OrderResult], attempt: Attempt) -> OrderResult:
-        """Keep a result in the content store; try again for `KEEP_S_MAX`, as a full disk may get room again.
+        """Keep a result in the content store; try again for `KEEP_S_MAX`, as a full disk may have room again.
 
         Raises:
             WorkspaceError: `workspace_staging_failed`, it cannot be kept.
@@ -177,7 +177,9 @@ class Runner:
                     raise
                 if error.message != told:
                     told = error.message
-                    self._delayed(attempt, f"its result is tried again every {KEEP_AGAIN_S:g} s: {told}")
+                    self._delayed(
+                        attempt, f"its result cannot be kept, and is tried again every {KEEP_AGAIN_S:g} s: {told}"
+                    )
             await anyio.sleep(KEEP_AGAIN_S)
 
 

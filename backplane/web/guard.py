@@ -61,7 +61,8 @@ class Guard:
         return self._code
 
     def _redeem(self, given: str) -> bool:
-        # A wrong code leaves the right one valid, or any program of this machine could use it up; nobody guesses it.
+        # A wrong code leaves the right one valid, else any program of this machine could use it up. It is too long
+        # to be guessed.
         code = self._code
         if not code or not hmac.compare_digest(given.encode(), f"Code {code}".encode()):
             return False

@@ -27,11 +27,11 @@ HEAD_S: Final = 10.0
 
 
 SILENT_MAX: Final = 64
-"""Connections without a request; a further one closes the oldest of them, so that they leave room for the page."""
+"""Most connections without a request: a further one closes the oldest of them, so that the page finds room."""
 
 
 class _Prompt(H11Protocol):
-    """A connection that is closed where no request comes on it in time, or where many others wait for one."""
+    """A connection that is closed if it brings no request in time, or if too many others bring none."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
