@@ -15,9 +15,9 @@ import pytest
 
 from backplane import api
 from backplane.agents.acp.agent import choose, read_session, words_of
+from backplane.agents.acp.log import FAILURES_MAX, FailedRequest, FileReader, StderrReader
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
 from backplane.agents.acp.start import let_see
-from backplane.agents.acp.stderr import FAILURES_MAX, FailedRequest, StderrReader
 from backplane.agents.options import rows_of
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
@@ -647,6 +647,71 @@ def test_requests_that_fail_with_words_between_them_are_no_reason_to_end(start: 
     receipt, events = start(body, options=SAID)
     assert receipt.outcome == "complete"
     assert len([event for event in events if isinstance(carried(event), RetryReported)]) == FAILURES_MAX + 2
+
+
+def test_a_failed_request_in_an_agents_log_file_is_read_once_and_whole(tmp_path: Path) -> None:
+    pattern = rows_of(ROOT / "hosts" / "acp.py")["qwen"]["failed_request"]
+    log = tmp_path / "a" / "chats" / "one.jsonl"
+    log.parent.mkdir(parents=True)
+
+    def line(words: str) -> bytes:
+        event = {"event.name": "qwen-code.api_error", "duration_ms": 1, "error_message": words, "status_code": 500}
+        return json.dumps({"systemPayload": {"uiEvent": event}}, separators=(",", ":")).encode() + b"\n"
+
+    log.write_bytes(line("of an older run"))
+    reader = FileReader(pattern, tmp_path, "*/chats/one.jsonl")
+    assert reader.read() == []
+    said = json.dumps({"text": line("said by the model").decode()}).encode() + b"\n"
+    with log.open("ab") as file:
+        file.write(said + line('500 {"why":\n"too many"}')[:-9])
+    assert reader.read() == [], "the line has not ended"
+    with log.open("ab") as file:
+        file.write(line('500 {"why":\n"too many"}')[-9:] + line("again"))
+    (log.parent / "other.jsonl").write_bytes(line("of another session"))
+    assert reader.read() == [FailedRequest('500 {"why": "too many"}'), FailedRequest("again")]
+    assert reader.read() == []
+    (tmp_path / "b" / "chats").mkdir(parents=True)
+    (tmp_path / "b" / "chats" / "one.jsonl").write_bytes(line("in a file that is new"))
+    assert reader.read() == [FailedRequest("in a file that is new")]
+
+
+LOGS = """
+import pathlib, time
+log = pathlib.Path(os.environ["STATE"], "s.log")
+for number in range(1, 10):
+    with log.open("a") as file:
+        print(f"request {number} failed: boiler {number}", file=file)
+    time.sleep(0.05)
+time.sleep(60)
+"""
+
+
+def test_failed_requests_in_a_log_file_end_the_run(start: Start) -> None:
+    options = {**SAID, "log": "state/*.log", "home": {"STATE": "state"}}
+    receipt, events = start(LOGS, options=options)
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_unavailable")
+    told = [event.message for event in map(carried, events) if isinstance(event, RetryReported)]
+    assert told == [f"the model's service failed: boiler {number}" for number in range(1, FAILURES_MAX)]
+
+
+BREAKS = """
+import time
+text("half an "); text("ans")
+print("request failed: the pipe broke", file=sys.stderr, flush=True)
+time.sleep(0.3)
+text("Whole."); end()
+"""
+
+
+@pytest.mark.parametrize(("asks_anew", "answer"), [(True, "Whole."), (False, "half an ansWhole.")])
+def test_words_before_a_failed_request_count_where_the_agent_goes_on_from_them(
+    start: Start, asks_anew: bool, answer: str
+) -> None:
+    receipt, events = start(BREAKS, options={**SAID, "asks_anew": asks_anew})
+    assert receipt.outcome == "complete"
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == [answer]
+    retries = [event.ext["retry"] for event in events if event.ext and "retry" in event.ext]
+    assert [retry.get("taken_back") for retry in retries] == [11 if asks_anew else None]
 
 
 @pytest.mark.parametrize(("given", "names"), [("(", "regular expression"), ("failed", "(?P<words>…)")])

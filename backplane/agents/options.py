@@ -22,6 +22,8 @@ KEY_PROXY: Final = "BACKPLANE_KEY_PROXY"
 
 BASE_URL: Final = "{base_url}"
 """Stands for that address in an agent's variables, arguments, files and configuration."""
+SESSION: Final = "{session}"
+"""Stands for the id of an agent's session in the name of its log."""
 
 SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
@@ -172,7 +174,11 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
     failed_request: str = ""
-    """A regular expression for the line of stderr that tells a failed request; empty if the agent writes none."""
+    """A regular expression for the line of the log that tells a failed request; empty if the agent writes none."""
+    log: str = ""
+    """The log's file below the state folder, with wildcards and `{session}`; empty for stderr."""
+    asks_anew: bool = False
+    """After a failed request it asks for the whole answer again: words since the last message do not count."""
     sessions: bool = False
     """It keeps conversations in its own folders, and goes on with one in another run."""
     in_place: bool = False

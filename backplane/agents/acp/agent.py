@@ -14,12 +14,12 @@ import anyio
 import anyio.abc
 import msgspec
 
+from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, FileReader, StderrReader
 from backplane.agents.acp.reader import EventReader, OpenCall, read_usage
-from backplane.agents.acp.stderr import FAILURES_MAX, LOOK_S, StderrReader
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
-from backplane.agents.options import Profile
+from backplane.agents.options import SESSION, Profile
 from backplane.agents.order import AgentFolders, Continuation, folders_of, keep_name, read_conversation, server_rows
 from backplane.agents.program import BegunProgram
 from backplane.agents.session import OWN_INPUT, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
@@ -29,7 +29,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
 from backplane.policy.rules import Policy
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Request, Response, RpcError
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, Response, RpcError
 
 if TYPE_CHECKING:
     from backplane.ir import TokenCounts
@@ -80,7 +80,11 @@ class Agent(BaseAgent):
         )  # fmt: skip
         super().__init__(session, reader)
         self.reader.is_history = session.spec.conversation.wanted is not None
-        self.pipe, self._child = session.pipe(child, self), child
+        self.pipe, self._child = session.pipe(child, self, hear=self._hear), child
+        self._log: Callable[[], list[FailedRequest]] = list
+        """Gives what is new in the agent's log."""
+        self._failures, self._failed_s = 0, 0.0
+        """Failed requests since the last sign of life, and when that came."""
         self._said: dict[str, Any] = {}
         """Its answer to `initialize`."""
         self._id = ""
@@ -92,8 +96,6 @@ class Agent(BaseAgent):
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, open the session, and set what the order asks for."""
-        if self.profile.failed_request:
-            tasks.start_soon(self._watch_stderr, StderrReader(self.profile.failed_request))
         self._said = await self.must("initialize", OFFER)
         version = self._said.get("protocolVersion")
         if version != PROTOCOL_VERSION:
@@ -111,21 +113,44 @@ class Agent(BaseAgent):
             self.record.id = session.id
             await self._history_over()
             self.record.skip()
+        if self.profile.failed_request:
+            self._log = self._log_of(session.id)
+            tasks.start_soon(self._watch_log)
         self._id, self.reader.is_history = session.id, False
 
-    async def _watch_stderr(self, reader: StderrReader) -> None:
-        """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
-        count, heard_s = 0, 0.0
+    def _log_of(self, id: str) -> Callable[[], list[FailedRequest]]:
+        """Return what finds the failed requests of a session that are new in the agent's log."""
+        pattern, name = self.profile.failed_request, self.profile.log.replace(SESSION, id)
+        if name and self.place.config is not None:
+            return FileReader(pattern, Path(self.place.config), name).read
+        stderr = StderrReader(pattern)
+        return lambda: stderr.read(self._child.stderr_tail)
+
+    async def _watch_log(self) -> None:
         while True:
             await anyio.sleep(LOOK_S)
-            for failure in reader.read(self._child.stderr_tail):
-                count = count + 1 if self.session.silence.heard_s == heard_s else 1
-                heard_s = self.session.silence.heard_s
+            await self._read_log()
+
+    async def _hear(self, message: Notification) -> None:
+        """Hear an update, after what the agent wrote to its log before it."""
+        if self.profile.asks_anew:
+            await self._read_log()
+        await self.session.hear(message)
+
+    async def _read_log(self) -> None:
+        """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
+        heard_s = self.session.silence.heard_s
+        failures = self._log()
+        # Before anything is waited for: a word that comes meanwhile is of the next answer.
+        events = [self.reader.failed_request(one.words, asks_anew=self.profile.asks_anew) for one in failures]
+        for failure, event in zip(failures, events, strict=True):
+            self._failures = self._failures + 1 if self._failed_s == heard_s else 1
+            self._failed_s = heard_s
+            if self._failures >= FAILURES_MAX:
                 words = f"the model's service failed: {failure.words}"
-                if count >= FAILURES_MAX:
-                    self.session.cut(failed(code_of(failure.words, failure.label), words))
-                    return
-                await self.session.run.carry("retry", {"message": failure.words}, words)
+                self.session.cut(failed(code_of(failure.words, failure.label), words))
+                return
+            await self.session.run.emit(event)
 
     async def _history_over(self) -> None:
         """Wait for the rest of an older conversation, which this agent tells after it has answered."""
@@ -212,6 +237,7 @@ class Agent(BaseAgent):
         self._result = {}
         reply = await self.pipe.call("session/prompt", {"sessionId": self._id, "prompt": blocks}, timeout_s=None)
         await anyio.sleep(SETTLE_S)
+        await self._read_log()
         self._is_stopping = False
         return await self._refused(reply.fault) if reply.fault is not None else await self._ended(reply)
 

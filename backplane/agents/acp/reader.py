@@ -204,11 +204,27 @@ class EventReader(BaseReader):
             return events
         if not notice.retry:
             return [*events, self._noted(text)]
-        body: dict[str, Json] = {"message": text[:NOTICE_CHARS_MAX]}
-        if self._text:
-            body["taken_back"], self.answered = self._text_chars, False
+        words = text[:NOTICE_CHARS_MAX]
+        return [*events, self._retry(words, f"the model is asked again: {words[:200]}", taken_back=self._clear())]
+
+    def failed_request(self, words: str, *, asks_anew: bool) -> AgentEvent:
+        """Report a request that failed.
+
+        Args:
+            asks_anew: the agent asks for the whole answer again, so that its words until now do not count.
+        """
+        return self._retry(words, f"the model's service failed: {words}", taken_back=self._clear() if asks_anew else 0)
+
+    def _retry(self, words: str, message: str, *, taken_back: int) -> AgentEvent:
+        body: dict[str, Json] = {"message": words, **({"taken_back": taken_back} if taken_back else {})}
+        return self._make.carried("retry", body, message)
+
+    def _clear(self) -> int:
+        """Leave out the words since the last message; returns how many characters they had."""
+        chars = self._text_chars
+        self.answered = self.answered and not chars
         self._text, self._text_chars = [], 0
-        return [*events, self._make.carried("retry", body, f"the model is asked again: {text[:200]}")]
+        return chars
 
     def _noted(self, text: str) -> AgentEvent:
         return self._make.warning(f"the agent says: {text[:NOTICE_CHARS_MAX]}")
