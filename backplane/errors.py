@@ -69,7 +69,10 @@ CODES: Final[dict[str, CodeFacts]] = {
     "backend_rate_limited": CodeFacts("The model's service asks to slow down.", "upstream", 1, "rate_limited", True),
     "backend_auth_failed": CodeFacts("The model's service refuses the key.", "caller", 1, "authentication_failed"),
     "backend_model_not_found": CodeFacts(
-        "The model's service does not know the model.", "caller", 1, "model_unavailable"
+        "The model's service does not know the model, or nothing answers for it at this address.",
+        "caller",
+        1,
+        "model_unavailable",
     ),
     "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", 1, "unknown", True),
     "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host", 1),

@@ -19,7 +19,7 @@ REMEDIES: Final[dict[str, str]] = {
     "backend_timeout": "see what it waited for: backplane why RUN; or raise idle_s or run_s",
     "backend_rate_limited": "wait and try again, or choose another backend",
     "backend_auth_failed": "log in with the vendor's program, or set its key: backplane doctor",
-    "backend_model_not_found": "name another model: --model M; backplane backends lists those that are known",
+    "backend_model_not_found": "name another model, --model M, or correct base_url: backplane backends, doctor",
     "backend_crashed": "read its last words: backplane why RUN; then try again",
     "execution_tool_failed": "see which tool and why: backplane why RUN",
     "execution_workspace_error": "see which file and why: the error names it; free space or rights may be missing",

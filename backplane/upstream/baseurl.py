@@ -215,11 +215,7 @@ def read_answer(
     of_whom = f"; its error has the form of {' or '.join(foreign)}" if foreign else ""
     if failure.code == "backend_auth_failed":
         return AddressVerdict("key", _key_check(where, said + of_whom, key[0]), foreign)
-    if (
-        failure.code in ("backend_model_not_found", "config_invalid")
-        and "model" in said.lower()
-        and document is not None
-    ):
+    if failure.code == "backend_model_not_found" and "model" in said.lower() and document is not None:
         # A path that does not exist gets the label of an unknown model from some; only the words tell them apart.
         return AddressVerdict(
             "reached", Check("note", f"{where} is right, and the key; but {said}", "name a model with --model")

@@ -260,7 +260,7 @@ class Upstream:
             with anyio.CancelScope(deadline=first_by) as scope:
                 response = await client.send(built, stream=True)
                 if response.status_code >= 300:
-                    raise UpstreamError(await self._refusal(response, model_of(request)))
+                    raise UpstreamError(await self._refusal(response))
                 return response
         except UpstreamError:
             await _close(response)
@@ -272,7 +272,7 @@ class Upstream:
         text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
         raise UpstreamError(UpstreamFailure(code="backend_timeout", message=text, may_pass=True))
 
-    async def _refusal(self, response: httpx.Response, model: str) -> UpstreamFailure:
+    async def _refusal(self, response: httpx.Response) -> UpstreamFailure:
         body = b""
         # A body that is cut says as much as it says.
         with suppress(*FOREIGN):
@@ -282,7 +282,7 @@ class Upstream:
                     break
         now = datetime.fromtimestamp(time.time(), UTC)
         key, head = self.endpoint.key, body[:ERROR_BYTES_MAX]
-        failure = failure_of(response.status_code, response.headers, head, now, key, model)
+        failure = failure_of(response.status_code, response.headers, head, now, key)
         if 300 <= response.status_code < 400:
             where = cut_urls(response.headers.get("location", "nowhere"))
             failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")

@@ -92,11 +92,12 @@ HINTS: Final[dict[str, str]] = {
     "backend_auth_failed": "check the key, that it may use this model, and that its account has credit",
     "backend_rate_limited": "wait, or raise the limit at the service",
     "backend_context_length": "make the conversation shorter, or take a model with a larger window",
-    "backend_model_not_found": "check the model's name; the service's list is below /models",
+    "backend_model_not_found": "check the model's name (the service lists them below /models) and base_url, which ends "
+    "before the protocol's own path, as in https://example.com/v1",
     "backend_unavailable": "check that the address can be reached from here and that the service is up",
     "backend_timeout": "raise the timeout of the endpoint, or take a quicker model",
     "stream_closed": "try again; a proxy on the way may cut long answers",
-    "config_invalid": "check base_url: it ends before the protocol's own path, as in https://example.com/v1",
+    "config_invalid": "correct base_url, the key or the headers of the backend's options",
     INVALID: "the service says above what it does not want",
 }
 
@@ -165,26 +166,24 @@ An account without money is a refused key, as status 402 is: only the account's 
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
 """Statuses that say so little that the words count; 200 is an error in the middle of a stream."""
 
-_MODEL: Final = re.compile(r"(?<![a-z])models?(?![a-z])", re.IGNORECASE)
-
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
 
 STATUSES: Final[dict[int, str]] = {
     401: "backend_auth_failed", 402: "backend_auth_failed", 403: "backend_auth_failed",
-    404: "config_invalid", 405: "config_invalid",
+    404: "backend_model_not_found", 405: "backend_model_not_found",
     408: "backend_timeout", 504: "backend_timeout",
     413: "backend_context_length", 429: "backend_rate_limited",
 }  # fmt: skip
-"""Status → code, where neither labels nor words said more. 402 is an account without money."""
+"""Status → code, where neither labels nor words said more. 402 is an account without money; 404, 405 and a redirect are
+a wrong address or model, which services do not tell apart."""
 
 
 def failure_of(
-    status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None, model: str = ""
+    status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None
 ) -> UpstreamFailure:
     """Read a refused request.
 
     Args:
-        model: the name that was asked for; a 404 that repeats it means the model and not the address.
         now: for a date in `retry-after`.
         secret: the key, which some services repeat in their message.
     """
@@ -192,7 +191,7 @@ def failure_of(
     labels, words = labels_of(document), message_of(document)
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
-    code = code_of(status, labels, words[:WORDS_CHARS_MAX], model)
+    code = code_of(status, labels, words[:WORDS_CHARS_MAX])
     return UpstreamFailure(
         code=code,
         message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
@@ -217,7 +216,7 @@ def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailu
     )  # fmt: skip
 
 
-def code_of(status: int, labels: tuple[str, ...], words: str, model: str = "") -> str:
+def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
     """Choose the code: the service's own label, then its words, then the status."""
     if status == 200:
         status = next((int(label) for label in labels if label in STATUS_TEXTS), 200)
@@ -230,8 +229,6 @@ def code_of(status: int, labels: tuple[str, ...], words: str, model: str = "") -
             if re.search(pattern, words, re.IGNORECASE):
                 return code
     if 300 <= status < 400:
-        return "config_invalid"
-    if status == 404 and (_MODEL.search(" ".join((*labels, words))) or (model and model in words)):
         return "backend_model_not_found"
     if status in STATUSES:
         return STATUSES[status]

@@ -138,7 +138,8 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "key_and_login": (
         "the key was refused, and there is more than one way to log in: the agent may have taken the wrong one",
         "leave one of them: unset the variable, or log out of the program", "backplane doctor"),
-    "model_unknown": ("the model's service does not know the model", "another --model"),
+    "model_unknown": (
+        "the model's service does not know the model, or base_url is wrong", "another --model, or another base_url"),
     "too_long": ("the conversation is longer than the model takes", "a smaller task"),
     "unavailable": ("the backend cannot be reached or used", "backplane doctor"),
     "no_network": ("the model's service cannot be reached: {what}",

@@ -133,7 +133,8 @@ def test_a_key_from_a_file_loses_its_newline() -> None:
 def test_a_redirect_is_not_followed_with_the_key_and_says_where_it_went() -> None:
     fault = Fault(status=302, headers={"location": "https://elsewhere.example/login?next=SECRET"})
     done = talk("openai_compatible", [Turn(fault=fault)])
-    assert done.failed.code == "config_invalid"
+    assert (done.failed.code, done.failed.facts.exit_code) == ("backend_model_not_found", 1)
+    assert "base_url" in (done.failed.hint or "")
     assert "https://elsewhere.example/login" in done.failed.message
     assert "SECRET" not in done.failed.message
 
@@ -148,7 +149,7 @@ def test_a_wrong_path_is_told_from_a_model_that_is_not_there(protocol: str) -> N
     with ModelServer(Script(turns=(Turn(text="ok"),), prefix="/v1")) as server, pytest.raises(UpstreamError) as caught:
         anyio.run(bounded, ask, server)
     assert caught.value.status == 404
-    assert caught.value.code in ("config_invalid", "backend_model_not_found")
+    assert caught.value.code == "backend_model_not_found"
 
 
 def test_leaving_a_stream_early_closes_it() -> None:

@@ -23,7 +23,7 @@ SEVEN = {"authentication_failed", "rate_limited", "context_length_exceeded", "in
 
 def read(status: int, body: Any, headers: dict[str, str] | None = None, secret: str | None = None) -> UpstreamFailure:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return failure_of(status, headers or {}, data, NOW, secret, "gpt-99")
+    return failure_of(status, headers or {}, data, NOW, secret)
 
 
 def openai(message: str, kind: str | None = None, code: str | None = None) -> Json:
@@ -55,7 +55,7 @@ BODIES: list[tuple[int, Any, str]] = [
     (401, anthropic("authentication_error", "invalid x-api-key"), "backend_auth_failed"),
     (403, anthropic("permission_error", "Your key may not use this"), "backend_auth_failed"),
     (404, anthropic("not_found_error", "model: claude-9"), "backend_model_not_found"),
-    (404, anthropic("not_found_error", "Not Found"), "config_invalid"),
+    (404, anthropic("not_found_error", "Not Found"), "backend_model_not_found"),
     (413, anthropic("request_too_large", "Request exceeds the maximum size"), "backend_context_length"),
     (529, anthropic("overloaded_error", "Overloaded"), "backend_unavailable"),
     (400, google(400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key.",
@@ -76,10 +76,11 @@ BODIES: list[tuple[int, Any, str]] = [
      "backend_model_not_found"),
     (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]},
      "mapping_unsupported_capability"),
-    (404, {"detail": "Not Found"}, "config_invalid"),
-    (405, b"", "config_invalid"),
+    (404, {"detail": "Not Found"}, "backend_model_not_found"),
+    (405, b"", "backend_model_not_found"),
+    (301, b"<html>Moved</html>", "backend_model_not_found"),
     (502, b"<html><h1>502 Bad Gateway</h1></html>", "backend_unavailable"),
-    (308, b"", "config_invalid"),
+    (308, b"", "backend_model_not_found"),
     (402, {"error": {"message": "Insufficient Balance"}}, "backend_auth_failed"),
     # Money, quota and safety, said as a bad request.
     (400, anthropic("invalid_request_error", "The credit balance of this account is too low for the API"),

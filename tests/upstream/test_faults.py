@@ -217,7 +217,8 @@ STATUSES = {
     401: ("backend_auth_failed", "authentication_failed", False),
     402: ("backend_auth_failed", "authentication_failed", False),
     403: ("backend_auth_failed", "authentication_failed", False),
-    404: ("config_invalid", "invalid_request", False),
+    404: ("backend_model_not_found", "model_unavailable", False),
+    405: ("backend_model_not_found", "model_unavailable", False),
     408: ("backend_timeout", "network_error", True),
     413: ("backend_context_length", "context_length_exceeded", False),
     422: ("mapping_unsupported_capability", "invalid_request", False),
@@ -235,8 +236,6 @@ def test_a_status_is_a_typed_error_and_is_repeated_only_where_it_may_pass(protoc
     code, provider_code, may_pass = STATUSES[status]
     fault = Fault(status=status, message="it will not")
     done = talk(protocol, [Turn(fault=fault, times=None)], tries_max=2)
-    if status == 404 and done.failed.code == "backend_model_not_found":
-        code, provider_code = "backend_model_not_found", "model_unavailable"  # that vendor's own label says so
     assert (done.failed.code, done.failed.provider_code, done.failed.status) == (code, provider_code, status)
     assert CODES[done.failed.code].provider_code == provider_code
     repeats = [retry for retry in done.carried("retry") if retry["step"] is None]
