@@ -28,7 +28,7 @@ SESSION: Final = "{session}"
 SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
 RETRIES: Final = 4
-"""Of a request and of a stream: as the agent has it by itself; an order's own clock may be shorter."""
+"""Requests that repeat one call of the model after the first; an order's own clock may be shorter."""
 OF_TRIALS: Final = ("trials", "trial_options", "trial_env", "trial_in_place", "trial_tokens", "oldest")
 """Members of a row that are for `backends --probe` and `doctor` alone."""
 OF_BACKENDS: Final = ("profile",)
@@ -78,6 +78,7 @@ class Codex(_Priced, frozen=True, forbid_unknown_fields=True):
     """The row of `codex.toml` with a backend's options over it."""
 
     retries: int = RETRIES
+    """Requests that repeat one call of the model after the first: 1 is two requests at most."""
 
 
 class Copilot(_Priced, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +100,7 @@ class Kimi(_Priced, frozen=True, forbid_unknown_fields=True):
     context_tokens: int = 262_144
     """Of the model: a conversation is shortened before it is longer."""
     retries: int = RETRIES
+    """Requests that repeat one call of the model after the first: 1 is two requests at most."""
 
 
 class McpServer(msgspec.Struct, frozen=True):

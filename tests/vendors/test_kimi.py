@@ -41,7 +41,7 @@ class Kimi(Agent):
         }
 
     def options(self, url: str) -> dict[str, Any]:
-        more = {"provider": "openai", "model": "scripted-model", "retries": 2}
+        more = {"provider": "openai", "model": "scripted-model", "retries": 1}
         return {"program": vendor("kimi"), "base_url": f"{url}/v1", **more}
 
     def variables(self) -> dict[str, str]:

@@ -113,7 +113,8 @@ def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
         "name": "backplane",
         "base_url": asked_at(options.base_url),
         "wire_api": "responses",
-        "request_max_retries": options.retries,
+        # A request that failed is asked again by the loop around the stream: together they would multiply.
+        "request_max_retries": 0,
         "stream_max_retries": options.retries,
         "supports_websockets": False,
         **({"env_key": key} if key is not None else {}),

@@ -101,7 +101,7 @@ provider = "ours"
 model = {toml(model or "")}
 max_context_size = {options.context_tokens}
 [loop_control]
-max_attempts_per_step = {max(1, options.retries)}
+max_attempts_per_step = {options.retries + 1}
 [[hooks]]
 event = "PreToolUse"
 command = {toml(COMMAND)}
