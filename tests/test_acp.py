@@ -255,6 +255,25 @@ def test_a_session_is_read_from_either_place() -> None:
     assert (session.modes, session.options) == (("plan",), {"model": ("m1", "m2")})
 
 
+@pytest.mark.parametrize(
+    ("total", "thought", "expected"),
+    [
+        (160, None, (150, 10)),  # cached tokens are beside the input
+        (110, None, (100, 10)),  # in it
+        (None, None, (100, 10)),  # the agent does not say
+        (167, 7, (150, 17)),  # both are beside
+        (117, 7, (100, 17)),  # thinking alone is beside the output
+        (160, 7, (150, 10)),  # cached tokens alone are beside
+        (999, 7, (100, 10)),  # the total says nothing
+    ],
+)
+def test_cached_tokens_are_a_part_of_the_input(total: Any, thought: Any, expected: tuple[int, int]) -> None:
+    told = {"inputTokens": 100, "outputTokens": 10, "cachedReadTokens": 30, "cachedWriteTokens": 20}
+    found = read_usage({**told, "totalTokens": total, "thoughtTokens": thought})
+    assert found is not None
+    assert (found.input, found.output, found.cache_read, found.cache_write) == (*expected, 30, 20)
+
+
 def test_counters_nobody_reported_stay_unknown() -> None:
     assert read_usage({"inputTokens": 0, "outputTokens": 0}) is None
     assert read_usage({"inputTokens": -1, "outputTokens": True}) is None

@@ -101,6 +101,7 @@ async def test_the_same_order_is_the_same_story(ground: Ground) -> None:
     assert len(seen.of(TurnEnded)) in (REQUESTS - 1, REQUESTS)
     assert [event.tool_name for event in seen.of(ToolCall)] == ["write_file", "bash"]
     assert [(event.exit_code, "seen" in event.output_preview) for event in seen.of(CommandExecuted)] == [(3, True)]
+    assert [event.is_error for event in seen.of(ToolResult)] == [False, True]
     assert [event.path for event in seen.of(FileChanged)] == ["new.txt"]
     assert [line in seen.patch.partition(f"b/{name}")[2] for name, line in PATCH] == [True, True]
     used = seen.receipt.usage
@@ -113,3 +114,21 @@ async def test_the_same_failure_has_the_same_code(code: str, ground: Ground) -> 
     seen = await ground.play([Turn(fault=FAULTS[code], times=None)])
     assert seen.receipt.outcome == "failed"
     assert [*seen.codes, seen.end.get("code")][-2:].count(code) >= 1
+
+
+BROKEN = {
+    "500": Fault(status=500, message="it broke"),
+    "503": Fault(status=503, message="too much to do", headers={"retry-after": "0"}),
+}
+"""Failures that an agent answers by asking again."""
+
+
+@pytest.mark.parametrize("agent", ["codex", "kimi"], indirect=True)
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_retries_are_the_requests_after_the_first(retries: int, broken: str, ground: Ground) -> None:
+    options = ground.agent.options
+    ground.agent.options = lambda url: {**options(url), "retries": retries}  # type: ignore[method-assign]
+    seen = await ground.play([Turn(fault=BROKEN[broken], times=None)])
+    assert seen.receipt.outcome == "failed"
+    assert len(seen.server.requests) <= retries + 1

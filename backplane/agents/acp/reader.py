@@ -452,6 +452,7 @@ class EventReader(BaseReader):
             code = exit_code_of(call.output)
             # A command that was cut off did not end well, whatever its agent says.
             events.append(self._make.ran(command, None if failed and code == 0 else code, text))
+            failed = failed or bool(code)
         elif call.kind in _WRITING and not failed:
             paths = dict.fromkeys(call.paths or call.places or _paths(call.input))
             events += [self._make.changed(path, f"{self.name_of(call)} by the agent") for path in paths]
@@ -496,11 +497,21 @@ def _paths(tool_input: dict[str, Json]) -> list[str]:
 
 
 def read_usage(usage: Json) -> TokenCounts | None:
-    """Counters as agents print them; None when there are none."""
+    """Counters as agents print them; None when there are none.
+
+    Some agents count cached tokens and thinking beside input and output, others in them: the total tells.
+    """
     told = mapping(usage)
     counters = {
         ours: told[theirs] for ours, names in _COUNTERS.items() for theirs in names if is_count(told.get(theirs))
     }
+    total = told.get("totalTokens")
+    if is_count(total) and "input" in counters and "output" in counters:
+        cached = counters.get("cache_read", 0) + counters.get("cache_write", 0)
+        thought = counters.get("reasoning", 0)
+        more = total - counters["input"] - counters["output"]
+        counters["input"] += cached if more in (cached, cached + thought) else 0
+        counters["output"] += thought if more in (thought, cached + thought) else 0
     # An agent that knows nothing prints zeros.
     return TokenCounts(**counters) if any(counters.values()) else None
 
@@ -510,4 +521,5 @@ _COUNTERS: Final = {
     "output": ("outputTokens", "output_tokens"),
     "cache_read": ("cachedReadTokens",),
     "cache_write": ("cachedWriteTokens",),
+    "reasoning": ("thoughtTokens",),
 }

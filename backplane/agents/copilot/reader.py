@@ -148,6 +148,7 @@ class EventReader(BaseReader):
             text = ends[0].get("outputPreview") if ends else output
             code = mapping(data["shellExecution"]).get("exitCode")
             events.append(self._make.ran(command, code, str(text or "") if shown is None else shown))
+            failed = failed or (call.shown is None and bool(code))
         return [*events, self._make.result(id, call.name, output if shown is None else shown, failed=failed)]
 
     def close(self) -> list[AgentEvent]:
