@@ -20,6 +20,7 @@ import pytest
 
 from backplane.config import BackendSettings, Settings
 from backplane.contract.conversation import StopReason, TokenUsage, usage_together
+from backplane.contract.events import CommandExecuted
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
 from backplane.providers import (
@@ -37,6 +38,7 @@ from backplane.providers import (
     ToolUseEndEvent,
     UserMessage,
     orders,
+    reading,
     store,
     unified,
 )
@@ -871,3 +873,9 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(g
                 again = json.loads((await session.run("two")).check().text)
                 assert ("one" in again["task"]) is not keeps
                 assert bool(session.losses) is not keeps
+
+
+@pytest.mark.parametrize(("code", "words"), [(None, "no exit code is known"), (0, "exit code 0"), (-9, "exit code -9")])
+def test_a_command_says_how_it_ended_with_or_without_a_code(code: int | None, words: str) -> None:
+    event = CommandExecuted(ts="2026-11-27T00:00:00Z", command="make", exit_code=code)
+    assert (event.ending, reading._words_of(event)) == (words, f"make: {words}")

@@ -248,7 +248,7 @@ def _fingerprint(folder: Path) -> dict[str, tuple[int, str]]:
 _BRIEF: Final[dict[type[Any], Callable[[Any], str]]] = {
     kinds.ToolCall: lambda event: f"{event.tool_name}: {event.input.get('command')}",
     kinds.ToolResult: lambda event: f"{event.tool_name} {'failed' if event.is_error else 'done'}",
-    kinds.CommandExecuted: lambda event: f"exit code {event.exit_code}",
+    kinds.CommandExecuted: lambda event: event.ending,
     kinds.FileChanged: lambda event: f"{event.path} {event.summary}",
     kinds.OutputReported: lambda event: event.body.get("text", "").strip(),
     kinds.AssistantMessage: lambda event: event.text,

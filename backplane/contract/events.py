@@ -94,6 +94,11 @@ class CommandExecuted(_EventBase, frozen=True, kw_only=True, gc=False, tag="comm
     output_preview: str | None = None
     """At most 8 KiB."""
 
+    @property
+    def ending(self) -> str:
+        """The exit code in words."""
+        return "no exit code is known" if self.exit_code is None else f"exit code {self.exit_code}"
+
 
 class Failed(_EventBase, frozen=True, kw_only=True, gc=False, tag="error"):
     """The event `error`: something failed, the run may go on."""

@@ -248,7 +248,7 @@ def _words_of(event: wire.AgentEvent) -> str:
     if isinstance(event, wire.FileChanged):
         return f"{event.path}: {event.summary}"
     if isinstance(event, wire.CommandExecuted):
-        return f"{event.command}: exit code {event.exit_code}"
+        return f"{event.command}: {event.ending}"
     return str(getattr(event, "message", ""))
 
 

@@ -248,7 +248,8 @@ class DurableEngine:
             if state == "done":
                 return read_row(row.output, OrderResult, "result")
             if state == "broken":
-                raise BackendError("internal", f"order {order_id} ended without a receipt: {row.status} {row.error}")
+                why = f"{row.status} {row.error or ''}".rstrip()
+                raise BackendError("internal", f"order {order_id} ended without a receipt: {why}")
             if time.monotonic() >= until:
                 raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
             await anyio.sleep(pause_s)

@@ -682,7 +682,8 @@ _CANCELLED_BY: Final = (
 
 
 def _crashed(picture: Picture, end: Ended) -> Cause:
-    how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    how = "no exit code is known" if end.exit_code is None else f"exit code {end.exit_code}"
+    how = how if end.signal is None else f"signal {end.signal}"
     rows, noise = [*_said(end), *_words(end)], as_object(end.added.get("noise"))
     if end.signal == 9:
         return _cause("out_of_memory", picture, rows)
