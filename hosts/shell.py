@@ -67,7 +67,7 @@ async def _execute(run: HostRun, command: str) -> Outcome:
 
 @contextmanager
 def _argv(task: str) -> Iterator[tuple[str, ...]]:
-    """Give the words that run a task; a script with a "#!" line lies in a file meanwhile, as each program reads one."""
+    """Yield the command that runs a task; a script with a "#!" line is kept in a file until the command has ended."""
     first, newline, _ = task.partition("\n")
     interpreter = first[2:].split() if first.startswith("#!") and newline else []
     if not interpreter:

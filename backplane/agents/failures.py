@@ -48,7 +48,7 @@ STATUSES: Final = {
     401: "backend_auth_failed", 403: "backend_auth_failed", 404: "backend_model_not_found", 408: "backend_timeout",
     413: "backend_context_length", 429: "backend_rate_limited",
 }  # fmt: skip
-"""An HTTP status; agents pass it on as a member, or in the service's JSON among their words."""
+"""HTTP status → code; agents pass the status on as a member, or in the service's JSON inside their text."""
 
 WORDS: Final = {
     "backend_auth_failed": (
@@ -78,7 +78,7 @@ def code_of(words: str, *labels: object, status: int | None = None) -> str:
     label = next((one for one in labels if isinstance(one, str) and one in LABELS), None)
     if label is not None:
         return LABELS[label]
-    # Never a number out of the text: "429 lines" is no rate limit.
+    # Numbers in the text do not count: "429 lines" is no rate limit.
     number = next((one for one in (status, status_in(words)) if one in STATUSES), None)
     if number is not None:
         return STATUSES[number]

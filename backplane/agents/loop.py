@@ -86,8 +86,8 @@ OWN: Final = ("system", "without_tools")
 """Members of `config.vendor.api` that are not parameters of the model."""
 
 NO_TOOLS: Final = (
-    "the service took no tools, so the model could change nothing and look at nothing; "
-    "config.vendor.api.without_tools = true calls such a run complete"
+    "the service took no tools, so the model could neither read nor change files; "
+    "set config.vendor.api.without_tools = true if such a run may be complete"
 )
 
 MARKED: Final = frozenset({"claude"})

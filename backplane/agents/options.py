@@ -44,7 +44,7 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_url: str | None = None
     """Address of the model's service; the version at its end (`/v1`) is optional where the program adds one."""
     base_url_env: str | None = None
-    """Variable by which the vendor's own program learns `base_url`; heeded where the options name none."""
+    """Variable from which the vendor's own program reads `base_url`; used if the options name no address."""
     own_state: bool = False
     """Use the user's own folders, login and model service in place of the session's."""
     silence_s: int = SILENCE_S
@@ -113,7 +113,7 @@ class McpServer(msgspec.Struct, frozen=True):
     url: str = ""
     headers: dict[str, str] = {}
     tool_ms: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """Milliseconds that a call of one of its tools may take; kept by the host `api` alone."""
+    """Milliseconds that a call of one of its tools may take; only the host `api` applies it."""
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: dict[str, Any] = {}
     model: str | None = None
     shows_images: bool = False
-    """The agent shows a picture only to a model whose entry in its configuration takes images."""
+    """The agent sends images only to a model whose entry in its configuration takes them."""
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,7 +176,7 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
     failed_request: str = ""
-    """A regular expression for the line of the log that tells a failed request; empty if the agent writes none."""
+    """A regular expression for the line of the log that reports a failed request; empty if the agent writes none."""
     log: str = ""
     """The log's file below the state folder, with wildcards and `{session}`; empty for stderr."""
     asks_anew: bool = False
@@ -192,7 +192,7 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
         try:
             groups = re.compile(self.failed_request).groupindex
         except re.error as error:
-            raise ValueError(f"`failed_request` is no regular expression: {error}") from error
+            raise ValueError(f"`failed_request` is not a regular expression: {error}") from error
         if self.failed_request and "words" not in groups:
             raise ValueError("`failed_request` has no group (?P<words>…)")
 

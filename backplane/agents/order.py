@@ -225,7 +225,7 @@ def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, An
 
 
 def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The MCP servers of the configuration and of the order, as an agent's own client takes them: name → members.
+    """Return the MCP servers of configuration and order, as an agent's own client takes them: name → members.
 
     Raises ConfigError.
     """

@@ -43,7 +43,7 @@ TOOL_S_MAX: Final = 3600.0
 SIGN_OF_LIFE_S: Final = 60.0
 """Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
 HALT_S: Final = 2.0
-"""Seconds that a turn at a limit may take to stop; an abort takes milliseconds. Then its program is ended."""
+"""Seconds for a turn to stop at a limit, before its program is ended; an abort takes milliseconds."""
 REPAIRS_MAX: Final = 2
 """Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
@@ -296,7 +296,7 @@ class AgentRun:
         return decision if decision.allowed == "deny" else None
 
     async def may(self, name: str, input: Json, denied: Ruling | None, *, id: str | None = None) -> approval.Decision:
-        """Ask the control plane whether a call may run; a call that the agent's copy of the policy denies, too.
+        """Ask the control plane whether a call may run, even if the agent's copy of the policy denies it.
 
         Once a limit is reached no call gets an answer, so none runs and the model is not asked about its result.
         """
@@ -402,7 +402,7 @@ class AgentRun:
         return done
 
     async def _halt(self) -> None:
-        """Stop the turn that reaches a limit; what its agent asked its model for until then is still counted."""
+        """Stop the turn that reaches a limit; model requests made until then are still counted."""
         await self._limited.wait()
         with anyio.move_on_after(HALT_S):
             if await self.agent.stop():
@@ -521,11 +521,11 @@ class Silence:
         self.broken = False
         """Whether it was the silence that ended the scope."""
         self.heard_s = 0.0
-        """When the last sign of life came, by the monotonic clock."""
+        """Time of the last sign of life, by the monotonic clock."""
         self.heard()
 
     def heard(self) -> None:
-        """Take in a sign of life of the agent."""
+        """Record a sign of life from the agent."""
         self.heard_s = time.monotonic()
 
     @property

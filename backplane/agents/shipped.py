@@ -48,7 +48,7 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     """That a task of one word sends, by the agent's own words around it; None where nobody looked."""
 
     oldest: str | None = None
-    """First version of its program that works; None where no older one was tried."""
+    """Oldest version of its program that works; None if no older one was tried."""
 
     @property
     def key_env(self) -> str | None:
@@ -120,11 +120,11 @@ class _Configured(msgspec.Struct):
 
 
 PARENTS_MAX: Final = 4
-"""Folders between a program and the file that names its package's version."""
+"""Most folders between a program and the file that names its package's version."""
 
 
 def version_at(program: str) -> str | None:
-    """Return the version of the npm package that a program lies in; None if it lies in none."""
+    """Return the version of the npm package that holds a program; None if none does."""
     for folder in Path(os.path.realpath(program)).parents[:PARENTS_MAX]:
         with suppress(OSError, msgspec.MsgspecError):
             version = msgspec.json.decode((folder / "package.json").read_bytes(), type=_Package).version
@@ -169,12 +169,12 @@ def agent_of(
         arguments: of the host; the first names a row.
         options: of the backend: `profile` names another row, `program` another program.
         env: of the backend.
-        environ: ours, which may name the address of the model's service, too.
+        environ: our own environment; it may name the address of the model's service.
         where: what an error calls the options.
 
     Raises:
         ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the
-            address of the model's service is none.
+            address of the model's service is invalid.
     """
     if not host.with_suffix(".toml").is_file():
         return None

@@ -107,7 +107,7 @@ class Servers:
 async def open_servers(
     rows: Mapping[str, Mapping[str, Any]], *, env: Mapping[str, str], cwd: str, warn: Warn
 ) -> AsyncIterator[Servers]:
-    """Start and greet servers, all at once; one that does not come is warned about, and the run goes on without it.
+    """Start and greet servers, all at once; one that fails is a warning, and the run goes on without it.
 
     Args:
         rows: name → command, args and env, or url and headers; `tool_ms` is the longest call in milliseconds.
@@ -151,7 +151,7 @@ class _Link(Protocol):
     async def ask(self, method: str, params: dict[str, Any]) -> Response: ...
     async def tell(self, method: str) -> None: ...
     async def last_words(self) -> str:
-        """The end of a dead program's stderr as a clause for an error; empty where there is none."""
+        """Return the end of a dead program's stderr as a clause for an error; empty if there is none."""
         ...
 
 

@@ -53,7 +53,7 @@ class Tree:
         return os.path.relpath(found, self.root)
 
     def _as_written(self, path: str) -> str | None:
-        """Return a path relative to the root with no link followed: a rule holds for it, too; None if it is outside."""
+        """Return a path relative to the root, links not followed, as rules apply to it, too; None if it is outside."""
         found = os.path.relpath(os.path.join(self.root, path), self.root)
         return None if found.split("/", 1)[0] == ".." else found
 

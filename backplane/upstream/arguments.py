@@ -1,7 +1,7 @@
-"""Calls whose arguments or name no service takes back: what they can be read as, and how they stand in the history.
+"""Repairs calls whose arguments or name a service refuses when they come back to it in the history.
 
-Pure. A model's arguments that say one JSON object in a wrong spelling are that object; all others are a text, which the
-host answers with an error and which goes back wrapped, as `dialects.translate` wraps it.
+Pure. Arguments that are one JSON object in a wrong spelling become that object. All others stay a text: the host
+answers them with an error, and they go back wrapped in an object, as `dialects.translate` wraps them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CallT = TypeVar("CallT", ToolUse, ToolOutput)
 WRAPPED: Final = "arguments that are no JSON object stand in the member arguments"
 RENAMED: Final = "the name of a call has letters or a length that are refused here; it is spelled in another way"
 READ_DEEP_MAX: Final = 3
-"""Most texts inside texts that are read as JSON; models encode arguments twice at most."""
+"""Most levels of JSON inside a text that are read; models encode arguments twice at most."""
 
 
 def mended(input: Json, depth: int = 0) -> Json:
-    """Return the object that arguments say in a wrong spelling; arguments that say none come back unchanged.
+    """Return the object that wrongly spelt arguments stand for; arguments without one come back unchanged.
 
-    Read are: nothing and null, for a call without arguments; raw line ends in strings; a text that holds the JSON; one
-    object several times over.
+    These spellings are read: an empty text and null, for no arguments; raw line ends in strings; JSON inside a text;
+    one object several times over.
     """
     if input is None:
         return {}
@@ -64,7 +64,7 @@ _DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tuple[Conversation, tuple[Loss, ...]]:
-    """Return a conversation whose calls the service takes back, and what changed.
+    """Return a conversation whose calls the service accepts, and what was changed.
 
     Args:
         tool_name: names that the service takes.

@@ -34,7 +34,7 @@ class Rung(msgspec.Struct, frozen=True):
     rewrite: Rewrite
     reason: str
     is_cut: bool = False
-    """The model can do or see less afterwards, so only the rung's own words take it."""
+    """The model can do or see less afterwards, so the rung is taken only if a refusal matches `words`."""
 
 
 REFUSING: Final = (
@@ -217,7 +217,7 @@ def _rung(protocol: str, request: Request, failure: UpstreamFailure, taken: tupl
     named = [rung for rung in left if re.search(rung.words, failure.message, re.IGNORECASE)]
     blind = [rung for rung in left if not rung.is_cut] if is_refusal else []
     if (tool := blamed_tool(request, failure)) is not None:
-        # Words about one tool ask for nothing that costs the model another ability.
+        # A refusal about one tool must not cost the model another ability.
         named = [rung for rung in named if not rung.is_cut] + _for_one(tool, request, left, taken)
     for rung in [*named, *blind]:
         rewritten, paths = rung.rewrite(request)
@@ -228,7 +228,7 @@ def _rung(protocol: str, request: Request, failure: UpstreamFailure, taken: tupl
 
 
 def _for_one(tool: str, request: Request, left: list[Rung], taken: tuple[str, ...]) -> list[Rung]:
-    """Return what may be tried for one refused tool: it is not strict, then it is not offered."""
+    """Return the rungs for one refused tool: first without `strict`, then without the tool."""
     strict = [rung for rung in left if rung is _STRICT]
     gone = sum(name.startswith(LEFT_OUT) for name in taken)
     is_last = len({name for _, name in offered_tools(request)}) == 1

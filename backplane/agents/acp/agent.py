@@ -318,7 +318,7 @@ class Agent(BaseAgent):
         decision = policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: neutral})
         is_denied = decision.allowed == "deny"
         if not is_denied:
-            # The control plane is given one name, and has to decide by it as was decided here by all of them.
+            # The control plane gets one name, and by it must decide as all names together decided here.
             decided = {one: policy.decide_tool_call(one, call.input, root=root).allowed for one in (name, neutral, own)}
             name = next((one for one, allowed in decided.items() if allowed == decision.allowed), name)
         verdict = await self.session.may(name, call.input, decision if is_denied else None, id=call.id)
@@ -356,7 +356,7 @@ def _pairs(value: Any) -> Any:
 
 
 def named_by_rules(policy: Policy) -> Callable[[str, str], bool]:
-    """Return a test whether a rule is about the agent's own name of a tool alone, given that and the neutral one."""
+    """Return a function of a tool's own and neutral name: True if a rule of the policy names the own one alone."""
 
     def verdict(name: str, neutral: str) -> str:
         return policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed

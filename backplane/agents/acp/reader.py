@@ -49,7 +49,7 @@ _OF_KIND: Final[Mapping[str, frozenset[str]]] = {
     "execute": frozenset({"bash"}),
     "fetch": frozenset({"web_fetch", "web_search"}),
 }
-"""Neutral tools that a call of a kind may be; the title of a call chooses among them and never leaves them."""
+"""Kind of a call → the neutral tools that it may be; the call's title only chooses among them."""
 _PATH_NAMES: Final = ("filePath", "file_path", "filepath", "path", "absolute_path")
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 
@@ -60,7 +60,7 @@ class OpenCall:
     def __init__(self, id: str) -> None:
         self.id = id
         self.name: str | None = None
-        """The agent's own name of the tool; None if it gives a kind alone."""
+        """The agent's own name of the tool; None if the agent gives only a kind."""
         self.is_named = False
         """The agent named the tool in a member for it; otherwise `name` is the call's title."""
         self.kind = "other"
@@ -97,7 +97,7 @@ class EventReader(BaseReader):
         notices: what the agent says itself among the words of its model.
         servers: names of MCP servers, by which their tools are known.
         record: the agent's own, where that says more of its requests and tools than the protocol does.
-        by_own_word: whether a rule is about the agent's own name of a tool alone, given that and the neutral one.
+        by_own_word: takes a tool's own and neutral name; True if a rule of the policy names the own one alone.
     """
 
     def __init__(
@@ -364,13 +364,13 @@ class EventReader(BaseReader):
     def name_of(self, call: OpenCall) -> str:
         """Return the tool's name in events: `mcp__SERVER__TOOL`, the neutral name, or the agent's own.
 
-        The agent's own name stands where a rule names it alone, or where no neutral one is known.
+        The agent's own name is used if a rule names only that, or if the tool has no neutral name.
         """
         neutral = self.neutral(call)
         return call.name if call.name is not None and self._by_own_word(call.name, neutral) else neutral
 
     def neutral(self, call: OpenCall) -> str:
-        """Return the name by which rules and hooks know a call: its kind decides, a title never."""
+        """Return the name that rules and hooks use for a call; its kind decides, never its title."""
         own = call.name or ""
         known = self._server_tool(call) or self._tools.get(own) or SPELLINGS.get(own, own if own in TOOLS else None)
         of_kind = _OF_KIND.get(call.kind)
@@ -403,14 +403,14 @@ class EventReader(BaseReader):
         return [*events, self._make.message(self.last_words)]
 
     def take_back(self) -> list[AgentEvent]:
-        """Take back the words of an answer that never became whole."""
+        """Return an event that takes back the text of an unfinished answer; none if there is no such text."""
         chars, self._text, self._text_chars, self.answered = self._text_chars, [], 0, False
         body: dict[str, Json] = {"reason": "broken_stream", "taken_back": chars}
         return [self._make.carried("retry", body, "the stream of the model's answer broke")] if chars else []
 
     @property
     def is_broken(self) -> bool:
-        """True if the turn ended with words that the record lacks as an answer, or has without tokens."""
+        """Return True if the turn ended with text that is no answer in the agent's record, or one without tokens."""
         record = self._record
         if record is None or not record.is_there or not "".join(self._text).strip():
             return False

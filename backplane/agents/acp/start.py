@@ -131,7 +131,7 @@ def configured(config: Config, users: str | None, model: str | None) -> dict[str
 
 
 def let_see(content: dict[str, Any], model: Json) -> None:
-    """Enter in a configuration that its model takes images: the agent's own table may not know it.
+    """Declare in a configuration that its model takes images, as the agent's own table may lack this.
 
     Args:
         model: `PROVIDER/NAME`, as the configuration names it.
@@ -141,13 +141,13 @@ def let_see(content: dict[str, Any], model: Json) -> None:
     """
     place: Any = content
     if not isinstance(model, str) or "/" not in model:
-        fact = "abp.images would have no effect: this agent shows a picture only to a model that is named"
-        raise BackendError("capability_unsupported", fact, hint="--model PROVIDER/NAME")
+        fact = "abp.images would have no effect: this agent sends images only to a model that is named"
+        raise BackendError("capability_unsupported", fact, hint="name one: --model PROVIDER/NAME")
     provider, _, name = model.partition("/")
     for member in ("provider", provider, "models", name):
         place = place.setdefault(member, {})
         if not isinstance(place, dict):
-            raise ConfigError("config_invalid", f"{member!r} in the agent's configuration is no object")
+            raise ConfigError("config_invalid", f"{member!r} in the agent's configuration is not an object")
     takes = place.setdefault("modalities", {"input": ["text", "image"], "output": ["text"]})
     if "image" not in str(takes):
         fact = f"abp.images would have no effect: the agent's configuration says that {model!r} takes no images"

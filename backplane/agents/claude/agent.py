@@ -42,7 +42,7 @@ LIMITS: Final = {
     "max_turns": "max_turns", "error_max_turns": "max_turns",
     "budget_exhausted": "budget", "error_max_budget_usd": "budget",
 }  # fmt: skip
-"""`terminal_reason` or `subtype` of a result, as some versions send one alone → the contract's limit."""
+"""`terminal_reason` or `subtype` of a result → the contract's limit; some versions send only one of the two."""
 LOGIN: Final = (
     "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
 )
@@ -97,7 +97,7 @@ class Agent(BaseAgent):
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Register the hooks, and send nothing before the program has confirmed that they hold."""
+        """Register the hooks, and wait until the program confirms that a failed hook blocks."""
         hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
         # Else a conversation keeps the system prompt of its first run, whatever a later order says.
         wanted = {"hooks": hooks, "systemPromptSnapshot": False}

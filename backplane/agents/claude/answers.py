@@ -21,7 +21,7 @@ _EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolU
 
 
 def wanted(*, results: bool, answer_s: int) -> Json:
-    """Return the hooks for `initialize`; one that gets no answer it can read blocks what it was asked about.
+    """Return the hooks for `initialize`; a hook without a readable answer blocks its call.
 
     Args:
         results: ask about results of tools, too.

@@ -1,9 +1,9 @@
 """Conversations that Claude Code keeps: `projects/FOLDER/ID.jsonl`, seen with 2.1.330 on 2026-11-24.
 
-Rows name the row before them, so that what was taken back stays in the file on a branch of its own. An answer is a row
-for each of its blocks. The result of a call stands below the row of that call, and the next answer stands below the
-result that was written last: with parallel calls the other rows of the answer and the other results lie beside the way
-from the last row to the first, and belong to it.
+Each row names the row before it, so rows that were taken back stay in the file as a branch of their own. An answer has
+one row for each of its blocks. The result of a call follows the row of that call, and the next answer follows the
+result that was written last. With parallel calls, some rows of an answer and some results are therefore not on the path
+from the last row to the first, but belong to the conversation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read(place: Place, talk: Talk) -> StoredHead:
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
-    """Return the ids of the rows that the program goes on with: from the last row back to the first, answers whole."""
+    """Return the ids of a resumed conversation's rows: from the last one back to the first, with whole answers."""
     own = [row for row in kept if not row.get("isSidechain")]
     id, found = said_of(own[-1].get("uuid")) if own else None, set[str]()
     while id is not None and id not in found:
@@ -89,7 +89,7 @@ def _answer_of(row: Mapping[str, Any]) -> str | None:
 
 
 def _whole_answers(kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows, all blocks of an answer at the place of its first, as a call may end before the next block."""
+    """Yield the rows with all blocks of an answer moved to its first; a call's result may stand between them."""
     blocks: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for row in kept:
         if (answer := _answer_of(row)) is not None:

@@ -47,6 +47,6 @@ def model_of(run: Given, options: Options) -> str | None:
 
 
 def address_of(options: Options) -> str | None:
-    """Return where the agent asks its model's service; of Anthropic's protocol it adds the version itself."""
+    """Return the address of the model's service; for Anthropic's protocol without the version, which the agent adds."""
     address = asked_at(options.base_url)
     return without_version(address) if options.provider == "anthropic" else address
