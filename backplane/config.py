@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_s: Seconds = 300.0
     """Silence after which a run is given up: a model may think for minutes, it does not for five."""
     tool_s: Seconds = 1800.0
-    """Silence while a tool's call is open: a quiet build takes many minutes, one without end is stuck."""
+    """Longest silence while a tool's call is open; a quiet build takes many minutes."""
     run_s: Seconds | None = None
     """A whole run; None is no bound, because only the caller knows how long the task may take."""
     cancel_grace_s: Seconds = 2.0
@@ -118,7 +118,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     idle_s: Seconds | None = None
     """Silence after which a run is given up, instead of the same name in `[limits]`."""
     tool_s: Seconds | None = None
-    """Silence while a tool's call is open, instead of the same name in `[limits]`."""
+    """Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`."""
     run_s: Seconds | None = None
     """A whole run, instead of the same name in `[limits]`."""
     cancel_grace_s: Seconds | None = None
@@ -362,9 +362,9 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """Check settings that a program built as those of a file are; paths in them stay as they are.
+    """Check settings built by a program by the rules for a configuration file; paths in them stay unchanged.
 
-    What a file's table may hold is taken: a dict for a backend or the limits, a list for a tuple.
+    As in a file, a table (here a dict) may stand for a backend or the limits, and a list for a tuple.
 
     Raises:
         ConfigError: `config_invalid`, with the member, its value and the choices.
@@ -407,7 +407,7 @@ class _Wrong(Exception):
 
 
 def _from_table(table: dict[str, Any]) -> Settings:
-    """Check a whole configuration and give it its types. Raises _Wrong."""
+    """Convert a whole configuration to `Settings`. Raises _Wrong."""
     table = dict(table)
     backends, servers = table.pop("backends", {}), table.pop("mcp_servers", {})
     for table_name, value in (("backends", backends), ("mcp_servers", servers)):
@@ -422,7 +422,7 @@ def _from_table(table: dict[str, Any]) -> Settings:
 
 
 def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
-    """Let relative paths of a file count from its folder."""
+    """Resolve the relative paths of a configuration file against its folder."""
     replace = msgspec.structs.replace
     return replace(
         settings,
@@ -470,7 +470,7 @@ def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | Pol
 
 
 def _rules(table: dict[str, Any]) -> PolicyProfile:
-    """The rules of `[policy]`; an unknown name is a mistake, as in a policy's own file. Raises _Wrong."""
+    """Return the rules of `[policy]`; an unknown name is an error, as in a policy's own file. Raises _Wrong."""
     known = PolicyProfile.__struct_fields__
     for name in table:
         if name not in known:
@@ -583,7 +583,7 @@ def home_path(environ: Environ) -> Path:
 
 
 def absolute(path: str | os.PathLike[str], called: str) -> Path:
-    """Expand `~` in a path, and let a relative one count from the current folder.
+    """Return a path as an absolute one, with `~` expanded; a relative one counts from the current folder.
 
     Args:
         called: what an error calls the path.
@@ -707,7 +707,7 @@ _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
 
 
 def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
-    """Give a table its type. Raises _Wrong, with the member's name, its value and what it may be."""
+    """Convert a table to its type. Raises _Wrong, with the member's name, its value and the allowed ones."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
@@ -728,7 +728,7 @@ def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
 
 
 def _wanted(fact: str, shape: Any, value: Any) -> str:
-    """Say what a member may be, from msgspec's words for it, and what it is."""
+    """Return an error's text: what a member may be, by msgspec's message, and what it is."""
     if words := _choices(shape):
         near = nearest_name(value, words) if isinstance(value, str) else None
         fact = f"one of {', '.join(words)}" + (f" (did you mean {near!r}?)" if near else "")
@@ -744,20 +744,20 @@ def _cut(value: Any) -> str:
 
 
 def _choices(shape: Any) -> tuple[str, ...]:
-    """The words that a `Literal` allows, also inside a union; none for any other shape."""
+    """Return the words that a `Literal` allows, also inside a union; empty for any other type."""
     if get_origin(shape) is Literal:
         return get_args(shape)
     return next((words for words in map(_choices, get_args(shape)) if words), ())
 
 
 def _shape_at(shape: Any, names: tuple[str, ...]) -> Any:
-    """The type of the member at a place; None where it may be anything."""
+    """Return the type of the member at a place; None if it may have any type."""
     owner = _owner(shape, names[:-1])
     return get_type_hints(owner).get(names[-1]) if owner is not None and names else None
 
 
 def _value_at(value: Any, at: str) -> Any:
-    """The value at a path like `hooks[0].event`; None where a name is left out of it."""
+    """Return the value at a path like `hooks[0].event`; None if a name in it is missing."""
     for key in re.findall(r"[^.\[\]]+", at):
         try:
             value = value[int(key) if isinstance(value, list) else key]
@@ -778,7 +778,7 @@ def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _owner(shape: Any, names: tuple[str, ...]) -> type[msgspec.Struct] | None:
-    """The type of the table at a place; None where it may be any."""
+    """Return the type of the table at a place; None if it may have any type."""
     for name in names:
         shape = _table_in(get_type_hints(shape).get(name))
         if shape is None:

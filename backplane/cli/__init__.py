@@ -45,7 +45,7 @@ EXITS: Final[dict[int, str]] = {
 
 
 def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
-    """Return the exit code of an ended run: of a partial one 3, else that of its error's code, else its outcome's.
+    """Return the exit code of an ended run: 3 if it is partial, else its error's code, else its outcome's.
 
     A complete run with a finding that its order lists in `fail_on` is 3, too.
 

@@ -220,7 +220,7 @@ def judge(line: str | None) -> Decision | None:
 
 
 def reply(line: str | None, body: Mapping[str, Any]) -> Decision | None:
-    """Return what a typed line answers to a question in words; None for a number that none of its options has."""
+    """Return the answer that a typed line gives to a question; None for a number that no option has."""
     if line is None:
         return Decision(decision="deny", reason="the terminal was closed")
     words = chosen(line, body.get("options"))
@@ -228,5 +228,5 @@ def reply(line: str | None, body: Mapping[str, Any]) -> Decision | None:
 
 
 def offer(body: Mapping[str, Any]) -> str:
-    """Return the line that says what a question in words takes."""
+    """Return the prompt for a question that is answered in words."""
     return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"

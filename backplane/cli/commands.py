@@ -191,7 +191,7 @@ RECEIPTS_PARTS: Final = {
     "verify": CommandRow(
         "check hashes, of everything stored if nothing is named", "receipts:verify",
         "backplane receipts verify 3f2a\nbackplane receipts verify receipt.json",
-        value("names", "FILE-or-ID", "a receipt's file, an exported folder; run id or its beginning", nargs="*"),
+        value("names", "FILE-or-ID", "a receipt's file, an exported folder, a run id or its beginning", nargs="*"),
         value("--checkpoint", "FILE", "kept from earlier: shows a cut tail, too"),
         value("--key", "PUB", "what has no signature by this public key is a fault, too"),
         json("what was checked and each fault as one JSON object", "cli_receipts_verify"),

@@ -21,7 +21,7 @@ from backplane.cli.start import open_store
 from backplane.errors import CODES, OWN_CODES
 
 NAMES_MAX: Final = 50
-"""Names offered of runs or sessions, the newest first."""
+"""Most names of runs or sessions offered, newest first."""
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ def _of(path: tuple[str, ...], about: str, made: argparse.ArgumentParser) -> Ite
 
 
 def _kind(path: tuple[str, ...], action: argparse.Action) -> str:
-    """Return what names an option or word takes, one of `NAMES`; "" for none of ours."""
+    """Return the kind of names that an option or word takes, one of `NAMES`; "" if it takes none of these."""
     if action.dest == "backend" or (action.metavar == "NAME" and action.dest in ("to", "names")):
         return "backends"
     if action.metavar == "ID":

@@ -46,7 +46,7 @@ def build(
     """Make the work order of a `run`.
 
     Args:
-        given: the order that the options are laid over; None reads the one that they name.
+        given: the order that the options change; None reads the one that they name.
         policy: the configuration's policy, for an order that brings none.
 
     Raises:
@@ -287,7 +287,7 @@ def _fail_on(given: Sequence[str]) -> list[Json]:
     if words == ["none"]:
         return []
     if unknown := [word for word in words if word not in FINDINGS]:
-        raise wrong(f"--fail-on {unknown[0]!r} is no finding", f"some of: {', '.join(FINDINGS)}; or none alone")
+        raise wrong(f"--fail-on {unknown[0]!r} is not a finding", f"give some of {', '.join(FINDINGS)}, or only none")
     return list(dict.fromkeys(words))
 
 

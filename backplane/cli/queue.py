@@ -57,7 +57,7 @@ ID_CHARS_SHOWN: Final = 8
 ID_CHARS: Final = 36
 """Of a whole one."""
 CLOCK_MS_MAX: Final = 60_000
-"""Difference of two clocks that is not named: less than a person notices in a log."""
+"""Largest difference of two clocks that is not reported; a person would not notice it in a log."""
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
 """Characters of a timestamp up to its seconds."""
 _M_ARENA_MAX: Final = -8
@@ -173,7 +173,7 @@ def submit(options: Options) -> int:
         raise wrong("--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`")
     given = _lines_of(options) if options.jsonl is not None else [None]
     jobs = [_job_of(options, each, settings, content, home) for each in given]
-    engine = place.open()  # Last: what is wrong with an order is said without waiting for the engine.
+    engine = place.open()  # Last, so that a wrong order is refused without waiting for the engine.
 
     async def submit() -> int:
         for _, job in jobs:
@@ -293,11 +293,11 @@ def _queue(
     *,
     may_make: bool = False,
 ) -> int:
-    """Do something with a queue.
+    """Run a function on the queue that the options name.
 
     Args:
-        empty: done where this user has no queue yet.
-        may_make: make a new queue where there is none.
+        empty: called instead if this user has no queue yet; None refuses.
+        may_make: make a new queue if there is none.
     """
     _within(options, "keep", 0, LISTED_MAX)
     _within(options, "limit", 1, LISTED_MAX)
@@ -640,7 +640,7 @@ def count_orders(options: Options) -> int:
 
 
 async def _name_clocks(engine: DurableEngine) -> None:
-    """Say on stderr that this machine's clock and the database's differ, as times in logs and receipts then do."""
+    """Warn on stderr if this machine's clock and the database's differ, as times in logs and receipts then do."""
     ahead_ms = await engine.clock_ahead_ms()
     if abs(ahead_ms) > CLOCK_MS_MAX:
         word = "behind" if ahead_ms > 0 else "ahead of"

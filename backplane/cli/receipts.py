@@ -269,7 +269,7 @@ def _faults_of(name: str, key: PublicKey | None) -> list[ReceiptFault]:
 
 
 def _is_stored(name: str) -> bool:
-    """Return True for a run of the store: `receipts export` names a folder after its run."""
+    """Return True if the store has a run of this name; an exported folder may have the name, too."""
     if not is_run_id(name):
         return False
     with open_store() as store:

@@ -378,7 +378,7 @@ def names(paths: Sequence[str]) -> str:
 
 
 NAMES_SHOWN: Final = 5
-"""Files named on a line of a summary."""
+"""Most files named on one line of a summary."""
 
 
 def is_bare(patch: Path) -> bool:

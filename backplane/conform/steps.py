@@ -34,7 +34,7 @@ class Bench(msgspec.Struct, frozen=True):
     vendor: dict[str, Json]
     """What every order says to this host alone."""
     is_noisy: bool = False
-    """Whether it wrote lines in its plain run that are no messages."""
+    """True if the host wrote lines other than messages in its plain run."""
 
     def place(self, name: str) -> Path:
         """Make a folder of this rule's own, below its root."""

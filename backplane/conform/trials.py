@@ -51,7 +51,7 @@ KEY: Final = "trial-key-of-no-service"
 PLACE: Final = "{url}"
 """In a row's options for trials, the scripted model's address."""
 ROOT: Final = "{root}"
-"""In the calls of a row whose trials work in place, the folder: some agents take absolute paths alone."""
+"""Placeholder for the folder in calls of a row whose trials work in place; some agents take only absolute paths."""
 
 
 UNHEARD: Final = "?"
@@ -71,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_false(self) -> bool:
-        """Whether it is claimed, or no manifest came, and its trial did not show it."""
+        """Return True if the trial did not show the ability, though it is claimed or no manifest came."""
         return self.claim in (*matrix.CLAIMS, UNHEARD) and self.proof == "failed"
 
 
@@ -108,7 +108,7 @@ class TrialRun(msgspec.Struct):
 
     @property
     def found_one(self) -> bool:
-        """Whether a search gave the file's name, or the number that an agent shows in its place."""
+        """Return True if a search gave the file's name, or the count that an agent shows instead."""
         return "seen.txt" in self.outputs or re.search(r"\b1 match", self.outputs) is not None
 
     @property
@@ -208,7 +208,7 @@ class AbilityTrial:
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
         self._in_place = bool(self.row.get("trial_in_place"))
-        """A conversation may stay with its folder; then all trials work in one, in place."""
+        """True for an agent whose conversations are bound to a folder: all trials work in one, in place."""
         self._runs = 0
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
@@ -305,7 +305,7 @@ class AbilityTrial:
 
 
 def _filled(value: Any, place: str, text: str) -> Any:
-    """Return a value of a row with a text in place of a placeholder."""
+    """Replace a placeholder everywhere in a row's value by a text."""
     if isinstance(value, dict):
         return {name: _filled(inner, place, text) for name, inner in value.items()}
     if isinstance(value, list):

@@ -64,7 +64,7 @@ class Unfit(Exception):
 
     @property
     def is_noise(self) -> bool:
-        """True if all lines that show it are no messages: the rule about noise is broken, and perhaps no other."""
+        """True if none of the lines that show it is a message: perhaps only the rule about noise is broken."""
         return bool(self.lines) and all(line.t is None for line in self.lines)
 
     def shown(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def choices(options: Json | UnsetType) -> list[str]:
 
 
 def chosen(text: str, options: Json | UnsetType) -> str | None:
-    """Return what a text answers to a question: a number its option's label, other words themselves.
+    """Return the answer that a text gives to a question: an option's label for its number, else the text itself.
 
     Returns:
         None for a number that no option has.

@@ -101,7 +101,7 @@ class TokenUsage(_ConversationValue, frozen=True):
     cache_in_input: bool = True
     """Whether `input_tokens` has the cached tokens inside."""
     is_at_least: bool = False
-    """A turn whose usage is unknown, as its service refused it, is left out of a sum."""
+    """True for a sum that leaves out turns whose usage is unknown, as when their service refused them."""
 
     @property
     def total_tokens(self) -> int | None:
@@ -115,9 +115,9 @@ _COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache
 
 
 def usage_together(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Add the usage of turns: what some of them do not know is left out, and `is_at_least` says so.
+    """Sum the usage of turns; unknown counters are left out, and `is_at_least` says so.
 
-    A counter that no turn knows is unknown; without a turn all are zero.
+    A counter that is unknown in every turn stays unknown; without turns all are zero.
     """
     sums: dict[str, Any] = {}
     partly = False

@@ -127,7 +127,7 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
     output: Json | msgspec.UnsetType = msgspec.UNSET
     is_error: bool | msgspec.UnsetType = msgspec.UNSET
     tool_use_id: str | msgspec.UnsetType = msgspec.UNSET
-    """Names the call, as its `tool_call` and `tool_result` do."""
+    """The call's id, as in its `tool_call` and `tool_result`."""
 
     def __post_init__(self) -> None:
         missing = [name for name in ASK_MEMBERS[self.kind] if getattr(self, name) is msgspec.UNSET]

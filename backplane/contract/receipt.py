@@ -91,7 +91,7 @@ FINDINGS: Final = ("denied", "false-claims", "violations")
 
 
 class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of what speaks against a run beside its outcome."""
+    """Counts of a run's problems that its outcome may not show."""
 
     denied: int = 0
     """Calls of tools and patches that a policy, a hook or an answer refused."""
@@ -103,7 +103,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     """Errors that the host reported itself."""
 
     def named(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Return those of these words of `FINDINGS` whose count is not 0."""
+        """Return the given words of `FINDINGS` whose count is not 0."""
         return tuple(word for word in words if getattr(self, word.replace("-", "_"), 0))
 
 

@@ -135,13 +135,13 @@ BACKPLANE: Final[Json] = _object(
                 gap={"description": "What that layer left open.", **_STRING},
             ),
         },
-        shortfall={"type": "string", "description": "What is held more weakly than asked, why, and the next step."},
+        shortfall={"type": "string", "description": "What is enforced more weakly than asked, why, and the next step."},
         violations=_JUDGED,
         attempts=_JUDGED,
     ),
     calls=_object(
-        "Calls of tools and patches that the host asked about; a question to the user is none. Absent where it asked "
-        "about none.",
+        "Calls of tools and patches that the host asked about; a question to the user does not count. Absent if it "
+        "asked about none.",
         ["asked", "allowed", "denied", "denied_then_done"],
         asked=_COUNT,
         allowed={"description": "Allowed by a policy, a hook or an answer, as they were or modified.", **_COUNT},
@@ -149,8 +149,7 @@ BACKPLANE: Final[Json] = _object(
         denied_then_done={"description": "Denied, and done all the same: each is a violation.", **_COUNT},
     ),
     errors=_object(
-        "Errors that the host reported in events of its own, also where it ended complete. Absent where it reported "
-        "none.",
+        "Errors that the host reported in events of its own, also in a complete run. Absent if it reported none.",
         ["count", "last"],
         count=_COUNT,
         last={"description": "Message of the last one.", **_STRING},
@@ -173,7 +172,10 @@ BACKPLANE: Final[Json] = _object(
             "description": "Changed files that no event named, and that no reported tool or command may have changed.",
             **_STRINGS,
         },
-        unnamed={"description": "The same, where a reported tool or command may have changed them.", **_STRINGS},
+        unnamed={
+            "description": "Changed files that no event named, but that a reported tool or command may have changed.",
+            **_STRINGS,
+        },
         failed={"description": "Why nothing was judged.", "type": "string"},
     ),
     losses={"description": "What a translation could not carry.", "type": "array", "items": True},

@@ -24,7 +24,7 @@ _PATCH: Final = ("diff", "unified_diff", "patch")
 
 
 def decided(body: Mapping[str, Any]) -> list[str]:
-    """Return the lines that show what an answer to an `ask` decides, harmless on a terminal."""
+    """Return the lines that show what an answer to an `ask` decides, escaped for a terminal."""
     found = [printable(in_workspace(_cut(line))) for line in _lines(body)]
     more = [f"… {len(found) - LINES_MAX} more lines"] if len(found) > LINES_MAX else []
     return found[:LINES_MAX] + more + [printable(line) for line in _options(body)]

@@ -241,7 +241,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """The end of what the open command has printed."""
     faults: list[ReportedFault] = []
     absent: list[ReportedFault] = []
-    """MCP servers that did not come."""
+    """MCP servers that could not be used."""
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
     only_announced: Repeat = NO_REPEAT
