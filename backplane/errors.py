@@ -125,7 +125,7 @@ OWN_CODES: Final[dict[str, CodeFacts]] = {
     "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
     "run_cancelled": CodeFacts("The caller ended the run.", "caller", 1),
 }
-"""Codes of the command line and the Python door alone; no message and no receipt has them."""
+"""Codes that only the command line and the Python API use; no message and no receipt has them."""
 
 
 class BackplaneError(Exception):

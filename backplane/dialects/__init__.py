@@ -190,7 +190,7 @@ class StreamTranslation:
         return out
 
     def finish(self, *, done: bool = False) -> list[Json]:
-        """Return what the end of the stream adds; call it once. A stream that says nothing is a failure.
+        """Return what the end of the stream adds; call it once. An empty stream is a failure.
 
         Args:
             done: the stream ended with the word `[DONE]` (`framing.Detecting.is_done`), so that it was not cut.
@@ -198,7 +198,7 @@ class StreamTranslation:
         noted = len(self.reader.losses)
         rest = self.reader.finish(done=done)
         if self._began and self._is_home:
-            del self.reader.losses[noted:]  # Its own dialect is given what it said.
+            del self.reader.losses[noted:]  # Written in its own dialect, the stream loses nothing.
             self.writer.sum.add_all(rest)
             self.writer.lose_cut()
             out: list[Json] = self.writer.fail_cut()

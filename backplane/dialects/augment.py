@@ -591,9 +591,9 @@ STOPS: Final[dict[str, int]] = {
     "refusal": END_TURN,
     "other": END_TURN,
 }
-"""Of the ir. A refusal (its words are shown as text) and an unknown word are the end of the turn, as in the public
-extension; a failure, a cancelled or paused answer and a stream without its last event are none, so that the editor does
-not take them for whole."""
+"""The ir's reason to stop → ours. A refusal (its words are shown as text) and an unknown reason end the turn, as in the
+public extension. A failure, a cancelled or paused answer and a stream without its last event have no entry, so that the
+editor does not take them for whole."""
 
 RAW_STOPS: Final[dict[str, int]] = {
     "safety": SAFETY,
@@ -619,7 +619,7 @@ class Reply(msgspec.Struct, frozen=True):
     """What a request says about the answer that it wants."""
 
     tool_use_start: bool = False
-    """Whether an announcement of each call comes before the call."""
+    """True to announce each call before the call itself."""
     mcp_names: Mapping[str, tuple[str, str]] = {}
     """Tool → its server's name and its name there, for tools that come from such a server."""
 

@@ -1019,7 +1019,7 @@ class Counters(msgspec.Struct, frozen=True):
         return found if type(found) is int else 0
 
     def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
-        """Return a field as this vendor counts it; `home` names the vendor where the counters are its own."""
+        """Return a field as this vendor counts it; `home` names the vendor if the usage is its own."""
         value: int | None = getattr(usage, field)
         apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
         apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0

@@ -253,7 +253,7 @@ def name_and_data(chunk: Json) -> tuple[str | None, Json]:
 
 
 def sse_bytes(chunk: Json, name: str | None = None) -> bytes:
-    """Write one server-sent event; a name that its document keeps is its own."""
+    """Write one server-sent event; a name kept in its document goes before the given one."""
     own, chunk = name_and_data(chunk)
     name = own or name
     head = f"event: {name}\n".encode() if name is not None else b""

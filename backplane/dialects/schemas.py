@@ -23,7 +23,7 @@ NODES_MAX: Final = 5_000
 """Most schemas that references are copied into; a schema of references to references grows exponentially."""
 
 CHOICES_MAX: Final = 500
-"""Most alternatives at the top that are merged, those in alternatives included; the rest ask for nothing."""
+"""Most alternatives at the top that are merged, nested ones included; a further one counts as an empty schema."""
 
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 """Members of a schema whose values are schemas by name."""
@@ -36,7 +36,7 @@ COMBINED: Final = ("allOf", "anyOf", "oneOf")
 
 
 class SchemaRule(msgspec.Struct, frozen=True):
-    """One thing that a service refuses in a tool's schema, and the rewrite that spares it."""
+    """One thing that a service refuses in a tool's schema, and the rewrite that avoids it."""
 
     rewrite: Callable[[Schema], Rewritten]
     reason: str
@@ -143,7 +143,7 @@ def _target(reference: Any, root: Schema) -> Schema | None:
 
 
 def _both(one: Schema, other: Schema) -> Schema:
-    """Return a schema of what two say together; where they differ, the second counts."""
+    """Merge two schemas; where they differ, the second counts."""
     out = {**one, **other}
     if isinstance(one.get("properties"), dict) and isinstance(other.get("properties"), dict):
         out["properties"] = {**one["properties"], **other["properties"]}
@@ -181,7 +181,7 @@ def _merged(schema: Schema, root: Schema, left: Iterator[int], inside: tuple[str
 
     Args:
         left: alternatives that may still be looked at.
-        inside: references that led here; one that leads here again says nothing more.
+        inside: references on the way here; a repeated one is ignored.
     """
     own = {name: value for name, value in schema.items() if name not in COMBINED}
     for name in COMBINED:
@@ -226,7 +226,7 @@ def _joined(own: Schema, choices: list[Schema], *, is_all: bool) -> Schema:
 
 
 def _object_type(schema: Schema) -> Rewritten:
-    """Say at the top that a tool takes an object."""
+    """Write `type: object` at the top, if it is not there."""
     if schema.get("type") == "object":
         return schema, ()
     return {"type": "object", **{name: value for name, value in schema.items() if name != "type"}}, ("",)
@@ -314,7 +314,7 @@ def _definitions(schema: Schema) -> Rewritten:
 
 
 ANYTHING: Final = tuple({"type": kind} for kind in ("string", "number", "boolean", "object", "null"))
-"""Alternatives of a schema that says no type, for services that want one in each schema."""
+"""Alternatives for a schema without a type, for services that want one in each schema."""
 KINDS: Final[tuple[tuple[type[Any], str], ...]] = (
     (bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (type(None), "null"), (dict, "object"),
     (list, "array"),
@@ -326,7 +326,7 @@ def _typed(schema: Schema) -> Rewritten:
 
 
 def _with_type(node: Schema) -> Schema:
-    """Return a schema that says one type, or alternatives of which each says one."""
+    """Return a schema with one type, or with alternatives of one type each."""
     if "$ref" in node:
         return node
     out = {("anyOf" if name == "oneOf" and "anyOf" not in node else name): value for name, value in node.items()}
@@ -358,7 +358,7 @@ def _alternatives(node: Schema, kinds: list[Schema]) -> Schema:
 
 
 def _by_kind(node: Schema) -> Schema:
-    """Return a schema whose listed values are texts or numbers; others are said by their type alone."""
+    """Return a schema whose `enum` has only texts and numbers; other values become their types."""
     kinds: dict[str, list[Any]] = {}
     for value in node["enum"]:
         kinds.setdefault(next(name for kind, name in KINDS if isinstance(value, kind)), []).append(value)
@@ -370,7 +370,7 @@ def _by_kind(node: Schema) -> Schema:
 
 
 def _guessed(node: Schema) -> Schema:
-    """Return a schema with the type that its other members ask for."""
+    """Return a schema with the type that its other members imply."""
     listed = [node["const"]] if "const" in node else node.get("enum")
     if isinstance(listed, list) and listed:
         return {"type": next(name for kind, name in KINDS if isinstance(listed[0], kind)), **node}

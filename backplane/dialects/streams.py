@@ -275,7 +275,7 @@ class BlockReader:
             self.ledger.degrade(at, "fallback", reason)
 
     def finish(self, *, done: bool = False) -> list[ir.StreamEvent]:
-        """Close what is open; the stream has ended, with or without saying so.
+        """Close all open blocks; the stream has ended, with or without its last event.
 
         Args:
             done: the stream ended with the word `[DONE]`, so that a choice without a reason to stop is whole.

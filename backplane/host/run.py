@@ -240,7 +240,7 @@ class HostRun(Given):
         """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
 
         Args:
-            id: of the call, as in its events: the answer counts for this call alone.
+            id: the call's id, as in its events; the answer counts only for this call.
 
         Returns:
             A verdict; `modify` carries the input to use. Denied is a tool result for the agent

@@ -236,7 +236,7 @@ def _leaves(value: Json, name: str, depth: int) -> Iterator[tuple[str, Json]]:
 
 
 def below(root: str, input: Json) -> Json:
-    """Return a tool's input with paths below the root relative to it, as far as its top members name them."""
+    """Return a tool's input with the paths in its top members made relative to the root, if they lie below it."""
     if not isinstance(input, dict) or not root.startswith("/"):
         return input
     start = root.rstrip("/") + "/"

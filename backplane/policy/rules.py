@@ -120,7 +120,7 @@ def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str
 
 
 def tool_shape(names: tuple[str, ...]) -> ToolShape:
-    """Return what a tool of these names does with places; an empty shape for an unknown one."""
+    """Return which places a tool of these names uses, from `TOOLS`; an empty shape for an unknown tool."""
     # The neutral name comes after the vendor's own, which may mean something else in the table.
     return next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
 
@@ -338,7 +338,7 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
 
 
 def has_rules_of(profile: PolicyProfile, shipped: str) -> bool:
-    """Return True if a profile has every rule of a shipped one, under whatever name it came."""
+    """Return True if a profile has every rule of a shipped one, whatever its own name is."""
     names = PolicyProfile.__struct_fields__
     return all(set(getattr(PROFILES[shipped], name)).issubset(getattr(profile, name)) for name in names)
 

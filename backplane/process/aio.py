@@ -56,7 +56,7 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def asyncio_task() -> asyncio.Task[Any] | None:
-    """The task that this is called in; None on trio."""
+    """Return the current task; None on trio."""
     if asyncio_loop() is None:
         return None
     import asyncio
@@ -65,7 +65,7 @@ def asyncio_task() -> asyncio.Task[Any] | None:
 
 
 class TaskRef:
-    """The task that made this object."""
+    """Remembers the task that made it."""
 
     def __init__(self) -> None:
         self._id = anyio.get_current_task().id

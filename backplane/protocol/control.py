@@ -367,7 +367,7 @@ class ControlEnd:
         return read
 
     def _prefixed(self, line: bytes) -> ReadEvent | Received | None:
-        """Read a message behind control characters; without one that can be read the line is noise."""
+        """Read a message behind control characters; a line without a readable one is noise."""
         message = bare(line)
         try:
             value = strict(message) if message is not line else None

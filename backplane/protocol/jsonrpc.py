@@ -99,7 +99,7 @@ class Peer:
         return [self.read(line) for line in self.lines(data)]
 
     def lines(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without what `bare` skips; `read` says what each is."""
+        """Return the lines that these bytes complete, without the prefixes that `bare` strips; `read` decodes each."""
         return self._bare(self._lines.feed(data))
 
     def _bare(self, lines: list[bytes]) -> list[bytes]:

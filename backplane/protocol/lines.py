@@ -52,9 +52,7 @@ _BEFORE_MESSAGE: Final = re.compile(
 
 
 def bare(line: bytes) -> bytes:
-    """Return a line from its first `{` on, where only control characters, terminal sequences and byte order marks stand
-    before it; any other line as it is.
-    """
+    """Strip control characters, terminal sequences and byte order marks before a line's `{`; keep any other line."""
     if line[:1] == b"{" or isinstance(line, Overlong) or (found := _BEFORE_MESSAGE.match(line)) is None:
         return line
     rest = line[found.end() :]

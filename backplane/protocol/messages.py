@@ -66,7 +66,7 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     ours: bool = False
     """Added by the control plane: not part of what the host said."""
     text_only: bool = False
-    """All events are text of the agent with nothing in `ext`: they claim nothing and count for no limit."""
+    """True if all events are text of the agent without `ext`: they claim nothing and count for no limit."""
 
     @classmethod
     def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:

@@ -252,7 +252,7 @@ class Session:
         self._native = self._system_told = None
 
     def get_usage(self) -> TokenUsage:
-        """Return the counters of all turns together; `is_at_least` where a turn's are unknown and left out."""
+        """Return the sum of all turns' usage; `is_at_least` says that an unknown one is left out."""
         return usage_together([turn.usage for turn in self._file.turns if turn.stop_reason is not None])
 
     def metadata(self) -> unified.SessionMetadata:

@@ -181,7 +181,7 @@ _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class _Objection(msgspec.Struct, frozen=True):
-    """Something that was done, or tried, and that a rule forbids or wants to be asked about."""
+    """An act or an attempt that a rule forbids, or that needed a question first."""
 
     rule: str
     reason: str
@@ -225,7 +225,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     own_lines: array[int] = field(default_factory=lambda: array("Q"))
     """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
     claims: Judge | None = None
-    """What the host claimed so far; None before its first claim."""
+    """Judge of the host's claims; None before the first one."""
     calls_open: int = 0
     """Tools at work, or about to be, as far as the host tells of calls and results."""
     resting: bool = False
@@ -233,7 +233,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     claimed_events: tuple[int, str] | None = None
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
     claimed_keys: array[int] = field(default_factory=lambda: array("q"))
-    """One number for each of these events, as `event_key` makes it."""
+    """`event_key` of each event in the child's own trace."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     usage_seen: Usage | None = None
@@ -270,7 +270,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     _noise: list[bytes] = []
     _noise_bytes: int = 0
     _book: CallBook | None = None
-    """None until the host asks or acts."""
+    """None until the host asks about a call or reports one."""
     _unclaimed: int = 0
     """Changed files that no event names."""
     _turns: int = 0
@@ -314,7 +314,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return self._book
 
     def asked(self, ask: Ask) -> None:
-        """Note a question of the host."""
+        """Record a question of the host."""
         name, id = ask.name if isinstance(ask.name, str) else "", ask.tool_use_id or None
         if ask.kind == "patch":
             self.calls.ask_patch(ask.id, [_relative(path, self.root) for path in ask.files or ()], id=id)
@@ -326,17 +326,17 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self.calls.ask_result(ask.id, name, input, id=id)
 
     def answered(self, ask: Ask, decision: Decision) -> None:
-        """Note what was answered."""
+        """Record the answer to a question."""
         name = PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
         input = decision.input if decision.input is msgspec.UNSET else self._comparable(decision.input)
         self.calls.answer(ask.id, name, decision.decision, input)
 
     def _comparable(self, input: Json) -> Json:
-        """An input as events have it: without secrets, its paths below the root relative to it."""
+        """Return an input as events have it: without secrets, its paths below the root relative to it."""
         return below(self.root, self.redactor.json(input)[0])
 
     def _written(self, name: str, input: Json) -> list[str]:
-        """The files that a call would change."""
+        """Return the files that a call would change."""
         shape = TOOLS.get(neutral(name))
         if shape is None or not shape.writes:
             return []
@@ -365,7 +365,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self.claims.take(number, event, ours=ours)
 
     def look(self, event: AgentEvent) -> CallRecord | None:
-        """Take in an event that says something about files, tools, usage or the session; return the call it is of."""
+        """Record an event about files, tools, usage or the session; return the call that it belongs to."""
         assert self.policy is not None
         if self.replayed:
             return None
@@ -398,7 +398,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return call
 
     def _note_call(self, event: AgentEvent) -> CallRecord | None:
-        """Note a call, its command or its result, and return the call."""
+        """Record a call, its command or its result, and return the call."""
         if isinstance(event, ToolCall):
             self.calls_open += 1
             files = self._written(event.tool_name, event.input)
@@ -463,7 +463,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.claim, self.claim_raw = claim, raw
 
     def claimed_trace(self, trace: list[Json]) -> None:
-        """Keep a host's own trace, beside the one that it streamed, by its size, its hash and one of each event."""
+        """Record the trace in a host's receipt: its size, its hash, and a hash of each event."""
         digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
         self.claimed_events = (len(trace), digest)
         events = (carried(read_event(event, now=lambda: "")) for event in trace)
@@ -568,7 +568,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         }
 
     def _why_not_host(self, name: str) -> str:
-        """Why the host cannot be said to have held the rules of a list; empty where it can."""
+        """Return why the host may not have enforced the rules of a list; empty if it has."""
         if "ask/1" not in self.extensions:
             return "the host does not ask before its tools run (ask/1)"
         if self._unclaimed:
@@ -601,7 +601,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return {"rules": rules, **label, **({"shortfall": told} if told else {})}
 
     def _told_shortfall(self, rules: Sequence[Mapping[str, Json]], label: Mapping[str, Any]) -> str:
-        """Say in one line what is not held before the fact, why, and the next step; empty if all is."""
+        """Return one line: which rules are not enforced in advance, why, and the next step; empty if all are."""
         count = sum(row["layer"] in (None, "audit") and row["rule"] not in TOOL_LISTS for row in rules)
         proxy = self.added.get("key_proxy")
         what = [f"{count} rule{'s' if count > 1 else ''}"] if count else []
@@ -641,7 +641,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return done, [{"rule": it.rule, "reason": it.reason} for it in attempts]
 
     def _is_attempt(self, it: _Objection) -> bool:
-        """Return whether a call failed before its host asked about it; the host asks before it runs this tool."""
+        """Return True if a call failed before its host asked, and no call of its tool ran without a question."""
         call = it.call
         if call is None or call.answer or not call.failed or "ask/1" not in self.extensions:
             return False

@@ -20,8 +20,8 @@ from backplane.policy.paths import TOOLS
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names
 
 CALLS_MAX: Final = 10_000
-"""Calls and asks that are open at once, under a kilobyte each; agents have some dozens. With more of them no call is
-known to be asked about."""
+"""Calls and asks that are open at once, under a kilobyte each; agents have some dozens. Beyond that no call counts
+as asked about."""
 
 ENDED_MAX: Final = 1000
 """Calls kept after their result, for a result in pieces and for what the host says of their command afterwards."""
@@ -49,7 +49,7 @@ Key = tuple[str, ...] | tuple[str, bytes] | tuple[str, str, bytes]
 IGNORED: Final = "tool {!r} was used with another input than the changed one"
 
 _FIRST_DONE: Final[tuple[Answered, ...]] = ("allow", "", "open", "deny")
-"""Which of several calls a result without an id is of: a success is rather that of an allowed call."""
+"""Order in which a successful result without an id is given to one of several calls: an allowed one first."""
 
 _FIRST_FAILED: Final[tuple[Answered, ...]] = ("deny", "open", "", "allow")
 
@@ -64,11 +64,11 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     asked: bytes | None = None
     """Hash of the input that was asked about."""
     may: bytes | None = None
-    """Hash of the input that it may run with; another one than `asked` after `modify`."""
+    """Hash of the input that it may run with; after `modify` not the same as `asked`."""
     asked_as: str = ""
     """Tool that the ask named."""
     shown_as: str = ""
-    """Tool that the ask about its result named; empty where none was answered."""
+    """Tool that the answered ask about its result named; empty if there is none."""
     told_parts: frozenset[bytes] = frozenset()
     """Hashes of the members of its input in the event."""
     may_parts: frozenset[bytes] = frozenset()
@@ -79,7 +79,7 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     files: tuple[str, ...] = ()
     """Paths that it would change, relative to the root."""
     began_at: int = 0
-    """Place of its first message among all that is known of calls; likewise the four others, 0 until then."""
+    """Number of its first message among all messages about calls. The next four count alike; 0 until they come."""
     told_at: int = 0
     asked_at: int = 0
     answered_at: int = 0
@@ -91,7 +91,7 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     ran: bool = False
     """The host has reported its command."""
     ignores_change: bool = False
-    """It has the input that its question was changed from, or another one."""
+    """An answer changed its input, and it came with another one."""
     keys: list[Any] = []
 
     @property
@@ -115,7 +115,7 @@ class CallBook:
         self.is_full = False
         """There were more calls than can be kept."""
         self.unasked = 0
-        """Calls that have ended, commands and results without a question before them."""
+        """Number of ended calls, commands and results without a question before them."""
         self._opaque: dict[str, None] = {}
         self._calls: dict[Key, dict[int, CallRecord]] = {}
         self._live: dict[int, CallRecord] = {}
@@ -183,14 +183,14 @@ class CallBook:
         call.answer = "deny"
         for path in call.files[: FILES_MAX - len(self._denied_files)]:
             self._denied_files[path] = call
-        # What was allowed before the same was asked again, and was not done, is allowed no more.
+        # An allowed call that was not done loses its answer when the same is asked again.
         for other in self._at(("input", call.tool, call.may or b"")):
             is_older = other is not call and other.told is None and not other.by_id
             if is_older and other.answer == "allow" and other.answered_at < call.asked_at:
                 other.answer = "deny"
 
     def _change(self, call: CallRecord, input: Json) -> None:
-        """Have the call run with another input; its own one is known as what it must not run with."""
+        """Set another input for the call, and remember its own as one that it must not run with."""
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.told is None)]
         self._unindex(call, was)
         self._index(call, *(("no " + str(key[0]), *key[1:]) for key in was))
@@ -205,17 +205,17 @@ class CallBook:
         self._asks[ask_id] = (call, False)
 
     def _to_ask(self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None) -> CallRecord | None:
-        """The call that a question is about, where it is known already."""
+        """Return the call that a question is about, if the host has reported it already."""
         if id is not None:
             named = [one for one in self._at(("id", id)) if _is_open(one)]
             # An agent may ask about more than it has reported: about defaults of its tool, say.
             return next((one for one in named if one.may == wanted or (one.told and one.told_parts <= parts)), None)
         found = [one for one in self._at(("input", tool, wanted)) if _is_open(one) and one.told == wanted]
-        # A host that asks right after it has reported a call asks about the latest; one that was denied is asked again.
+        # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
 
     def _changing(self, files: Collection[str]) -> CallRecord | None:
-        """The call that changes no other files than these."""
+        """Return an open call that changes only files among these."""
         known = (one for path in files for one in self._at(("patch", path)))
         return next((one for one in known if _is_open(one) and not one.answer and {*one.files} <= {*files}), None)
 
@@ -241,7 +241,7 @@ class CallBook:
     def _asked_for(
         self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: Collection[str]
     ) -> CallRecord | None:
-        """The call that was asked about before it is reported."""
+        """Return the call that was asked about before the host reported it."""
         asked = [one for one in self._at(("id", id or b"")) if one.may is None or parts <= one.may_parts]
         same = [one for one in self._at(("input", tool, wanted)) if one.may == wanted]
         patches = [one for path in files for one in self._at(("patch", path)) if {*files} <= {*one.files}]
@@ -254,7 +254,7 @@ class CallBook:
         return None
 
     def _note_ignored(self, call: CallRecord, wanted: bytes, id: bytes | None) -> None:
-        """Note a call that is not what its own question, by its id, or a changed input has left of it."""
+        """Note a call whose input is not the one that its question, found by its id, or a `modify` allowed."""
         changed = [one for one in self._at(("no input", call.tool, wanted)) if one.told is None]
         named = [one for one in self._at(("id", id or b"")) if one.told is None and one is not call]
         call.ignores_change = any(one.answer == "allow" and one.is_changed for one in (*changed, *named))
@@ -310,7 +310,7 @@ class CallBook:
                 self._breach(call, IGNORED.format(call.tool))
 
     def _trade(self, call: CallRecord) -> None:
-        """Give a call the answer to its twin: of two like calls open at once, asks without ids do not say which."""
+        """Swap the answers of two equal calls open at once: asks without ids do not say which one they mean."""
         for other in self._at(("input", call.tool, call.told or b"")):
             is_twin = other is not call and not (other.by_id or call.by_id or other.done or other.is_changed)
             was_open = other.told_at and call.told_at and (not other.ended_at or other.ended_at > call.told_at)
@@ -340,7 +340,7 @@ class CallBook:
         return call
 
     def changed(self, files: Collection[str]) -> None:
-        """Note which files have changed: one whose change was denied, and that nothing else could change, was denied.
+        """Note which files have changed; a change that was denied and that no other call may have made is a breach.
 
         Args:
             files: relative to the root.
@@ -371,7 +371,7 @@ class CallBook:
         return [*self._breaches, *((one, IGNORED.format(one.tool)) for one in left)][:BREACHES_MAX]
 
     def has_unasked(self) -> bool:
-        """Whether a call was made, or a command run, that nobody was asked about before."""
+        """Return True if a call or a command ran without a question before it."""
         return bool(self.unasked) or any(one.told is not None and not one.answer for one in self._live.values())
 
     def opaque(self) -> list[str]:
@@ -435,7 +435,7 @@ class CallBook:
 
 
 def neutral(name: str) -> str:
-    """Return the contract's name of a tool, where it has one, else its own, as far as a policy reads it."""
+    """Return a tool's neutral name if it has one, else the part of its own name that a policy reads."""
     return next((one for one in tool_names(name) if one in TOOLS), name[: TOOL_NAME_CHARS_MAX + 1])
 
 
@@ -461,14 +461,14 @@ def _hash(value: Json) -> bytes:
 
 
 def _parts(input: Json) -> frozenset[bytes]:
-    """Hashes of an input's members; of the whole where it is no object, or one of many members or of none."""
+    """Return hashes of an input's members; of the whole input if it is no object, or has no members or too many."""
     if not isinstance(input, dict) or not 0 < len(input) <= PARTS_MAX:
         return frozenset((_hash(input),))
     return frozenset(_hash([name, value]) for name, value in input.items())
 
 
 def _commands(input: Json) -> Iterator[tuple[str, bytes]]:
-    """The command in a tool's input, where there is one."""
+    """Yield the command in a tool's input, if there is one."""
     command = input.get("command") if isinstance(input, dict) else None
     if isinstance(command, str):
         yield ("command", _hash(command))

@@ -90,7 +90,7 @@ class Named(msgspec.Struct, frozen=True):
     """One file in a text of git's."""
 
     spellings: tuple[str, ...]
-    """What its path may be: with and without a prefix, quoted or not."""
+    """Possible readings of its path: with and without a prefix, quoted or not."""
     gone: bool = False
     """The text says that it was deleted."""
 
@@ -103,7 +103,7 @@ _GONE: Final = re.compile(r"^(?:deleted file mode|\+\+\+ /dev/null)", re.MULTILI
 
 
 def diff_names(text: str) -> list[Named] | None:
-    """Read which files a diff names, however git was asked for it; None where it cannot be read."""
+    """Read which files a diff names, in any form that git writes; None if it cannot be read."""
     if not text.strip():
         return []
     text = _ANSI.sub("", text)
@@ -184,12 +184,12 @@ def _spelled(path: str) -> list[str]:
 
 
 def is_changed(named: Named, changed: Set[str]) -> bool:
-    """Whether a file or folder that git named is among the changed files."""
+    """Return True if a file or folder that git named is among the changed files."""
     return any(name in changed or any(path.startswith(f"{name}/") for path in changed) for name in named.spellings)
 
 
 def may_be_changed(named: Named, changed: Set[str]) -> bool:
-    """Whether a path that counts from another folder, or has an unknown prefix, may be one of the changed files."""
+    """Return True if a path relative to another folder, or with an unknown prefix, may be one of the changed files."""
     ends = [f"/{name}" for name in named.spellings]
     beginnings = [name.partition("/")[2] for name in named.spellings]
     return any(path.endswith(end) for path in changed for end in ends) or any(path in changed for path in beginnings)

@@ -43,7 +43,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     """live; cut_off, where its control plane died and nobody has sealed it yet; or ended."""
     waits: bool = False
-    """Whether a live run waits for a person's answer."""
+    """True while a live run waits for a person's answer."""
     started_at: str
     task: str | None
     """None where nobody remembers it: pruned, imported, or its order is unreadable; `root`, `mode` likewise."""
@@ -257,7 +257,7 @@ class _TraceError(msgspec.Struct, frozen=True):
 
 
 class _Carrying(msgspec.Struct):
-    """What an event carries beside its own members."""
+    """The one member of an event that open questions are read from."""
 
     ext: Any = None
 

@@ -48,7 +48,7 @@ class Signature(msgspec.Struct, frozen=True):
     sig: str
     """Base64."""
     keyid: str = ""
-    """As `key_id` makes it; a hint, never believed."""
+    """Name of the key, by `key_id`; only a hint, it decides nothing."""
 
 
 class Envelope(msgspec.Struct, frozen=True):

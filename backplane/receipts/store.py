@@ -491,7 +491,7 @@ class Store:
         return row
 
     def _require_kept(self, row: ReceiptRow) -> None:
-        """Look for a row by the file's name, after its commit: the file may have been removed while a run went on.
+        """Check that a row is in the database file after its commit: the file may have been replaced during the run.
 
         Raises:
             StoreError: `receipt_store_failed`, it is not there.
