@@ -179,7 +179,7 @@ async def test_a_link_around_the_workspace_is_refused_or_named(
         run, _ = await go(plane, todo, script(tmp_path, body))
     if isolation == "required":
         assert isinstance(run.error, CapabilityError)
-        assert "'.env' is a link that leads around the workspace" in run.error.message
+        assert "'.env' is a link to a folder around the workspace" in run.error.message
         return
     assert run.error is None
     (row,) = [row for row in run.receipt.backplane["enforcement"]["rules"] if row["rule"] == "deny_read"]

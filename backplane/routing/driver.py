@@ -289,7 +289,7 @@ class Attempts:
 
     Attributes:
         tried: those that failed, oldest first.
-        stopped: why a failed order that may go on elsewhere does not: its budget, or the hand-over; else None.
+        stopped: error that kept a failed order from its next backend: its budget, or the hand-over; else None.
 
     Raises:
         ConfigError: `config_invalid`, what the order asks of the router; or a conversation lies with one backend, and
@@ -369,7 +369,7 @@ class Attempts:
         return True
 
     def _rest(self, plane: ControlPlane, run: Run, failed: FailoverAttempt) -> tuple[WorkOrder, WorkOrder]:
-        """The order, as it was given and as it goes on, with what is left of its budgets."""
+        """Return the order as given and as its next attempt gets it, both with what is left of its budgets."""
         used, store = Limit(failed.used_usd_micros, failed.used_tokens), plane.state_folder.store()
         return after_run(store, self._order, run.id, used), after_run(store, self._next, run.id, used)
 

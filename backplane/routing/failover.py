@@ -15,7 +15,7 @@ ATTEMPTS_MAX: Final = 3
 """Backends that one order is tried on: what fails on three is most often the order."""
 
 LIMITS: Final = frozenset({"budget", "max_turns"})
-"""Ends of a run by a limit of its order, which holds on every backend."""
+"""Reasons of an end by a limit of the order, which applies on every backend."""
 
 READING: Final = frozenset(
     name for name, shape in TOOLS.items() if shape.reads and not shape.writes and not shape.connects

@@ -166,7 +166,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
     def agent_path(self, env: Mapping[str, str]) -> str | None:
-        """The agent's program, where the host looks for it; None for no agent, or one that is not there."""
+        """Return the path of the agent's program, as the host finds it; None without an agent or a program."""
         if self.agent is None:
             return None
         # A relative folder of PATH counts from the workspace, where programs are not looked for.

@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS reservations (
 MICROS: Final = 1_000_000
 
 UNBILLED: Final = frozenset({"backend_rate_limited", "backend_unavailable"})
-"""Codes of a service that refuses a request: nothing is billed for it."""
+"""Error codes with which a service refuses a request and bills nothing for it."""
 
 _ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, CommandExecuted)
 """Events after which a model has answered."""
@@ -156,7 +156,7 @@ def after_run(store: Store, order: WorkOrder, run_id: str, used: Limit) -> WorkO
 
 def _left(kind: str, limit: int, used: int | None, name: str) -> int:
     if used is None:
-        fact = f"what this attempt has used is unknown, and the order's {name} is one for all its attempts"
+        fact = f"the usage of this attempt is unknown, and so is what is left of the order's {name}"
         raise PolicyError("policy_denied", fact, hint=f"look at the run, then give the order again without {name}")
     if used >= limit:
         fact = f"{_words(kind, used)} of {_words(kind, limit)} are used up ({name}, one for all attempts of the order)"

@@ -44,7 +44,7 @@ class AnswerCommand(
     """Decide about an open question."""
 
     ask: str
-    """Its id, or the beginning of it when only one open question's begins so; empty for the only open one."""
+    """The question's id, or its beginning if no other open one's begins so; empty for the only open question."""
     decision: Literal["allow", "deny"]
     reason: str = ""
     text: str | None = None
@@ -117,7 +117,7 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
     options = asks[found[0]].body.get("options")
     if given.decision == "allow" and given.text is not None and chosen(given.text, options) is None:
         fact = f"the question has no option {given.text[:20]!r}"
-        raise ConfigError("config_invalid", fact, hint=f"--text 1 to {len(choices(options))}, or an answer in words")
+        raise ConfigError("config_invalid", fact, hint=f"--text with 1 to {len(choices(options))}, or with words")
     if asks[found[0]].kind == "input" and given.decision == "allow" and given.text is None:
         raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
     if why := misfit(Decision(given.decision, text=given.text), asks[found[0]].kind):

@@ -203,7 +203,7 @@ def _is_applied(facts: RunState, workspace: Workspace, patch: Patch, end: End) -
 
 
 def _refuse_violation(facts: RunState, workspace: Workspace, end: End) -> None:
-    """Refuse to call a run complete that did what a rule forbids, or whose rules were held too weakly."""
+    """Refuse the outcome `complete` if a rule was broken, or enforced more weakly than the order demands."""
     rows = facts.violations() + facts.shortfalls()
     if end.reason != "complete" or not rows:
         return

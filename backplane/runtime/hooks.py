@@ -323,10 +323,10 @@ class Hooks:
             self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
 
     def look(self, event: AgentEvent, call: CallRecord | None) -> PolicyError | None:
-        """Compare what was done with what was asked; an error says that a hook was passed over that must not be.
+        """Compare an event with the questions before it; return an error if a required hook was not asked.
 
         Args:
-            call: of a result; None where the host has neither asked about it nor reported it.
+            call: the call of a result; None if the host has neither asked about it nor reported it.
         """
         if not isinstance(event, ToolResult) or event.is_error:
             return None

@@ -61,7 +61,7 @@ ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
 """Memory of all these asks, far more than agents write at once; a longer one waits where no other does."""
 
 CALLS_OPEN_MAX: Final = 1000
-"""Open calls that are kept by name; agents make dozens at once, and further ones are not waited for longer."""
+"""Most open calls that are remembered; agents make dozens at once. Further ones do not get the longer limit."""
 
 REMEMBERED_MAX: Final = 1000
 """Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
@@ -220,7 +220,7 @@ class Inbound:
             self._calls_open.pop(event.tool_use_id or event.tool_name, None)
 
     def open_call(self) -> str:
-        """The tool of the last call without a result; empty for none."""
+        """Return the tool of the last call without a result; empty if there is none."""
         return next(reversed(self._calls_open.values()), "")
 
     def keep_limit(self) -> None:

@@ -1,7 +1,7 @@
-"""The limits of a run's time: all of it, its host's start, its host's silence, with a longer one in a tool's call.
+"""Limits on a run's time: the whole run, its host's start, and its host's silence, which may be longer in a call.
 
-Reads that begin and end come in, and what counts as progress; when a limit has passed, whoever
-decides how the run ends is told. Nothing here waits.
+The beginning and end of each read come in, and what counts as progress; `decide` is called when a limit has passed.
+Nothing here waits.
 """
 
 from __future__ import annotations

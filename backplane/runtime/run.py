@@ -110,7 +110,7 @@ _PUBLIC: Final = (
 class Run:
     """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
 
-    One task at a time iterates over it. Any number may wait for its end meanwhile; the events are the reader's.
+    Only one task at a time may iterate over it; any number may wait for its end meanwhile.
 
     Attributes:
         id: the run's id, also its `ref_id` on the wire.
@@ -203,7 +203,7 @@ class Run:
         self._readers: weakref.WeakSet[_RunReader] = weakref.WeakSet()
         """Iterators over the events that are still referenced."""
         self._pulls = False
-        """A task begins the run, reads its next events or ends it."""
+        """True while a task begins the run, reads its next events or ends it."""
         self._reads = False
         """A task waits for the host's output."""
         self._fault: BackplaneError | None = None
@@ -326,11 +326,11 @@ class Run:
     # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
 
     def __aiter__(self) -> AsyncIterator[AgentEvent]:
-        """Raises ConfigError: `config_invalid`, another task iterates over the run."""
+        """Iterate over the events. Raises ConfigError: `config_invalid`, another task does so already."""
         return _EventReader(self)
 
     def batches(self) -> AsyncIterator[Events]:
-        """The same events as they arrived together, each with its canonical bytes. Raises as iterating."""
+        """Iterate over the events in groups as they arrived, each with its canonical bytes. Raises as `__aiter__`."""
         return _Batches(self)
 
     def _is_read_elsewhere(self) -> bool:
@@ -732,7 +732,7 @@ class Run:
                 fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
                 self.facts.added["no_history"] = workspace.no_history
                 self._inbound.report(
-                    "no_history", workspace.no_history, f"{fact}; to work with it: --mode pass_through"
+                    "no_history", workspace.no_history, f"{fact}; --mode pass_through works in the original"
                 )
             self._expect_more()
 

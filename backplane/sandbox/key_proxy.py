@@ -104,7 +104,7 @@ def leads_up(path: bytes) -> bool:
             text = path.decode()
         except UnicodeDecodeError:
             return True
-        # Servers of Java take `..;x` for `..`, those of Windows `\\` for `/`; some end a name at a control character.
+        # Java servers read `..;x` as `..`, Windows servers `\\` as `/`; some end a name at a control character.
         steps = (step.partition(";")[0].strip() for step in re.split(r"[/\\]", text))
         if any(step in (".", "..") for step in steps) or any(ord(char) < 32 for char in text):
             return True

@@ -58,9 +58,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
 
     def shortfall(self) -> tuple[str, str]:
-        """Return why rules are held more weakly than a machine can, and the next step; two empty texts if they are not.
+        """Return why rules are enforced more weakly than possible, and the next step; two empty texts if they are not.
 
-        Landlock is not missed where bubblewrap is there: it holds what that holds, a second time.
+        A missing Landlock does not count if bubblewrap is there: it only enforces the same a second time.
         """
         if not self.found.bubblewrap.usable:
             return _unusable(self.found.bubblewrap)

@@ -27,10 +27,10 @@ FILES_MAX: Final = 200_000
 """Files looked at for one run; a second's work. A larger tree is left to the next layer."""
 
 LINKED_FILES_MAX: Final = 100_000
-"""Files behind links to folders that are looked at for one run; with more, the link is a gap."""
+"""Most files looked at behind links to folders, for one run; with more, the link is a gap."""
 
 NAMED_MAX: Final = 5
-"""Such links that a gap names."""
+"""Most such links that a gap names."""
 
 HOME_DEPTH: Final = 2
 """Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
@@ -45,7 +45,7 @@ _PROBE: Final = "\x01"
 """No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
 
 LATER: Final = "what is made during the run"
-LINKS: Final = "links that lead around the workspace, or to too many files"
+LINKS: Final = "links to a folder around the workspace, or to too many files"
 HISTORY: Final = "what git keeps of them"
 ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
 TOO_MANY: Final = (
@@ -67,9 +67,9 @@ class Masks(msgspec.Struct, frozen=True):
     complete: bool = True
     """False when there was too much to cover in the trees: then no rule is held there by these mounts."""
     covers_outside: bool = True
-    """True if all is covered that `deny_read` names in the home folders."""
+    """True if everything that `deny_read` names in the home folders is covered."""
     uncovered: tuple[str, ...] = ()
-    """Links of a tree that may not be read and lead to what no mount can cover."""
+    """Links that `deny_read` names and whose target no mount can cover."""
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
@@ -129,14 +129,14 @@ class _Inside(msgspec.Struct, frozen=True):
     above: tuple[str, ...]
     """Folders between the root and these: as mounts of their own they cannot be moved away with them."""
     uncovered: tuple[str, ...]
-    """Links that may not be read and lead to what no mount can cover."""
+    """Links that `deny_read` names and whose target no mount can cover."""
 
     @property
     def mounts(self) -> int:
         return len(self.hidden) + len(self.fixed) + len(self.above)
 
     def options(self) -> Iterator[str]:
-        """Mount all but what is hidden."""
+        """Yield the options that mount `above` and `fixed`; hidden paths are covered elsewhere."""
         for path in self.above:
             yield from ("--bind", path, path)
         for path in self.fixed:
@@ -177,7 +177,7 @@ def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool]
 
 
 def _covers(hidden: Mapping[str, bool], stores: Covered) -> tuple[str, ...]:
-    """Return the options that cover these paths, but for those in a folder that is covered."""
+    """Return the options that cover these paths; a path in a covered folder needs none."""
     folders = [path for path, is_folder in hidden.items() if is_folder]
     return tuple(
         word
@@ -222,7 +222,7 @@ class _Named(msgspec.Struct):
     found: dict[str, bool] = {}
     """Absolute path → whether it is a folder."""
     uncovered: list[str] = []
-    """Links that lead to what no mount can cover, by their path in the tree."""
+    """Links whose target no mount can cover, by their path in the tree."""
 
 
 def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]) -> _Named:
@@ -232,10 +232,10 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
 
     Args:
         outside: look through folders outside of the root, too, to which links lead.
-        open_folders: folders that are not covered, nor is what lies around them.
+        open_folders: folders that stay open, and so do the folders around them.
 
     Raises:
-        OverflowError: there is too much to look at, or a folder that the agent may get into by another way than we.
+        OverflowError: there is too much to look at, or a folder is closed to us that the agent may open.
     """
     named = _Named()
     if not globs:
@@ -275,7 +275,7 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
 
 
 def _outermost(found: Mapping[str, bool]) -> dict[str, bool]:
-    """Leave out paths in folders that are found themselves."""
+    """Return the found paths without those in folders that were found themselves."""
     kept: dict[str, bool] = {}
     folder = None
     for path in sorted(found, key=lambda path: f"{path}/"):

@@ -85,9 +85,9 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     gaps: Mapping[Rule, str] = MappingProxyType({})
     """Rules that the operating system holds, each with what it leaves open or ""."""
     uncovered: tuple[str, ...] = ()
-    """Links that may not be read and lead to what no mount can cover."""
+    """Links that `deny_read` names and whose target no mount can cover."""
     shortfall: tuple[str, str] = ("", "")
-    """Why rules are held more weakly than a machine can, and the next step."""
+    """Why rules are enforced more weakly than possible, and the next step."""
 
 
 def plan(
@@ -218,7 +218,7 @@ def _mounts(
 def _needed(
     place: RunFolders, command: StartCommand, servers: ServerFiles, agent: str | None, covered: list[str]
 ) -> Iterator[str]:
-    """Paths in the covered places that the command, its agent, its environment or a server's row needs to be seen."""
+    """Yield paths in covered places that the command, its agent, its environment or a server's row needs."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
     words = [program, *command.argv[1:], *lists, *([agent] if agent else ())]
@@ -254,7 +254,7 @@ _PACKAGES: Final = "node_modules"
 
 def _with_its_folder(path: str, roof: str) -> str:
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
-    if _PACKAGES in folder.parts:  # A program of npm's is a link to a package, which needs its neighbours.
+    if _PACKAGES in folder.parts:  # npm links a program into its package, which needs its neighbours.
         folder = Path(*folder.parts[: folder.parts.index(_PACKAGES) + 1])
     elif folder.name in ("bin", "sbin"):
         folder = folder.parent

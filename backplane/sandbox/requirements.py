@@ -134,18 +134,18 @@ def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) 
         raise CapabilityError("capability_unsupported", fact, hint="name whole folders, or exclude what is not needed")
     absent = [pattern for pattern in profile.deny_write if Rule("deny_write", pattern) not in held]
     if absent and "deny_write" in names:
-        fact = f"deny_write cannot be held by the operating system: {absent[0]!r} names nothing that is there to cover"
+        fact = f"deny_write cannot be held by the operating system: {absent[0]!r} matches no existing file"
         raise CapabilityError("capability_unsupported", fact, hint="make it before the run, or demand 'audit'")
 
 
 def check_links(uncovered: Sequence[str]) -> None:
-    """Refuse links that may not be read and lead to what no mount can cover.
+    """Refuse links that `deny_read` names and whose target no mount can cover.
 
     Raises:
         CapabilityError: `capability_unsupported`.
     """
     if uncovered:
-        fact = f"deny_read: {uncovered[0]!r} is a link that leads around the workspace, or to too many files"
+        fact = f"deny_read: {uncovered[0]!r} is a link to a folder around the workspace, or to too many files"
         raise CapabilityError("capability_unsupported", fact, hint="remove the link, or ask for less isolation")
 
 

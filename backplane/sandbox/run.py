@@ -28,7 +28,7 @@ class Sandbox:
     """What holds one host.
 
     Args:
-        demanded: the order's `config.vendor.abp.enforcement`, unread; it goes over what the policy demands by itself.
+        demanded: the order's `config.vendor.abp.enforcement`, not checked yet; it replaces the policy's own demands.
         found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
         filtered: the order asks for a filter on system calls.
         open_stores: names of stores of credentials that the host may read.
