@@ -83,7 +83,7 @@ HURRY_S_MAX: Final = 15
 PRUNED_MAX: Final = 500
 """Orders removed in one transaction."""
 DEPTH_MAX: Final = 10_000
-"""Waiting orders that are counted for a collector: they are read row by row."""
+"""Most waiting orders counted for a collector, as they are read row by row."""
 
 _WATCH_SHARE: Final = 0.75
 """Of the lease: the watchdog kills us before anybody takes our orders over."""
@@ -370,7 +370,7 @@ class DurableEngine:
         return count
 
     async def clock_ahead_ms(self) -> int:
-        """Return by how much the database's clock is ahead of this machine's."""
+        """Return how far the database's clock is ahead of this machine's."""
         await anyio.to_thread.run_sync(self.prepare)
         return await anyio.to_thread.run_sync(self._ledger.now_ms) - time.time_ns() // 1_000_000
 
@@ -629,7 +629,7 @@ class _Worker:
                 if time.monotonic() >= reap_at:
                     self._take_over()
                     reap_at = time.monotonic() + self._engine.lease_s / 4
-            except Exception as error:  # A database that is away for a while: no beat, and the watchdog counts.
+            except Exception as error:  # The database may be away: no beat, and the watchdog counts.
                 if self._away_since is None:
                     self._away_since = began
                     ends = f"this worker ends if that lasts {self._engine.lease_s * _WATCH_SHARE:g} s"

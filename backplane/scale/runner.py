@@ -114,7 +114,7 @@ class Runner:
         check_secrets(job.order)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
-        """The order with what its lost attempts have left of its budgets. Raises PolicyError `policy_denied`."""
+        """Return the order with what its lost attempts have left of its budgets. Raises PolicyError `policy_denied`."""
         for lost, usage in zip(attempt.earlier, attempt.reported, strict=False):
             order = after_run(self._plane.state_folder.store(), order, lost, limit_of(usage))
         return order

@@ -126,7 +126,7 @@ def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
 
 
 def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:
-    """Give a queue's depth and age to a reader; `depths` as `export_queue` has them."""
+    """Record a queue's depth and age for a metric reader; `depths` as for `export_queue`."""
     meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
     count, age = meter.create_gauge(QUEUE_DEPTH, unit="{order}"), meter.create_gauge(QUEUE_AGE, unit="s")
     for label, (orders, oldest_ms) in depths.items():
@@ -166,7 +166,7 @@ def export_queue(depths: Mapping[str, tuple[int, int]]) -> None:
     reader = InMemoryMetricReader()
     gauge(depths, reader)
     if not _export_metrics(reader):
-        log("the collector took no depth of the queue")
+        log("the collector did not accept the queue's depth")
 
 
 def _export_metrics(reader: InMemoryMetricReader) -> bool:
@@ -176,5 +176,5 @@ def _export_metrics(reader: InMemoryMetricReader) -> bool:
 
 
 def _limit_s() -> float | None:
-    """Return how long a collector may take for a batch: the exporters' own 10 s would keep a process at its end."""
+    """Return how long a collector may take for a batch; the exporters' default, 10 s, would delay a process's exit."""
     return None if TIMEOUT in os.environ else SEND_S_MAX

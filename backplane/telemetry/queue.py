@@ -13,7 +13,7 @@ from backplane.telemetry.sender import LEAVE_S_MAX
 INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 """The standard variable for the time between two exports, in milliseconds."""
 EVERY_S: Final = 60.0
-"""The standard's default."""
+"""Default of `INTERVAL`, by the standard."""
 EVERY_S_MIN: Final = 5.0
 """Shortest time between two exports: each counts the waiting orders in the database."""
 
@@ -23,11 +23,11 @@ Depths = Mapping[str, tuple[int, int]]
 
 @contextmanager
 def sending(read: Callable[[], Depths], label: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Send the depths at once, and again and again while the block runs.
+    """Send the depths at once, then periodically while the block runs.
 
     Args:
         read: returns them; may block and raise.
-        label: is sent from the beginning on, with 0 where nothing waits.
+        label: always sent, with 0 while nothing waits.
     """
     over = threading.Event()
     thread = threading.Thread(target=_repeat, args=(read, {label}, every_s(environ), over), daemon=True)
@@ -52,10 +52,10 @@ def _repeat(read: Callable[[], Depths], labels: set[str], pause_s: float, over: 
             from backplane.telemetry.export import export_queue
 
             found = read()
-            # A label that has emptied is sent as 0: left out, its last value would stand in the collector.
+            # A label that has emptied is sent as 0: otherwise its last value would stay in the collector.
             labels |= found.keys()
             export_queue({label: found.get(label, (0, 0)) for label in sorted(labels)})
         except Exception as error:  # A database that is away, or whatever a foreign exporter raises.
-            log(f"the queue's depth is in no telemetry: {type(error).__name__}: {error}")
+            log(f"the queue's depth was not sent: {type(error).__name__}: {error}")
         if over.wait(pause_s):
             return

@@ -304,7 +304,7 @@ def tracked(at: Scratch, git_dir: Path) -> set[str] | None:
         for sha256 in (False, True):
             at.read_as(sha256=sha256)
             settings = {"GIT_INDEX_FILE": str(index)}
-            # A signal, too: git 2.39 falls over an index of version 4 that is of the other hash.
+            # Also a signal: git 2.39 crashes on an index of version 4 with the other hash.
             done = at.git("ls-files", "-z", settings=settings, codes=range(-64, 256), timeout_s=RULES_S_MAX)
             if done.code == 0:
                 return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}

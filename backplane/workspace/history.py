@@ -1,6 +1,6 @@
 """The history of a staged copy: HEAD, refs and index of the original, and its objects by alternates.
 
-The original's files are read and nothing of it is run or written. Where the history cannot be shared, or has a
+The original is only read: nothing in it is run or written. Where the history cannot be shared, or has a
 path that the agent may not read, `Unshared` says why; the copy then gets a repository of one commit (`pack`).
 """
 
@@ -143,7 +143,7 @@ def object_folders(root: str | Path) -> tuple[str, ...]:
     """Return the object folders of a repository, links followed.
 
     Args:
-        root: its top folder; of any other one there are none.
+        root: its top folder; the result is empty for any other one.
     """
     known = find(Path(root))
     found: dict[str, None] = {}
@@ -160,15 +160,15 @@ def object_folders(root: str | Path) -> tuple[str, ...]:
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which paths a history may have."""
+    """The paths that a history may contain."""
 
     denied: tuple[Globs, ...]
-    """None of them may name a path, or a folder that it is in."""
+    """Globs; a history with a path that one of them names, or a folder of it, is not shared."""
     include: Globs | None
-    """It has to name every path; None for all."""
+    """Globs that have to name every path; None allows all."""
 
     def hides(self, path: str) -> bool:
-        """Return True if a rule names this file or folder itself; what cannot be judged is named."""
+        """Return True if a rule names this file or folder itself, or if that cannot be decided."""
         try:
             return any(globs.matches(path) is not None for globs in self.denied)
         except PolicyError:
@@ -236,7 +236,7 @@ def _text(folder: Path, name: str) -> bytes:
 
 
 def _settings(common: Path, at: git.Scratch) -> dict[str, str]:
-    """Read the repository's own configuration, which is obeyed nowhere."""
+    """Read the repository's own configuration as data; no git command obeys it."""
     if not (common / "config").is_file():
         return {}
     said = at.git("config", "--file", str(common / "config"), "--no-includes", "--list", "-z").stdout
@@ -291,7 +291,7 @@ def write_refs(git_dir: Path, head: bytes, refs: Mapping[str, str], shallow: byt
 
 
 def write_repository(git_dir: Path, history: History, index: bytes, excluded: bytes) -> None:
-    """Make a repository that goes on from the original's history.
+    """Make a repository that continues the original's history.
 
     Args:
         git_dir: the new `.git`; its config and its folder of hooks may be there already.
@@ -349,7 +349,7 @@ def _check_paths(at: git.Scratch, found: History, selection: Selection) -> None:
 def _paths_of_commits(at: git.Scratch) -> Iterator[str]:
     """Yield every path that a commit added, from all refs and HEAD.
 
-    A path of any tree was added in some commit: beside its only parent, beside none, or in a merge beside all.
+    Every path was added by some commit: compared with its only parent, with none, or in a merge with all parents.
     """
     names = at.folder / "names"
     words = (

@@ -50,7 +50,7 @@ _AGENT_CONFIG: Final = f"""[core]
 \tlogallrefupdates = true
 {AGENT_USER}"""
 
-# Hooks as well, so that a cage can close them: what is not there cannot be.
+# With a folder of hooks, so that a sandbox can close it: a missing folder cannot be closed.
 AGENT_FOLDERS: Final = ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack", "hooks")
 
 

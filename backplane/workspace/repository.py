@@ -39,7 +39,7 @@ class Repository(msgspec.Struct, frozen=True):
     """`.gitignore`s of the folders above the workspace, by folder below the top."""
 
     def beside(self, users: bytes) -> Repository:
-        """Return itself with the user's rules as well."""
+        """Return this repository with the user's rules added."""
         if not ruling(users):
             return self
         return msgspec.structs.replace(self, excluded=users.rstrip(b"\n") + b"\n" + self.excluded)

@@ -1,4 +1,4 @@
-"""The copy in the making: files, their baseline, and a repository for the agent.
+"""Makes the copy: its files, their baseline, and a repository for the agent.
 
 A listing of the original goes in. What is to be staged was decided before; how a single file is
 copied is in `copying`.

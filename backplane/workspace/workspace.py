@@ -362,7 +362,7 @@ def open_workspace(
         stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
         state: the folder that holds all of ours; where it lies in the workspace it is no part of it.
         unread: globs of files that the repository in the copy is not to hold.
-        travels: the copy is sent to another machine, so its repository may not need the original's.
+        travels: the copy is sent to another machine, so its repository must not need the original's.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
