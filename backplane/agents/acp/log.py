@@ -1,4 +1,4 @@
-"""Failed requests that an agent repeats by itself and writes to its log alone; the protocol has no word for them."""
+"""Reads failed model requests from an agent's log, as the protocol has no message for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 import msgspec
 
 FAILURES_MAX: Final = 4
-"""Failed requests in a row after which the run ends; an agent of its own repeats them for ever."""
+"""Failed requests in a row after which the run ends; the agent itself would retry for ever."""
 
 LOOK_S: Final = 0.5
 """Seconds between two looks at the agent's log."""
 
 WORDS_CHARS_MAX: Final = 300
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One look at a log file; of more that came between two looks, the beginning is left out."""
+"""Most bytes read in one look at a log file; if more came since the last look, their beginning is left out."""
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class StderrReader:
         self._seen: set[str] = set()
 
     def read(self, tail: bytes) -> list[FailedRequest]:
-        """Return the failures that the last bytes of stderr have and had not at the last call."""
+        """Return the failures in the last bytes of stderr that the previous call did not return."""
         *lines, _ = tail.decode("utf-8", "replace").split("\n")
         fresh = [line for line in lines if line not in self._seen]
         self._seen = set(lines)
@@ -49,7 +49,7 @@ class StderrReader:
 
 
 class FileReader:
-    """Finds failed requests in a log file that an agent adds lines to; what it has at first is of an older run.
+    """Finds failed requests in the lines added to an agent's log file; lines from before the first look do not count.
 
     Args:
         pattern: as of `StderrReader`.
