@@ -132,6 +132,31 @@ def test_a_failed_run_keeps_its_code_whatever_was_found(cli: Call, host: Any) ->
     assert "failed, 1 call denied, after" in done.stdout
 
 
+WRITES = 'open(run["work_order"]["workspace"]["root"] + "/new.txt", "w").write("new"); '
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "is_applied"),
+    [
+        (DENIED, ("--fail-on", "denied"), False),
+        (FALSE, ("--fail-on", "false-claims"), False),
+        (DENIED, CI, False),
+        (DENIED, (), True),
+        (DENIED, ("--fail-on", "false-claims,violations"), True),
+        (FALSE, ("--fail-on", "denied"), True),
+        (CLEAN, ASKED, True),
+    ],
+)
+def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
+    body: str, words: tuple[str, ...], is_applied: bool, cli: Call, host: Any, root: Path
+) -> None:
+    done = cli("run", "go", *host(WRITES + body), "--lane", "workspace_first", "--deny-tool", "bash", *words)
+    assert done.returncode == (0 if is_applied else 3), done
+    assert (root / "new.txt").exists() == is_applied
+    assert cli("apply", "last").returncode == (1 if is_applied else 0)
+    assert (root / "new.txt").read_text() == "new"
+
+
 @pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)

@@ -47,6 +47,7 @@ from backplane.contract.receipt import (
     RunMetadata,
     Usage,
     Verification,
+    failed_on,
 )
 from backplane.contract.work import PolicyProfile, WorkOrder, settings_of
 from backplane.errors import CODES, BackplaneError, from_code
@@ -541,6 +542,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             members["fail_on"] = fail_on
         members["enforcement"] = self._enforcement()
         return members
+
+    def failed_on(self, claimed: Json) -> tuple[str, ...]:
+        """Return the findings of its `fail_on` that a run without violations has, by the verdicts on its claims."""
+        calls = self._book.to_wire() if self._book is not None else None
+        return failed_on({"fail_on": self._fail_on(), "calls": calls, "claimed": claimed})
 
     def _fail_on(self) -> list[Json]:
         """The findings for which doors report the run as failed: the order's; all for the profile `ci`."""

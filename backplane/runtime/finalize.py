@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
 
+_NO_TRACE: Final = Trace(b"", 0, 0)
+
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     """What the end of a run gives back."""
@@ -80,7 +82,9 @@ def seal_run(
             _refuse_loss(facts, workspace, patch)
             _refuse_violation(facts, workspace, end)
             if _is_applied(facts, workspace, patch, end):
-                _apply_lane(facts, journal, patch)
+                _judge_claims(facts, journal, workspace, patch, diff, added)
+                if not facts.failed_on(added.get("claimed")):
+                    _apply_lane(facts, journal, patch)
     except Exception as caught:
         error = facts.redactor.error(unforeseen(caught))
         end = lowered(end, error)
@@ -89,9 +93,9 @@ def seal_run(
             # Of no use any more, and on a full disk the receipt needs its space.
             state_folder.let_go(workspace)
             workspace = None
-    trace = journal.trace if journal is not None else Trace(b"", 0, 0)
-    if workspace is not None and not facts.replayed:
-        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff))
+    trace = journal.trace if journal is not None else _NO_TRACE
+    if workspace is not None:
+        _judge_claims(facts, journal, workspace, patch, diff, added)
     told = functools.partial(
         _seal,
         facts,
@@ -108,7 +112,7 @@ def seal_run(
     except StoreError as lost:
         # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
         not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
-        receipt = told(end, Trace(b"", 0, 0), False)
+        receipt = told(end, _NO_TRACE, False)
     not_stored = _store(state_folder, receipt, journal, workspace)
     if not_stored is not None:
         error = not_kept or not_stored
@@ -129,6 +133,20 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
     (journal or state_folder.journal(facts)).close()
     receipt = state_folder.seal_failed(facts.run_id, end.code or "internal")
     return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
+
+
+def _judge_claims(
+    facts: RunState,
+    journal: Journal | None,
+    workspace: Workspace,
+    patch: Patch | None,
+    diff: str | None,
+    added: dict[str, Json],
+) -> None:
+    """Add the verdicts on what the host claims, once, and none in a replay."""
+    if "claimed" not in added and not facts.replayed:
+        trace = journal.trace if journal is not None else _NO_TRACE
+        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff))
 
 
 def _claimed(

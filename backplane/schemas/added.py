@@ -156,7 +156,8 @@ BACKPLANE: Final[Json] = _object(
     ),
     fail_on={
         "description": "Findings for which doors report a complete run as failed, with exit code 3: the order's "
-        "`config.vendor.abp.fail_on`; all where its policy has the rules of `ci`.",
+        "`config.vendor.abp.fail_on`; all where its policy has the rules of `ci`. With one of them the lane does not "
+        "apply its patch.",
         "type": "array",
         "items": {"enum": ["denied", "false-claims", "violations"]},
     },
