@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -11,10 +12,12 @@ import pytest
 import backplane
 from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
+from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
 from backplane.receipts.build import LOSSES_BYTES_MAX
 from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.budgets import used_by
 from tests.runs import memory
 
 
@@ -87,3 +90,59 @@ def test_losses_are_listed_up_to_their_bytes_and_counted_beyond(tmp_path: Path) 
     run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path))), backend=memory(work))
     assert [loss["path"] for loss in run.receipt.backplane["losses"]] == ["/x", "/x", "/small"]
     assert run.receipt.backplane["counts"]["losses"] == 5
+
+
+@pytest.mark.parametrize(
+    ("budget", "used", "words"),
+    [
+        ({"max_budget_usd": 1.0}, {"estimated_cost_usd": 5.0}, "5 USD spent of 1"),
+        ({"vendor": {"abp": {"budget_tokens": 100}}}, {"input_tokens": 90, "output_tokens": 20}, "110 tokens used of"),
+        ({"max_budget_usd": 1.0}, {"estimated_cost_usd": 1.0}, ""),
+        ({"vendor": {"abp": {"budget_tokens": 110}}}, {"input_tokens": 90, "output_tokens": 20}, ""),
+        ({}, {"estimated_cost_usd": 5.0, "input_tokens": 90}, ""),
+    ],
+)
+def test_what_the_host_says_at_its_end_counts_for_the_budget(
+    tmp_path: Path, budget: dict[str, Any], used: dict[str, Any], words: str
+) -> None:
+    run = ended(tmp_path, {}, used, RuntimeConfig(**budget))
+    assert words in str(run.error)
+    assert (run.receipt.outcome, run.receipt.backplane["end"].get("code")) == (
+        ("partial", "policy_denied") if words else ("complete", None)
+    )
+
+
+@pytest.mark.parametrize("cost", [-0.01, -5.0])
+def test_a_cost_below_nothing_is_no_receipt(cost: float) -> None:
+    with pytest.raises(ValueError, match="no cost is below 0"):
+        Usage(estimated_cost_usd=cost)
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "request_units"])
+def test_a_counter_in_the_final_below_the_reported_one_does_not_count(tmp_path: Path, name: str) -> None:
+    run = ended(tmp_path, {name: 1000}, {name: 1}, RuntimeConfig())
+    assert getattr(run.receipt.usage, name) == 1000
+    assert run.receipt.backplane["usage"][name] == "reported"
+
+
+@pytest.mark.parametrize(("before", "after", "micros"), [(0.9, 0.0, 900_000), (0.9, 0.8, 900_000), (0.5, 0.8, 800_000)])
+def test_a_lower_cost_at_the_end_gives_nothing_of_a_budget_back(
+    tmp_path: Path, before: float, after: float, micros: int
+) -> None:
+    receipt = ended(tmp_path, {"estimated_cost_usd": before}, {"estimated_cost_usd": after}, RuntimeConfig()).receipt
+    assert receipt.usage.estimated_cost_usd == after, "the first may have been an estimate"
+    assert used_by(receipt, None, was_sent=True).usd_micros == micros
+
+
+def ended(folder: Path, before: dict[str, Any], used: dict[str, Any], config: RuntimeConfig) -> Any:
+    """Run a host that reports a usage on the way and another one at its end."""
+
+    async def work(run: sidecar.HostRun) -> sidecar.Done:
+        await run.carry("usage", before, "so far")
+        await run.message("done")
+        return sidecar.Done(usage=Usage(**used))
+
+    host = sidecar.Host(id="brief", capabilities={"streaming": NATIVE})
+    backend = MemoryBackend(id="brief", serve=functools.partial(serve_host, host, work))
+    order = WorkOrder("go", workspace=WorkspaceSpec(root=str(folder)), config=config)
+    return backplane.run(order, backend=backend)

@@ -65,6 +65,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         _check_counters(
             self, "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units"
         )
+        if self.estimated_cost_usd is not None and not 0 <= self.estimated_cost_usd < float("inf"):
+            raise ValueError(f"estimated_cost_usd is {self.estimated_cost_usd}, and no cost is below 0 or infinite")
 
 
 def _check_counters(value: msgspec.Struct, *names: str) -> None:

@@ -461,7 +461,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self.limit = self.limit or ("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
+        """Take in the host's own receipt; what it says was used counts for the order's budgets."""
         self.claim, self.claim_raw = claim, raw
+        if not self.replayed:
+            self.spent(claim.usage.input_tokens, claim.usage.output_tokens, claim.usage.estimated_cost_usd)
 
     def claimed_trace(self, trace: list[Json]) -> None:
         """Record the trace in a host's receipt: its size, its hash, and a hash of each event."""
@@ -736,13 +739,19 @@ def build(
 
 
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
-    """Counters as the service said them, else of the final, else as reported under way; and whose word each one is."""
+    """Return what was used, and the source of each number: the service, the host's final, or its reports on the way.
+
+    A counter in the final below one that was reported before cannot be: the reported one counts. A cost can, where it
+    was an estimate.
+    """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     claimed = facts.claim.usage if facts.claim else None
     words = {"seen": facts.usage_seen, "claimed": claimed, "reported": facts.folded.usage}
     for name in Usage.__struct_fields__:
         found = {whose: getattr(said, name, None) for whose, said in words.items()}
+        if name != "estimated_cost_usd" and (found["reported"] or 0) > (found["claimed"] or 0):
+            del found["claimed"]
         sources[name] = next((whose for whose, value in found.items() if value is not None), "unknown")
         values[name] = found.get(sources[name])
     return Usage(**values), sources

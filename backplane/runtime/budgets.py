@@ -107,14 +107,28 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Limit:
     answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
     if not was_sent or (code in UNBILLED and not answered and receipt.usage == Usage()):
         return Limit(0, 0)
-    return limit_of(receipt.usage)
+    return limit_of(receipt.usage, reported(receipt))
 
 
-def limit_of(usage: Usage) -> Limit:
-    """Return the money and the tokens of a usage; None is unknown."""
-    cost, sent, got = usage.estimated_cost_usd, usage.input_tokens, usage.output_tokens
+def reported(receipt: Receipt) -> Usage:
+    """Return the usage that a run's events reported last."""
+    folded = Folded()
+    for event in receipt.trace:
+        folded = fold(folded, event)
+    return folded.usage
+
+
+def limit_of(usage: Usage, before: Usage | None = None) -> Limit:
+    """Return the money and the tokens that count for a budget; None is unknown.
+
+    Args:
+        before: reported earlier; a lower number at the end gives nothing of a budget back.
+    """
+    known = (usage,) if before is None else (usage, before)
+    costs = [one.estimated_cost_usd for one in known if one.estimated_cost_usd is not None]
+    sent, got = usage.input_tokens, usage.output_tokens
     tokens = None if sent is None or got is None else sent + got
-    return Limit(None if cost is None else math.ceil(round(cost * MICROS, 3)), tokens)
+    return Limit(math.ceil(round(max(costs) * MICROS, 3)) if costs else None, tokens)
 
 
 def last_usage(records: Iterable[bytes]) -> Usage:

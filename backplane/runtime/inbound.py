@@ -328,6 +328,7 @@ class Inbound:
         trace = raw.pop("trace", None)
         claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
         self._facts.final(claim, raw)
+        self.keep_limit()
         return [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:

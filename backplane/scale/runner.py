@@ -21,7 +21,7 @@ from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError, WorkspaceError
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.budgets import COUNTED, MICROS, after_run, limit_of
+from backplane.runtime.budgets import COUNTED, after_run, limit_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
@@ -188,8 +188,8 @@ def _cost_usd_micros(run: Run) -> int | None:
     reason = run.end.reason if run.end is not None else None
     if reason == "refused" or not run.was_sent:
         return 0
-    cost = run.receipt.usage.estimated_cost_usd
-    return round(cost * MICROS) if cost is not None and reason in COUNTED else None
+    used = limit_of(run.receipt.usage, run.facts.folded.usage).usd_micros
+    return used if reason in COUNTED else None
 
 
 def _asking(control: Control) -> AsyncOnAsk:
