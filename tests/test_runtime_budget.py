@@ -118,8 +118,8 @@ def test_a_cost_below_nothing_is_no_receipt(cost: float) -> None:
         Usage(estimated_cost_usd=cost)
 
 
-@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "request_units"])
-def test_a_counter_in_the_final_below_the_reported_one_does_not_count(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "cache_read_tokens"])
+def test_tokens_in_the_final_below_the_reported_ones_do_not_count(tmp_path: Path, name: str) -> None:
     run = ended(tmp_path, {name: 1000}, {name: 1}, RuntimeConfig())
     assert getattr(run.receipt.usage, name) == 1000
     assert run.receipt.backplane["usage"][name] == "reported"

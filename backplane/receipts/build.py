@@ -741,8 +741,8 @@ def build(
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
     """Return what was used, and the source of each number: the service, the host's final, or its reports on the way.
 
-    A counter in the final below one that was reported before cannot be: the reported one counts. A cost can, where it
-    was an estimate.
+    Tokens in the final below those reported before cannot be, so the reported ones count. A lower cost or number of
+    requests can: the earlier one may have been an estimate.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -750,7 +750,7 @@ def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
     words = {"seen": facts.usage_seen, "claimed": claimed, "reported": facts.folded.usage}
     for name in Usage.__struct_fields__:
         found = {whose: getattr(said, name, None) for whose, said in words.items()}
-        if name != "estimated_cost_usd" and (found["reported"] or 0) > (found["claimed"] or 0):
+        if name.endswith("_tokens") and (found["reported"] or 0) > (found["claimed"] or 0):
             del found["claimed"]
         sources[name] = next((whose for whose, value in found.items() if value is not None), "unknown")
         values[name] = found.get(sources[name])
