@@ -16,7 +16,8 @@ from backplane.errors import TranslationError
 from backplane.ir import Conversation, Media, Text, ToolOutput, ToolUse
 
 PNG = "iVBORw0KGgoAAAANSUhEUg=="
-TOOL = {"name": "read", "description": "Reads.", "input_schema_json": '{"type":"object","properties":{"p":{}}}'}
+SCHEMA = {"type": "object", "properties": {"p": {"type": "string"}}}
+TOOL = {"name": "read", "description": "Reads.", "input_schema_json": json.dumps(SCHEMA)}
 
 
 def call(call_id: str, name: str = "read") -> dict[str, Any]:
@@ -135,12 +136,10 @@ SHAPES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("target", DIALECTS)
-@pytest.mark.parametrize(
-    "tool", [TOOL, {"name": "read", "inputSchema": {"type": "object", "properties": {"p": {}}}}], ids=["text", "object"]
-)
+@pytest.mark.parametrize("tool", [TOOL, {"name": "read", "inputSchema": SCHEMA}], ids=["text", "object"])
 def test_tool_definitions_become_each_upstreams_own_tools(target: str, tool: dict[str, Any]) -> None:
     written = augment.translate_request({"message": "m", "tool_definitions": [tool]}, target).value
-    assert SHAPES[target](written) == {"type": "object", "properties": {"p": {}}}
+    assert SHAPES[target](written) == SCHEMA
 
 
 def test_a_tool_whose_schema_cannot_be_read_takes_any_object_and_is_named() -> None:
