@@ -121,6 +121,9 @@ CODES: Final[dict[str, CodeFacts]] = {
 }
 """The contract's 44 codes; append-only. Peers with a closed set refuse any other."""
 
+DENIAL: Final = "refused by backplane"
+"""Begins what our proxies answer to a request that a rule or a limit forbids; readers report it as `policy_denied`."""
+
 OWN_CODES: Final[dict[str, CodeFacts]] = {
     "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
     "run_cancelled": CodeFacts("The caller ended the run.", "caller", 1),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.agents.failures import STATUSES, code_of
+from backplane.errors import DENIAL
 
 COUNTED = (
     "the build log has {n} lines and the process died", "crashed at row {n}", "segfault after {n} files",
@@ -42,3 +45,26 @@ def test_words_and_labels_still_count() -> None:
     assert code_of("429 Too Many Requests") == "backend_rate_limited"
     assert code_of("401 Unauthorized") == "backend_auth_failed"
     assert code_of("it failed after 429 lines", "context_limit") == "backend_context_length"
+
+
+SAID = f"{DENIAL}: connecting to 'model.example:443' is forbidden by '*'"
+
+
+@pytest.mark.parametrize(
+    ("words", "labels", "status"),
+    [
+        (f"403 {SAID}", (), None),
+        (f"unexpected status 403 Forbidden: {SAID}, url: http://model.example/v1/responses", ({"x": 1},), 403),
+        (f'API Error: 403 {{"error": {{"type": "key_proxy", "message": "{SAID}"}}}}', ("authentication_failed",), 403),
+        (f"[provider.auth_error] {SAID}", ("provider.auth_error",), 401),
+    ],
+)
+def test_an_agents_words_of_a_denial_count_before_labels_and_status(
+    words: str, labels: tuple[Any, ...], status: int | None
+) -> None:
+    assert code_of(words, *labels, status=status) == "policy_denied"
+
+
+def test_words_of_another_refusal_are_no_denial() -> None:
+    assert code_of("403 Forbidden: your key may not use this") == "backend_auth_failed"
+    assert code_of("refused by the gateway", status=403) == "backend_auth_failed"

@@ -27,7 +27,7 @@ from backplane.agents import shipped
 from backplane.config import Settings, tighter
 from backplane.contract.events import AssistantDelta
 from backplane.contract.work import PolicyProfile, RuntimeConfig
-from backplane.errors import PolicyError
+from backplane.errors import DENIAL, PolicyError
 from backplane.policy.globs import compile_globs
 from backplane.policy.rules import PROFILES, compile_policy
 from backplane.process import guard as _guard
@@ -1034,7 +1034,7 @@ async def test_only_listed_hosts_are_reached_and_only_through_the_door(
     assert said[0] == "welcome"
     assert said[1].endswith("welcome")
     assert said[2].startswith("403 ")
-    assert "403 Forbidden" in said[3]
+    assert f"403 {DENIAL}: " in said[3]
     assert said[4] == "ECONNREFUSED"
     assert said[5] == "ENETUNREACH"
     assert held["kinds"]["network"]["state"] == "enforced"

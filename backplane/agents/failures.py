@@ -1,6 +1,7 @@
 """What vendors' agents say of a failure → the contract's code: one table for all of them. Pure.
 
-An agent says a word of its own, a status of its model's service, or nothing but text; they are believed in this order.
+A denial by our own proxies counts first, wherever it stands in the text. Else an agent says a word of its own, a status
+of its model's service, or nothing but text; they are believed in this order.
 How a service's own answer is read stands in `upstream.failure`: there a whole response is at hand.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 from typing import Final
+
+from backplane.errors import DENIAL
 
 LABELS: Final = {
     # Claude Code: why the turn ended, and what its model's service said.
@@ -75,6 +78,8 @@ def code_of(words: str, *labels: object, status: int | None = None) -> str:
         labels: its own words for the failure, the most telling first.
         status: of its model's service.
     """
+    if DENIAL in words:
+        return "policy_denied"
     label = next((one for one in labels if isinstance(one, str) and one in LABELS), None)
     if label is not None:
         return LABELS[label]

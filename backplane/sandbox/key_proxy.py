@@ -22,7 +22,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
-from backplane.errors import BackendError
+from backplane.errors import DENIAL, BackendError
 from backplane.process.aio import beside, listening, receive, send, visited
 from backplane.sandbox.proxy import CHUNK_BYTES, CONNECT_S_MAX, DROPPED_HEADERS, HEAD_BYTES_MAX, IDLE_S_MAX
 from backplane.upstream.clients import making_client
@@ -223,7 +223,7 @@ class _Visit:
             await self._next_event()
             self._heard.set()
         if request.method.upper() == b"TRACE":
-            await self._refuse(405, "the answer would be the request, with its key")
+            await self._deny(405, "the answer would be the request, with its key")
             return
         use = self._proxy.use
         try:
@@ -232,14 +232,14 @@ class _Visit:
             await self._refuse(400, "the path has a #, or is over 65,536 bytes")
             return
         if not self._is_below_base(asked.url):
-            await self._refuse(403, "this is a proxy for one service: ask below the path of its address")
+            await self._deny(403, "this is a proxy for one service: ask below the path of its address")
             return
         use.note(request, has_key)
         if not has_key:  # With another key a command would send what it sees to an account of somebody else's.
-            await self._refuse(401, "the key that stands in the environment has to come in a header that is for one")
+            await self._deny(401, "the key that stands in the environment has to come in a header that is for one")
             return
         if use.over is not None:
-            await self._refuse(403, use.over)
+            await self._deny(403, use.over)
             return
         try:
             answer = await self._client.send(asked, stream=True)
@@ -313,6 +313,10 @@ class _Visit:
             if meter is not None:
                 self._proxy.use.answered(meter, is_whole=is_whole)
         await self._say(h11.EndOfMessage())
+
+    async def _deny(self, status: int, rule: str) -> None:
+        """Refuse what is forbidden here, in words that tell it from a refusal by the service."""
+        await self._refuse(status, f"{DENIAL}: {rule}")
 
     async def _refuse(self, status: int, fact: str) -> None:
         async for _ in self._body():  # Who is cut off while he speaks does not hear the answer.

@@ -10,6 +10,7 @@ import errno
 import functools
 import ipaddress
 import os
+import re
 import socket
 from contextlib import suppress
 from typing import Final
@@ -19,6 +20,7 @@ import anyio
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.errors import DENIAL
 from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
 from backplane.process.aio import in_daemon, receive, send, visited
@@ -52,6 +54,12 @@ Address = tuple[int, tuple[str | int, ...]]
 
 ADDRESSES_MAX: Final = 16
 """Of one name that are tried."""
+
+FORBIDDEN: Final = "403 Forbidden"
+"""The status of a connection that a rule forbids; a client gets the rule's words in place of the second word."""
+
+PHRASE_CHARS_MAX: Final = 1_000
+"""Characters of an answer's reason phrase; of a refused CONNECT many clients show nothing else."""
 
 _HTTPS_PORT: Final = 443
 
@@ -128,7 +136,7 @@ class ConnectionRules:
         if decision.rule == _NOT_LISTED and self._is_https(place):
             return False
         if decision.allowed != "allow":
-            raise ConnectionRefused("403 Forbidden", decision.reason)
+            raise ConnectionRefused(FORBIDDEN, decision.reason)
         return False
 
     def _is_https(self, place: Target) -> bool:
@@ -155,9 +163,9 @@ class ConnectionRules:
         # machine's own and its neighbours', must be allowed themselves, or whoever owns the name chooses them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")
         if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
-            raise ConnectionRefused("403 Forbidden", f"{host!r} leads to {place}: {decision.reason}")
+            raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}: {decision.reason}")
         if place.is_multicast or place.is_unspecified:
-            raise ConnectionRefused("403 Forbidden", f"{host!r} leads to {place}, which is no host")
+            raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}, which is no host")
 
     def _is_endpoint(self, target: Target) -> bool:
         return any(rule.matches(target, unsaid=True) for rule in self._endpoints)
@@ -219,11 +227,20 @@ async def _carry_one(client: socket.socket, judge: ConnectionRules, connections:
 
 
 async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
-    body = f"{refusal}\n".encode()
-    head = f"HTTP/1.1 {refusal.status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    status, words = refusal.status, str(refusal)
+    if status == FORBIDDEN:
+        words = f"{DENIAL}: {words}"
+        status = f"{status[:3]} {_phrase(words)}"
+    body = f"{words}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     with suppress(OSError), anyio.move_on_after(HEAD_S_MAX):
         await send(client, head.encode() + body)
+
+
+def _phrase(words: str) -> str:
+    """Return words as a reason phrase: ASCII on one line."""
+    return re.sub(r"[^ -~]", "?", words)[:PHRASE_CHARS_MAX]
 
 
 async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:

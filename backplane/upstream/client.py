@@ -20,7 +20,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
-from backplane.errors import TranslationError
+from backplane.errors import DENIAL, TranslationError
 from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
@@ -336,6 +336,9 @@ def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
     if isinstance(error, httpx.TimeoutException):
         return UpstreamFailure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)
+    if isinstance(error, httpx.ProxyError) and DENIAL in words:
+        text = f"no connection to {where}: {words[words.index(DENIAL) :]}"
+        return UpstreamFailure(code="policy_denied", message=text)
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
         text = f"no connection to {where}: {words}{_system_word(error)}"
         return UpstreamFailure(code="backend_unavailable", message=text, may_pass=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects.framing import UNREADABLE
-from backplane.errors import CODES, BackendError
+from backplane.errors import CODES, DENIAL, BackendError
 from backplane.upstream.endpoint import cut_urls
 
 INVALID: Final = "mapping_unsupported_capability"
@@ -98,6 +98,7 @@ HINTS: Final[dict[str, str]] = {
     "backend_timeout": "raise the timeout of the endpoint, or take a quicker model",
     "stream_closed": "try again; a proxy on the way may cut long answers",
     "config_invalid": "correct base_url, the key or the headers of the backend's options",
+    "policy_denied": "change the rule or the limit named above, or add the service to the backend's `endpoints`",
     INVALID: "the service says above what it does not want",
 }
 
@@ -192,9 +193,10 @@ def failure_of(
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
     code = code_of(status, labels, words[:WORDS_CHARS_MAX])
+    answered = "" if words.startswith(DENIAL) else f"the service answered {status}{': ' if words else ''}"
     return UpstreamFailure(
         code=code,
-        message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
+        message=clean(f"{answered}{words}", secret),
         status=status,
         labels=labels,
         place=place_of(document),
@@ -217,7 +219,9 @@ def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailu
 
 
 def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
-    """Choose the code: the service's own label, then its words, then the status."""
+    """Choose the code: a denial by our own proxy, then the service's own label, its words, the status."""
+    if words.startswith(DENIAL):
+        return "policy_denied"
     if status == 200:
         status = next((int(label) for label in labels if label in STATUS_TEXTS), 200)
     for label in labels:
