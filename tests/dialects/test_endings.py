@@ -300,7 +300,7 @@ def test_an_editor_never_takes_a_cut_stream_for_a_whole_one(chunks: list[Any]) -
 
 
 @pytest.mark.parametrize(("source", "word", "number"), [
-    ("claude", "refusal", 4), ("claude", "pause_turn", 0), ("claude", "unheard_of", 1),
+    ("claude", "refusal", 1), ("claude", "pause_turn", 0), ("claude", "unheard_of", 1),
     ("codex", "failed", 0), ("codex", "cancelled", 0), ("codex", "incomplete", 0), ("codex", "queued", 0),
 ])  # fmt: skip
 def test_an_editor_reads_each_ending_as_the_table_says(source: str, word: str, number: int) -> None:
