@@ -1050,7 +1050,7 @@ SEES = {"modalities": {"input": ["text", "image"], "output": ["text"]}}
             {"model": "p/m", "provider": {"p": {"models": {"m": {"modalities": {"input": ["text"]}}}}}},
             "takes no images",
         ),
-        ({"model": "p/m", "provider": {"p": 3}}, "no object"),
+        ({"model": "p/m", "provider": {"p": 3}}, "not an object"),
     ],
 )
 def test_an_orders_pictures_enter_its_model_as_one_that_takes_images(content: dict[str, Any], entry: Any) -> None:
