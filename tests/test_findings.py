@@ -157,6 +157,28 @@ def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
     assert (root / "new.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize(
+    ("body", "words", "exit_words", "why", "step"),
+    [
+        (DENIED, "denied", "exit 3: 1 call denied (--fail-on denied)", "bash", "allow what it needs"),
+        (WRITES + DENIED, "denied,false-claims", "exit 3: 1 call denied (--fail-on denied)", "bash", "allow what"),
+        (FALSE, "false-claims", "exit 3: 1 false claim (--fail-on false-claims)", "1 × file_changed", "audit"),
+        (WRITES + FALSE, "none", None, "1 × file_changed", "audit"),
+        (WRITES + CLEAN, "denied,false-claims,violations", None, "nothing is wrong", None),
+    ],
+)
+def test_a_run_and_why_name_the_finding_of_fail_on(
+    body: str, words: str, exit_words: str | None, why: str, step: str | None, cli: Call, host: Any
+) -> None:
+    done = cli("run", "go", *host(body), "--deny-tool", "bash", "--fail-on", words)
+    assert [line for line in done.stderr.splitlines() if line.startswith("exit ")] == [exit_words] * bool(exit_words)
+    told = cli("why", "last").stdout
+    assert why in told
+    assert ("nothing is wrong" in told) == (step is None)
+    assert (exit_words or "").removeprefix("exit 3: ") in told
+    assert step is None or step in told
+
+
 @pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backplane.contract.receipt import RunFindings, findings_of
+from backplane.contract.receipt import RunFindings, failed_on, findings_of
 from backplane.view.text import one_line
 from backplane.view.values import as_object
 
@@ -21,8 +21,16 @@ def outcome_words(outcome: str, found: RunFindings) -> str:
     return ", ".join([outcome, *(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)])
 
 
+def fail_on_words(added: Mapping[str, Any]) -> str:
+    """Name the findings for which a complete run ends with exit code 3; an empty text where there is none."""
+    named = failed_on(added)
+    counts = {name: getattr(findings_of(added), name) for word in named if (name := word.replace("-", "_"))}
+    words = outcome_words("", RunFindings(**counts)).removeprefix(", ")
+    return f"{words} (--fail-on {','.join(named)})" if named else ""
+
+
 def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
-    """Return a line for each: rules that are not held, claims that are false, errors before a complete end.
+    """Return a line for each: unheld rules, false claims, errors before a complete end, its exit code by fail_on.
 
     Args:
         added: `usage_raw.backplane` of the run's receipt.
@@ -36,4 +44,6 @@ def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
     if found.errors and outcome == "complete":
         last, errors = as_object(added.get("errors")).get("last"), "an error" if found.errors == 1 else "errors"
         lines.append(f"the agent reported {errors} and then ended complete; the last: {last}")
+    if outcome == "complete" and (words := fail_on_words(added)):
+        lines.append(f"exit 3: {words}")
     return [one_line(line) for line in lines if line]

@@ -13,11 +13,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from backplane.contract.receipt import failed_on, findings_of
 from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
 from backplane.process.table import Process
 from backplane.view.asked import decided
 from backplane.view.figures import count, lasting, milliseconds
+from backplane.view.findings import fail_on_words
 from backplane.view.picture import Denial, Ended, Picture, ShownCall
 from backplane.view.text import in_workspace, one_line
 from backplane.view.values import as_list, as_object
@@ -167,6 +169,8 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
     "done_but_denied": ("it says that it is done, and {denials} of its calls were denied",
                         "allow what it needs, and run it again"),
+    "failed_on": ("it is complete, and its exit code is 3: {found}", "or take it as it is: run --fail-on none"),
+    "false_claims": ("it is complete, and it made {count}", "backplane receipts audit {run}, for what was seen"),
     "only_ignored": ("it changed {ignored} files that git ignores, and no other: they are in no patch",
                      "take them out of .gitignore, or work with run --mode pass_through"),
     "done_but_unchanged": ("it says that it changed files, and none is changed",
@@ -829,8 +833,12 @@ def _coded(message: str, code: str | None) -> str:
     return f"{message} ({code})" if code else message
 
 
+def _denial_rows(denied: Sequence[Denial]) -> list[Evidence]:
+    return [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in denied[-3:]]
+
+
 def _denied(picture: Picture, denied: Sequence[Denial]) -> Cause:
-    rows = [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in denied[-3:]]
+    rows = _denial_rows(denied)
     kind = "nobody_asked" if any(row.by == "default" for row in denied) else "done_but_denied"
     return _cause(kind, picture, rows, denials=picture.denials)
 
@@ -848,6 +856,31 @@ def _empty_patch(picture: Picture) -> dict[str, Any] | None:
     """What is told of the patch of a run that changed nothing; None where it changed something, or nobody knows."""
     patch = as_object(picture.ended.added.get("patch")) if picture.ended is not None else {}
     return patch if patch.get("bytes") == 0 else None
+
+
+def _false_rows(added: dict[str, Any]) -> list[Evidence]:
+    counts = as_object(as_object(added.get("claimed")).get("counts"))
+    false = ((kind, as_object(row).get("false")) for kind, row in counts.items())
+    return [Evidence(f"found false: {number} × {kind}") for kind, number in false if number]
+
+
+def _done_but_failed_on(picture: Picture, moment: Moment) -> Cause | None:
+    """It has a finding of its order's `fail_on`."""
+    added = picture.ended.added if picture.ended is not None else {}
+    words = failed_on(added)
+    if not words:
+        return None
+    denied = "denied" in words
+    rows = [*(_denial_rows(picture.denied) if denied else []), *(_false_rows(added) if "false-claims" in words else [])]
+    hint = "allow what it needs, and run it again" if denied else f"backplane receipts audit {_short(picture)}"
+    return _cause("failed_on", picture, rows, hint=hint, found=fail_on_words(added))
+
+
+def _done_but_false(picture: Picture, moment: Moment) -> Cause | None:
+    added = picture.ended.added if picture.ended is not None else {}
+    number = findings_of(added).false_claims
+    words = "1 false claim" if number == 1 else f"{number} false claims"
+    return _cause("false_claims", picture, _false_rows(added), count=words) if number else None
 
 
 def _done_but_denied(picture: Picture, moment: Moment) -> Cause | None:
@@ -895,7 +928,9 @@ OVER: Final[tuple[Finder, ...]] = (
     *(_ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
     *(_talks_only, _cache_lost, _breaker_open),
 )
-DONE: Final[tuple[Finder, ...]] = (_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red)
+DONE: Final[tuple[Finder, ...]] = (
+    *(_done_but_failed_on, _done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red, _done_but_false),
+)
 """Of a run that says that it is done."""
 
 
