@@ -179,6 +179,32 @@ def test_a_run_and_why_name_the_finding_of_fail_on(
     assert step is None or step in told
 
 
+USES = """
+put(told(run, "tool_call", tool_name="bash", tool_use_id="1", input={"command": "ls"}),
+    told(run, "tool_result", tool_name="bash", tool_use_id="1", output="a", is_error=False), final(run)); end()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "offers"),
+    [
+        (USES, (), False),
+        (WRITES + USES, (), True),
+        (USES, ("--lane", "workspace_first"), False),
+        (WRITES + USES, ("--mode", "pass_through"), False),
+    ],
+)
+def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
+    body: str, words: tuple[str, ...], offers: bool, cli: Call, host: Any
+) -> None:
+    done = cli("run", "go", *host(body), "--deny-tool", "bash", *words)
+    assert done.returncode == 3
+    told = cli("why", "last").stdout
+    for text in (done.stderr, told):
+        assert ("--accept-violations" in text) == offers, text
+        assert ("backplane receipts show" in text) != offers, text
+
+
 @pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)

@@ -80,7 +80,7 @@ def seal_run(
             facts.found(paths | set(patch.left_out))
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
             _refuse_loss(facts, workspace, patch)
-            _refuse_violation(facts, workspace, end)
+            _refuse_violation(facts, workspace, patch, end)
             if _is_applied(facts, workspace, patch, end):
                 _judge_claims(facts, journal, workspace, patch, diff, added)
                 if not facts.failed_on(added.get("claimed")):
@@ -220,14 +220,14 @@ def _is_applied(facts: RunState, workspace: Workspace, patch: Patch, end: End) -
     return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
 
 
-def _refuse_violation(facts: RunState, workspace: Workspace, end: End) -> None:
+def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: End) -> None:
     """Refuse the outcome `complete` if a rule was broken, or enforced more weakly than the order demands."""
     rows = facts.violations() + facts.shortfalls()
     if end.reason != "complete" or not rows:
         return
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     hint = f"what it did is in the receipt: backplane receipts show {facts.run_id[:8]}"
-    if workspace.mode == "staged":
+    if workspace.mode == "staged" and patch.bytes:
         hint = f"read the patch, then: backplane apply {facts.run_id[:8]} --accept-violations"
     raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
 

@@ -162,8 +162,7 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "rule_blocks": ("a rule of ours kept it from what it needed",
                     "allow that in the policy (--policy), if it may do so",
                     "backplane replay {run}, to try a rule"),
-    "rule_broken": ("it did what the policy forbids",
-                    "read the patch, then: backplane apply {run} --accept-violations", "or mend the rule"),
+    "rule_broken": ("it did what the policy forbids", "or mend the rule"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
     "nobody_asked": ("{denials} calls were denied, as nobody could be asked",
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
@@ -803,7 +802,11 @@ def _by_policy(picture: Picture, moment: Moment) -> Cause | None:
     end = picture.ended
     rows = as_list(as_object(end.added.get("enforcement") if end is not None else None).get("violations"))
     told = dict.fromkeys(str(row.get("reason")) for row in rows if isinstance(row, dict))
-    return _cause("rule_broken", picture, [Evidence(reason) for reason in told]) if rows else None
+    if end is None or not rows:
+        return None
+    seen = f"what it did is in the receipt: backplane receipts show {_short(picture)}"
+    hint = end.hint if end.code == "policy_denied" and end.hint else seen
+    return _cause("rule_broken", picture, [Evidence(reason) for reason in told], hint=hint)
 
 
 def _by_code(picture: Picture, end: Ended) -> Cause:
