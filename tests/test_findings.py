@@ -205,6 +205,24 @@ def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
         assert ("backplane receipts show" in text) != offers, text
 
 
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ((), "backplane apply "),
+        (("--lane", "workspace_first"), "applied"),
+        (("--mode", "pass_through"), "made in place"),
+        (("--lane", "workspace_first", "--mode", "pass_through"), "made in place"),
+        (("--lane", "workspace_first", "--fail-on", "false-claims"), "backplane apply "),
+    ],
+)
+def test_the_summary_offers_to_apply_a_patch_that_is_not_in_the_folder(
+    words: tuple[str, ...], state: str, cli: Call, host: Any
+) -> None:
+    done = cli("run", "go", *host(WRITES + FALSE), *words)
+    line = next(row for row in done.stdout.splitlines() if row.startswith("patch "))
+    assert line.partition("  (")[2].startswith(state), done
+
+
 @pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)

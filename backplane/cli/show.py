@@ -389,16 +389,29 @@ def is_bare(patch: Path) -> bool:
 
 
 def patch_lines(receipt: Receipt, patch: Path | None, root: str = "DIR") -> list[str]:
-    """Where a run's patch lies, and how it is applied; nothing for a run without one.
+    """Return where a run's patch is, and how to apply it, or that it is applied; nothing for a run without one.
 
     Args:
         root: the folder it is for, where the run was made elsewhere.
     """
     if patch is None or not patch.is_file() or not patch.stat().st_size:
         return []
+    return [f"patch {one_line(patch)}  ({_place(receipt, patch) or _apply_step(receipt, patch, root)})"]
+
+
+def _place(receipt: Receipt, patch: Path) -> str:
+    """Say that a patch is in its folder already; an empty text where it is not."""
+    from backplane.workspace.patch import mode_of
+
+    if as_object(receipt.backplane.get("lane")).get("applied"):
+        return "applied"
+    return "made in place" if mode_of(patch.parent) == "pass_through" else ""
+
+
+def _apply_step(receipt: Receipt, patch: Path, root: str) -> str:
     into = f" --root {shlex.quote(root)}" if is_bare(patch) else ""
     accepted = " --accept-violations" if violations(receipt) else ""
-    return [f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]}{one_line(into)}{accepted})"]
+    return f"backplane apply {receipt.meta.run_id[:8]}{one_line(into)}{accepted}"
 
 
 def violations(receipt: Receipt) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Generator, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -34,6 +35,9 @@ from backplane.workspace.tree import (
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"
 BLOBS_NAME: Final = "patch.blobs"
+
+_HEAD_LINES: Final = 3
+"""Lines of the record with its brace, root and mode."""
 
 RECORD_BYTES_MAX: Final = 256 << 20
 """Longest record that is read back; a million changed files are less."""
@@ -229,6 +233,17 @@ def failure(fact: str, hint: str | None = None) -> WorkspaceError:
 def names(paths: list[str]) -> str:
     shown = ", ".join(f"'{printable(path)}'" for path in paths[:NAMES_MAX])
     return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
+
+
+def mode_of(run_dir: Path) -> str | None:
+    """Return the workspace mode that the record's head names; None where there is no such record."""
+    try:
+        with (run_dir / RECORD_NAME).open(encoding="utf-8", errors="replace") as file:
+            head = list(islice(file, _HEAD_LINES))
+    except OSError:
+        return None
+    found = (line.strip().removeprefix('"mode": "').split('"')[0] for line in head if line.startswith(' "mode": "'))
+    return next(found, None)
 
 
 def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
