@@ -896,3 +896,20 @@ def test_no_text_makes_a_decision_fail(text: str) -> None:
         policy.decide_tool_call("web_fetch", {"prompt": text}),
     ]
     assert {ruling.allowed for ruling in rulings} <= {"allow", "deny"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "verb"),
+    [
+        ("read_file", "reading"),
+        ("Read", "reading"),
+        ("edit_file", "writing"),
+        ("Edit", "writing"),
+        ("multi_edit", "writing"),
+        ("save_thing", "using"),
+    ],
+)
+def test_a_refusal_by_a_rule_on_reading_says_what_the_call_does(tool: str, verb: str) -> None:
+    policy = compile_policy(PolicyProfile(deny_read=(".env",)))
+    ruling = policy.decide_tool_call(tool, {"file_path": ".env"}, root="/work")
+    assert (ruling.allowed, ruling.reason) == ("deny", f"{verb} '.env' is forbidden by '.env'")

@@ -154,7 +154,7 @@ class Policy:
                 by the same patterns.
             cwd: where a relative path counts from; None is the root.
         """
-        return self._listed(path, root, cwd, "deny_read", self._reads_denied)
+        return self._listed(path, root, cwd, "deny_read", self._reads_denied, "reading")
 
     def decide_write(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
         """Allow or deny to make, change or delete a file; outside the root that is always denied.
@@ -165,7 +165,7 @@ class Policy:
         place = locate(path, root, cwd)
         if place is not None and place.outside:
             return Ruling("deny", f"writing {_shown(path)} is outside the workspace", _OUTSIDE)
-        return self._listed(path, root, cwd, "deny_write", self._writes_denied)
+        return self._listed(path, root, cwd, "deny_write", self._writes_denied, "writing")
 
     def decide_connection(self, target: str | None) -> Ruling:
         """Allow or deny a connection.
@@ -281,12 +281,13 @@ class Policy:
     def _path_rulings(self, shape: ToolShape, path: str, root: str | None, cwd: str | None) -> Iterator[Ruling]:
         unknown = shape is _UNKNOWN_TOOL
         if shape.reads or shape.connects or unknown:
-            yield self.decide_read(path, root, cwd)
+            verb = "using" if unknown else "writing" if shape.writes else "reading"
+            yield self._listed(path, root, cwd, "deny_read", self._reads_denied, verb)
         if shape.writes:
             yield self.decide_write(path, root, cwd)
         elif unknown:
             # Whether it reads or writes is not known, so the lists count both ways, the workspace's edge does not.
-            yield self._listed(path, root, cwd, "deny_write", self._writes_denied)
+            yield self._listed(path, root, cwd, "deny_write", self._writes_denied, "using")
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:
         if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
@@ -305,14 +306,15 @@ class Policy:
             return Ruling("allow", f"tool '{shown}' is allowed by {permitted!r}", Rule("allowed_tools", permitted))
         return ALLOWED
 
-    def _listed(self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None) -> Ruling:
+    def _listed(
+        self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None, verb: str
+    ) -> Ruling:
         place = locate(path, root, cwd)
         if place is None:
             return Ruling("deny", f"{_shown(path)} names no file", _MALFORMED)
         pattern = globs.matches(place.path) if globs is not None else None
         if pattern is None:
             return ALLOWED
-        verb = "reading" if name == "deny_read" else "writing"
         return Ruling("deny", f"{verb} {_shown(place.path)} is forbidden by {pattern!r}", Rule(name, pattern))
 
     def _connect_anywhere(self) -> Ruling:
