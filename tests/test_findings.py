@@ -223,6 +223,24 @@ def test_the_summary_offers_to_apply_a_patch_that_is_not_in_the_folder(
     assert line.partition("  (")[2].startswith(state), done
 
 
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (("a.txt",), None),
+        (("a.txt", "a.log"), "1 ignored file changed; the patch has no ignored files"),
+        (("a.txt", "a.log", "b.log"), "2 ignored files changed; the patch has no ignored files"),
+    ],
+)
+def test_ignored_files_that_a_patch_leaves_out_are_counted(
+    names: tuple[str, ...], line: str | None, cli: Call, host: Any, root: Path
+) -> None:
+    (root / ".gitignore").write_text("*.log\n")
+    writes = "".join(WRITES.replace("new.txt", name) for name in names)
+    done = cli("run", "go", *host(writes + CLEAN))
+    assert done.stderr.splitlines() == ([line] if line else [])
+    assert line is None or line in cli("report", "last", "--summary").stdout
+
+
 @pytest.mark.parametrize("words", ["nothing", "denied,false", "none,denied", ""])
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)

@@ -30,7 +30,7 @@ def fail_on_words(added: Mapping[str, Any]) -> str:
 
 
 def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
-    """Return a line for each: unheld rules, false claims, errors before a complete end, its exit code by fail_on.
+    """Return a line for each: unheld rules, false claims, errors before a complete end, ignored files, exit code 3.
 
     Args:
         added: `usage_raw.backplane` of the run's receipt.
@@ -44,6 +44,10 @@ def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
     if found.errors and outcome == "complete":
         last, errors = as_object(added.get("errors")).get("last"), "an error" if found.errors == 1 else "errors"
         lines.append(f"the agent reported {errors} and then ended complete; the last: {last}")
+    patch = as_object(added.get("patch"))
+    if (ignored := patch.get("ignored")) and patch.get("bytes"):
+        files = "1 ignored file" if ignored == 1 else f"{ignored} ignored files"
+        lines.append(f"{files} changed; the patch has no ignored files")
     if outcome == "complete" and (words := fail_on_words(added)):
         lines.append(f"exit 3: {words}")
     return [one_line(line) for line in lines if line]
