@@ -231,6 +231,48 @@ async def test_an_approval_and_a_question_wait(backplane_home: Path, tmp_path: P
         assert found.kind == kind, found
 
 
+ASKS = """
+hello(extensions=["ask/1"]); run = take()
+put({"t": "ask", "ref_id": run["id"], "id": "a1", "deadline_ms": 60000, "default": "deny", **BODY}); take()
+"""
+CALL = {"kind": "tool", "name": "bash", "input": {"command": "rm all"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "fault", "kind", "evidence"),
+    [
+        (CALL, "failed", False, "denied", "bash rm all: not today"),
+        (CALL, "partial", False, "denied", "bash rm all: not today"),
+        ({"kind": "input", "question": "which?"}, "failed", False, "denied", "which?"),
+        (CALL, "failed", True, "agent_failed", "bash rm all: not today"),
+        (CALL, "complete", False, "done_but_denied", "bash rm all: not today"),
+    ],
+)
+async def test_a_denial_by_a_person_is_named(
+    body: dict[str, Any],
+    outcome: str,
+    fault: bool,
+    kind: str,
+    evidence: str,
+    backplane_home: Path,
+    tmp_path: Path,
+    anyio_backend: str,
+) -> None:
+    async def deny(ask: Approval) -> Any:
+        return ask.deny("not today")
+
+    last = f"put(*[event(run, type='error', message='I cannot')] * {fault:d}, final(run, outcome={outcome!r})); end()"
+    host = script(tmp_path, ASKS.replace("BODY", repr(body)) + last, hello=hello_of())
+    policy = PolicyProfile(require_approval_for=("bash",))
+    async with plane(backplane_home) as control:
+        work = order(tmp_path, mode="staged", policy=policy)
+        async with control.start(work, host, on_ask=deny) as run:
+            await run.wait()
+    found = test_why.diagnosed(backplane_home)
+    assert found.kind == kind, found
+    assert any(evidence in row.text for row in found.evidence), found
+
+
 async def test_a_hook_that_hangs_is_named(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
     hook = Hook("pre_tool", (sys.executable, "-c", "import time; time.sleep(600)"), name="slow one", timeout_ms=60_000)
     ready: Ready = lambda picture, _: bool(picture.hooks)  # noqa: E731

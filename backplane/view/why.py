@@ -163,6 +163,8 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
                     "allow that in the policy (--policy), if it may do so",
                     "backplane replay {run}, to try a rule"),
     "rule_broken": ("it did what the policy forbids", "or mend the rule"),
+    "denied": ("{denials} of its calls or questions were denied, and it ended as {outcome}",
+               "run it again, and allow what it needs", "or say in the task what it should do instead"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
     "nobody_asked": ("{denials} calls were denied, as nobody could be asked",
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
@@ -827,8 +829,9 @@ def _by_agent(picture: Picture, end: Ended) -> Cause:
     last = picture.last_command
     if last is not None and last.exit_code:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
-    if end.outcome == "partial" and not rows and picture.denied:
-        return _denied(picture, picture.denied)
+    if picture.denied and not rows:
+        return _denied(picture, picture.denied, "denied", outcome=end.outcome)
+    rows += _denial_rows(picture.denied)
     return _cause("agent_failed", picture, rows or [Evidence("it did not say why")], outcome=end.outcome)
 
 
@@ -840,10 +843,11 @@ def _denial_rows(denied: Sequence[Denial]) -> list[Evidence]:
     return [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in denied[-3:]]
 
 
-def _denied(picture: Picture, denied: Sequence[Denial]) -> Cause:
+def _denied(picture: Picture, denied: Sequence[Denial], kind: Kind = "done_but_denied", outcome: str = "") -> Cause:
     rows = _denial_rows(denied)
-    kind = "nobody_asked" if any(row.by == "default" for row in denied) else "done_but_denied"
-    return _cause(kind, picture, rows, denials=picture.denials)
+    if any(row.by == "default" for row in denied):
+        kind = "nobody_asked"
+    return _cause(kind, picture, rows, denials=picture.denials, outcome=outcome)
 
 
 def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
