@@ -1679,3 +1679,22 @@ def test_a_control_plane_in_the_sandbox_of_another_takes_an_order(cli: Cli) -> N
     assert final["receipt"]["outcome"] == "complete"
     assert inner["receipt_sha256"]
     assert "made.txt" in final["receipt"]["verification"]["git_diff"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "task", "--backend", "mock", "--fail-on", "foo"],
+        ["run", "task", "--backend", "mock", "--lane", "foo"],
+        ["errors", "nope"],
+        ["runs", "--since", "foo"],
+        ["report", "last", "--omit", "foo"],
+    ],
+)
+def test_a_word_that_is_none_of_its_choices_is_usage_invalid(cli: Cli, words: list[str]) -> None:
+    done = cli(*words)
+    assert (fault(done), done.returncode) == ("usage_invalid", 2)
+
+
+def test_errors_takes_a_code_in_capitals(cli: Cli) -> None:
+    assert cli("errors", "POLICY_DENIED").stdout == cli("errors", "policy_denied").stdout != b""

@@ -12,6 +12,7 @@ import pytest
 
 from backplane.cli import COMMANDS
 from backplane.cli.completion import tables
+from backplane.view.report import OMISSIBLE
 
 BASH = """
 source "$1"; shift
@@ -135,3 +136,9 @@ def test_a_limit_takes_a_time_with_its_unit(text: str, code: int, tmp_path: Path
     assert done.returncode == code, done.stderr
     if code == 2:
         assert done.stderr.startswith(("usage_invalid: ", "config_invalid: "))
+
+
+def test_the_words_of_a_list_are_offered() -> None:
+    found = {words.path: words.values for words in tables()}
+    assert found["run",]["--fail-on"] == ("denied", "false-claims", "violations", "none")
+    assert found["report",]["--omit"] == OMISSIBLE

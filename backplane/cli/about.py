@@ -24,7 +24,7 @@ def version(options: Options) -> int:
 
 def errors(options: Options) -> int:
     from backplane.cli.remedies import REMEDIES
-    from backplane.cli.start import wrong
+    from backplane.cli.start import wrong_words
     from backplane.errors import CODES, OWN_CODES
 
     known = CODES | OWN_CODES
@@ -32,13 +32,14 @@ def errors(options: Options) -> int:
         width = max(map(len, known))
         streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in known.items()))
         return 0
-    facts = known.get(options.code)
+    code = options.code.lower()
+    facts = known.get(code)
     if facts is None:
-        hint = did_you_mean(options.code, known) + "`backplane errors` lists them"
-        raise wrong(f"no error code {options.code!r}", hint)
+        hint = did_you_mean(code, known) + "`backplane errors` lists them"
+        raise wrong_words(f"no error code {options.code!r}", hint)
     streams.write(
-        f"{options.code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
-        f"  next: {REMEDIES[options.code]}\n"
+        f"{code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
+        f"  next: {REMEDIES[code]}\n"
         f"  fault: {_FAULTS[facts.fault]}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
         f"  code of the provider interface: {facts.provider_code}\n"

@@ -18,7 +18,9 @@ from backplane.cli import COMMANDS, streams
 from backplane.cli.parser import Options, parser
 from backplane.cli.runs import ID_CHARS
 from backplane.cli.start import open_store
+from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
+from backplane.view.report import OMISSIBLE
 
 NAMES_MAX: Final = 50
 """Most names of runs or sessions offered, newest first."""
@@ -76,6 +78,10 @@ NAMES: Final[dict[str, Callable[[], Iterator[str]]]] = {
 }  # fmt: skip
 
 
+_LISTED: Final = {"--fail-on": (*FINDINGS, "none"), "--omit": OMISSIBLE}
+"""Option → words of its comma-separated list."""
+
+
 def tables() -> Iterator[Words]:
     """What can be typed, from the parsers themselves."""
     yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()), {})
@@ -108,7 +114,7 @@ def _of(path: tuple[str, ...], about: str, made: argparse.ArgumentParser) -> Ite
                 (action.help or "") % {"prog": made.prog} if "%" in (action.help or "") else action.help or ""
             )
             if action.nargs != 0:
-                values[option] = choices
+                values[option] = choices or _LISTED.get(option, ())
     yield Words(path, about, options, values, following, named)
     for name, part in parts.items():
         yield from _of((*path, name), following.get(name, ""), part)

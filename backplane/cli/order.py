@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.cli import streams
 from backplane.cli.parser import Options, scaled
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
@@ -287,7 +287,9 @@ def _fail_on(given: Sequence[str]) -> list[Json]:
     if words == ["none"]:
         return []
     if unknown := [word for word in words if word not in FINDINGS]:
-        raise wrong(f"--fail-on {unknown[0]!r} is not a finding", f"give some of {', '.join(FINDINGS)}, or only none")
+        raise wrong_words(
+            f"--fail-on {unknown[0]!r} is not a finding", f"give some of {', '.join(FINDINGS)}, or only none"
+        )
     return list(dict.fromkeys(words))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import open_store, wrong
+from backplane.cli.start import open_store, wrong, wrong_words
 from backplane.receipts.memory import find
 from backplane.shown.report import shown_of
 from backplane.view import report
@@ -21,7 +21,7 @@ def write_report(options: Options) -> int:
     omit = frozenset(options.omit.split(",")) - {""}
     if unknown := omit - set(report.OMISSIBLE):
         fact = f"--omit {streams.one_line(min(unknown))} is nothing that can be left out"
-        raise wrong(fact, f"one of: {', '.join(report.OMISSIBLE)}")
+        raise wrong_words(fact, f"one of: {', '.join(report.OMISSIBLE)}")
     as_page = not (options.summary or options.junit)
     if not as_page and (omit or options.full):
         raise wrong("--omit and --full are of a page", "without --summary and --junit")

@@ -23,6 +23,11 @@ def wrong(fact: str, hint: str | None = None) -> ConfigError:
     return ConfigError("config_invalid", fact, hint=hint)
 
 
+def wrong_words(fact: str, hint: str | None = None) -> ConfigError:
+    """Make the error `usage_invalid` of a command's words or options."""
+    return ConfigError("usage_invalid", fact, hint=hint)
+
+
 def load_settings(options: Options, flags: Mapping[str, str | float | None] | None = None) -> Settings:
     """Read the configuration that a command is to use.
 
@@ -44,8 +49,8 @@ def open_store(*, readonly: bool = True) -> Store:
 
 
 def before_ms(option: str, span: str) -> int:
-    """The time so long ago, in milliseconds since 1970. Raises ConfigError `config_invalid` for what is no span."""
+    """The time so long ago, in milliseconds since 1970. Raises ConfigError `usage_invalid` for what is no span."""
     seconds = span_s(span)
     if seconds is None:
-        raise wrong(f"{option} {span!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
+        raise wrong_words(f"{option} {span!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
     return time.time_ns() // 1_000_000 - seconds * 1000
