@@ -193,6 +193,7 @@ def test_a_command_is_shown_without_the_shell_around_it(command: str | list[Any]
         ({"responseStreamDisconnected": {"httpStatusCode": None}}, "the stream ended", "backend_unavailable"),
         ({"responseStreamDisconnected": None}, "idle timeout waiting", "backend_timeout"),
         ("other", "unexpected status 404 Not Found", "backend_model_not_found"),
+        ("other", "the log of an unexpected status 404 Not Found", "backend_unavailable"),
         ("other", "Missing environment variable: KEY", "backend_auth_failed"),
         ("internalServerError", "", "backend_unavailable"),
         (None, "", "backend_unavailable"),

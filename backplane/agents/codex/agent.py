@@ -6,6 +6,7 @@ questions, too. What its program is told beside that is `start`'s affair.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.abc
@@ -15,7 +16,7 @@ from backplane.agents.codex import answers, hooked
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.start import hooks_of, thread_of
 from backplane.agents.codex.verdicts import Verdicts
-from backplane.agents.events import mapping
+from backplane.agents.events import is_count, mapping
 from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
 from backplane.agents.options import Codex
@@ -151,7 +152,7 @@ class Agent(BaseAgent):
 
 
 def failure_of(end: TurnEnd) -> Ending:
-    code = code_of(end.message, end.info, status=_status(end.info))
+    code = code_of(end.message, end.info, status=_status(end.info, end.message))
     return failed(code, plain(end.message) or "the turn failed")
 
 
@@ -165,9 +166,16 @@ def plain(words: str) -> str:
     return told if isinstance(told, str) and told else words
 
 
-def _status(info: Json) -> int | None:
+def _status(info: Json, words: str) -> int | None:
+    """Return the HTTP status of the service's answer, from the member for it or the program's own sentence."""
     status = mapping(next(iter(mapping(info).values()), None)).get("httpStatusCode")
-    return status if isinstance(status, int) and not isinstance(status, bool) else None
+    if isinstance(status, int) and is_count(status):
+        return status
+    own = _OWN_SENTENCE.match(words)
+    return int(own[1]) if own is not None else None
+
+
+_OWN_SENTENCE: Final = re.compile(r"unexpected status (\d{3}) ")
 
 
 def image_block(media_type: str, data: str) -> Json:
