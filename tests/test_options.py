@@ -170,7 +170,7 @@ def test_a_configuration_that_nobody_reads_is_refused(
 STYLES = ("view/report_files.py", "view/web_files.py")
 PACKAGE = Path(inspect.getfile(main)).parent.parent
 QUEUES = ("scale/", "cli/queue.py", "serve/queue.py")
-OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git"}
+OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git", "--cc", "--comb"}
 """Of other programs, and of all commands."""
 
 
