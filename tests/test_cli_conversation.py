@@ -135,8 +135,8 @@ def test_options_stand_for_settings(place: Place) -> None:
     assert found["session"] == {"keep": True}
     assert found["output_schema"] == {"type": "object"}
     assert found["mcp_servers"] == [
-        {"name": "git", "command": "uvx", "args": ["mcp-git", "--all"]},
-        {"name": "far", "url": "https://x.test/mcp"},
+        {"tool_ms": 300_000, "name": "git", "command": "uvx", "args": ["mcp-git", "--all"]},
+        {"tool_ms": 300_000, "name": "far", "url": "https://x.test/mcp"},
     ]
 
 

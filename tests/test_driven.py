@@ -105,7 +105,7 @@ def test_a_setting_that_an_agent_would_not_understand_is_a_fault_of_the_order(ow
 
 @pytest.mark.parametrize(
     ("program", "fix"),
-    [("/opt/none/it", "npm install it"), ("/tmp/none/it", "contained"), ("none-it", "npm install it")],
+    [("/opt/none/it", "npm install it"), ("/tmp/none/it", "npm install it"), ("none-it", "npm install it")],
 )
 def test_a_program_that_is_not_there_is_told_with_what_to_do(program: str, fix: str) -> None:
     with pytest.raises(BackendError) as caught:

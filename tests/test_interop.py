@@ -63,7 +63,7 @@ async def test_a_plain_host_of_the_family_runs_and_its_receipt_is_made_whole(
         assert all(re.search(r"\.\d{3}(\d{3})?Z$|:\d\dZ$", event.ts) for event in events)
     else:
         assert receipt.usage_raw["value"] is None
-        assert claims["trace"]["count"] == 7
+        assert "trace" not in claims, "the same events, spelt otherwise"
         assert len({type(event) for event in events}) == 7
 
 
