@@ -312,7 +312,9 @@ def test_a_last_line_without_newline_counts_at_both_ends() -> None:
     assert end.end() == []
     plane = control()
     assert plane.receive(event()[:-1]) == []
-    (last,), (whole,) = plane.end(), control().receive(event())
+    last, whole = only(plane.end()), only(control().receive(event()))
+    assert isinstance(last, Events)
+    assert isinstance(whole, Events)
     assert (last.events, last.lines) == (whole.events, whole.lines)
     assert plane.unended == 1
     assert plane.end() == []
