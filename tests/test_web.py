@@ -283,9 +283,17 @@ def test_a_thousand_streams_are_bounded_and_leave_the_page_at_work(served: Calla
         followed = [opened.enter_context(raw(page, stream)).recv(12) for _ in range(STREAMS_MAX + 8)]
         assert followed == [b"HTTP/1.1 200"] * STREAMS_MAX + [b"HTTP/1.1 429"] * 8
         flood = [opened.enter_context(raw(page, stream)) for _ in range(1000 - len(followed))]
-        assert {made.recv(12) for made in flood} <= {b"HTTP/1.1 429", b"HTTP/1.1 503", b""}
+        # In a flood a connection whose request was not read yet is closed for a newer one.
+        assert {answered(made) for made in flood} <= {b"HTTP/1.1 429", b"HTTP/1.1 503", b""}
     until(lambda: page.client.get("/api/runs").status_code == 200)
     until(lambda: next(page.states(run_id))["asks"] != [])
+
+
+def answered(made: socket.socket) -> bytes:
+    try:
+        return made.recv(12)
+    except ConnectionResetError:
+        return b""
 
 
 def until(done: Callable[[], bool]) -> None:
