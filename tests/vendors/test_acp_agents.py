@@ -178,7 +178,7 @@ def test_a_cancel_while_a_command_runs_leaves_nothing(name: str, go: Callable[..
 
 @MOST
 def test_a_refused_key_fails_the_run_with_its_code(name: str, go: Callable[..., Ended]) -> None:
-    receipt, events = go(name, [Turn(fault=Fault(status=401), times=None)])
+    receipt, events = go(name, [Turn(fault=Fault(status=401, message="unauthorized: no such key"), times=None)])
     assert receipt.outcome == "failed"
     assert of(Failed, events)[0].error_code == "backend_auth_failed"
 
