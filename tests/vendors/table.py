@@ -58,8 +58,18 @@ Conversations of opencode and Qwen Code stay with the folder they began in, so a
 A budget is held where `prices` are configured and each request's tokens are told (Qwen Code, Gemini CLI) or seen
 (`key_proxy`); else it is refused, as are hooks after tools.
 
-After a tool's result Gemini CLI takes a stream without a finish reason for an answer. The host calls the turn failed
-where the service had counted no tokens of that answer yet; where it had, nothing shows that words are missing.
+After a tool's result Gemini CLI takes a stream without a finish reason for a whole answer. The host lets the turn fail
+if the service had not counted tokens of that answer yet; if it had, the cut cannot be seen.
+
+opencode, Qwen Code and codex-acp repeat failed requests by themselves and write them to their log alone. The host reads
+it: each is a retry on record with the service's words, and four in a row without a sign of life end the run. After a
+stream that reports a rate limit Qwen Code tries twice more, after 2 s and 4 s; by itself it waits a minute ten times.
+
+Where an answer broke after its first word and the agent asks for the whole of it again, the words of the broken one are
+taken back, with two exceptions: opencode after an error in the stream, Qwen Code after that and after a stream without
+an end. The protocol does not show that they ask again (opencode sends the broken words after it logged the failure, and
+Qwen Code may also go on from them), so these words stand before the answer (`tests/vendors/test_cuts.py`). After a
+stream without an end opencode goes on: it shows its model the words so far.
 
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
