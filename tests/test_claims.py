@@ -338,6 +338,7 @@ async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, 
 
 
 @one_loop
+@pytest.mark.timeout(360)
 async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str) -> None:
     counts: Counter[str] = Counter()
     async with plane(tmp_path / "home") as open_plane:
