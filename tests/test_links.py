@@ -32,10 +32,10 @@ def ground() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="links-", dir=ROOT / ".cache"))
     (folder / "work").mkdir()
     (folder / "work/a.txt").write_text("a\n")
-    (folder / "shared/deep").mkdir(parents=True)
-    (folder / "shared/env").write_text(SECRET)
-    (folder / "shared/deep/x.pem").write_text(SECRET)
-    (folder / "shared/deep/y.txt").write_text("open\n")
+    (folder / "common/deep").mkdir(parents=True)
+    (folder / "common/env").write_text(SECRET)
+    (folder / "common/deep/x.pem").write_text(SECRET)
+    (folder / "common/deep/y.txt").write_text("open\n")
     yield folder
     shutil.rmtree(folder)
 
@@ -55,7 +55,7 @@ def to(target: str, name: str = ".env", read: str = "") -> Link:
 def chain(ground: Path) -> str:
     (ground / "work/.env").symlink_to("middle")
     (ground / "work/middle").symlink_to(ground / "far")
-    (ground / "far").symlink_to("shared/env")
+    (ground / "far").symlink_to("common/env")
     return ".env"
 
 
@@ -73,20 +73,20 @@ def around(ground: Path) -> str:
 
 
 def below_two(ground: Path) -> str:
-    (ground / "work/first").symlink_to(ground / "shared")
-    (ground / "shared/second").symlink_to(ground / "other")
+    (ground / "work/first").symlink_to(ground / "common")
+    (ground / "common/second").symlink_to(ground / "other")
     (ground / "other").mkdir()
     (ground / "other/z.pem").write_text(SECRET)
     return "first/second/z.pem"
 
 
 LINKS: dict[str, Link] = {
-    "absolute": to("GROUND/shared/env"),
+    "absolute": to("GROUND/common/env"),
     "chain": chain,
     "inside": inside,
-    "folder that the rule names": to("GROUND/shared", ".env.d", ".env.d/env"),
-    "folder with what it names": to("GROUND/shared", "certs", "certs/deep/x.pem"),
-    "folder within": to("GROUND/shared/deep", "keys", "keys/x.pem"),
+    "folder that the rule names": to("GROUND/common", ".env.d", ".env.d/env"),
+    "folder with what it names": to("GROUND/common", "certs", "certs/deep/x.pem"),
+    "folder within": to("GROUND/common/deep", "keys", "keys/x.pem"),
     "folder around": around,
     "link behind a link": below_two,
 }
@@ -121,8 +121,8 @@ async def test_a_command_cannot_read_by_a_link_what_a_rule_forbids(
 async def test_a_relative_link_is_followed_from_the_original(
     ground: Path, backplane_home: Path, tmp_path: Path
 ) -> None:
-    (ground / "work/.env").symlink_to("../shared/env")
-    env = str(ground / "shared/env")
+    (ground / "work/.env").symlink_to("../common/env")
+    env = str(ground / "common/env")
     body = f"{TRY}\nput(event(run, str([read('.env'), read({env!r})]))); put(final(run)); end()"
     policy = PolicyProfile(deny_read=("**/.env",))
     async with control(backplane_home) as plane:
@@ -154,8 +154,8 @@ def work_out(ground: Path, **lists: tuple[str, ...]) -> mounts.Masks:
         (".env", ()),
         ("/dev/null", ()),
         ("/proc/self/environ", ()),
-        ("GROUND/shared/env", ("shared/env",)),
-        ("GROUND/shared/deep", ("shared/deep",)),
+        ("GROUND/common/env", ("common/env",)),
+        ("GROUND/common/deep", ("common/deep",)),
         ("a.txt", ("work/a.txt",)),
     ],
 )
@@ -188,7 +188,7 @@ async def test_a_link_around_the_workspace_is_refused_or_named(
 
 def test_too_many_files_behind_a_link_are_a_gap(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounts, "LINKED_FILES_MAX", 3)
-    to("GROUND/shared", "data")(ground)
+    to("GROUND/common", "data")(ground)
     (ground / "work/.env").write_text(SECRET)
     found = work_out(ground, deny_read=("**/.env", "**/*.pem"))
     assert (found.complete, found.uncovered) == (True, ("data",))
@@ -196,12 +196,12 @@ def test_too_many_files_behind_a_link_are_a_gap(ground: Path, monkeypatch: pytes
 
 
 def test_links_in_a_circle_come_to_an_end(ground: Path) -> None:
-    for name, target in (("one", "GROUND/shared"), ("self", "."), ("up", "..")):
+    for name, target in (("one", "GROUND/common"), ("self", "."), ("up", "..")):
         to(target, name)(ground)
-    (ground / "shared/back").symlink_to(ground / "work")
-    (ground / "shared/self").symlink_to(".")
+    (ground / "common/back").symlink_to(ground / "work")
+    (ground / "common/self").symlink_to(".")
     found = work_out(ground, deny_read=("**/*.pem", "one/**/x"))
-    assert (set(found.hidden), found.uncovered) == ({str(ground / "shared/deep/x.pem")}, ())
+    assert (set(found.hidden), found.uncovered) == ({str(ground / "common/deep/x.pem")}, ())
 
 
 def test_what_a_link_leads_to_may_not_be_written_either(ground: Path) -> None:
@@ -213,6 +213,6 @@ def test_what_a_link_leads_to_may_not_be_written_either(ground: Path) -> None:
 
 
 def test_a_second_name_of_a_file_is_another_path(ground: Path) -> None:
-    (ground / "work/.env").hardlink_to(ground / "shared/env")
+    (ground / "work/.env").hardlink_to(ground / "common/env")
     found = work_out(ground, deny_read=("**/.env",))
     assert found.hidden == {str(ground / "work/.env")}

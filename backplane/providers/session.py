@@ -579,7 +579,7 @@ class Session:
     async def _carry_folder(self) -> None:
         """Apply the changes of a turn that was cut off, or mark it as not carried."""
         carries, self._carries = self._carries, _carries(self._file)
-        *before, last = self._file.turns or (None,)
+        last = self._file.turns[-1] if self._file.turns else None
         if not self._fresh or last is None or last.stop_reason not in ("error", "user_interrupt"):
             return
         if not carries or last.run_id is None:
@@ -590,7 +590,7 @@ class Session:
             if error.code != "execution_workspace_error" or "applied already" not in error.message:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
                 last = msgspec.structs.replace(last, carried=False)
-                self._file = msgspec.structs.replace(self._file, turns=(*filter(None, before), last))
+                self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns[:-1], last))
 
     @asynccontextmanager
     async def _started(

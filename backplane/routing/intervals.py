@@ -87,7 +87,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     success: Interval
     """In thousandths."""
     cost_usd_micros: Interval | None
-    """Mean of the successful runs, as a failure may be cheap and quick.
+    """Mean cost of the successful runs; failed ones are left out, as they may cost nothing.
 
     None if there are none, or if the cost of one is unknown.
     """

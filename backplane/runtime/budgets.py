@@ -107,15 +107,7 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Limit:
     answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
     if not was_sent or (code in UNBILLED and not answered and receipt.usage == Usage()):
         return Limit(0, 0)
-    return limit_of(receipt.usage, reported(receipt))
-
-
-def reported(receipt: Receipt) -> Usage:
-    """Return the usage that a run's events reported last."""
-    folded = Folded()
-    for event in receipt.trace:
-        folded = fold(folded, event)
-    return folded.usage
+    return limit_of(receipt.usage, last_usage(receipt.trace))
 
 
 def limit_of(usage: Usage, before: Usage | None = None) -> Limit:
@@ -131,11 +123,11 @@ def limit_of(usage: Usage, before: Usage | None = None) -> Limit:
     return Limit(math.ceil(round(max(costs) * MICROS, 3)) if costs else None, tokens)
 
 
-def last_usage(records: Iterable[bytes]) -> Usage:
-    """Return the usage that events in JSON reported last."""
+def last_usage(events: Iterable[AgentEvent]) -> Usage:
+    """Return the usage that a run's events reported last."""
     folded = Folded()
-    for record in records:
-        folded = fold(folded, msgspec.json.decode(record, type=AgentEvent))
+    for event in events:
+        folded = fold(folded, event)
     return folded.usage
 
 

@@ -29,6 +29,7 @@ from dbos._error import DBOSStreamTimeoutError, DBOSWorkflowIDInUseError
 from dbos._serialization import DefaultSerializer, Serializer
 
 from backplane.contract.approval import Decision
+from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.process.watchdog import Watchdog
@@ -98,6 +99,9 @@ _OF_STATE: Final[dict[State, list[str]]] = {
 }
 
 T = TypeVar("T")
+
+
+_read_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class JsonText(Serializer):
@@ -318,7 +322,9 @@ class DurableEngine:
     async def reported(self, order_id: str, attempts: Sequence[str]) -> tuple[Usage, ...]:
         """Return the usage that each of these attempts reported last."""
         events = await self.told(order_id)
-        return tuple(last_usage(one.record for one in events if one.attempt == attempt) for attempt in attempts)
+        return tuple(
+            last_usage(_read_event(one.record) for one in events if one.attempt == attempt) for attempt in attempts
+        )
 
     async def limits(self, label: str) -> LabelLimits:
         """What holds for a label now."""

@@ -497,7 +497,7 @@ def _paths(tool_input: dict[str, Json]) -> list[str]:
 
 
 def read_usage(usage: Json) -> TokenCounts | None:
-    """Counters as agents print them; None when there are none.
+    """Read the counters that an agent prints; return None if it prints none.
 
     Some agents count cached tokens and thinking beside input and output, others in them: the total tells.
     """
