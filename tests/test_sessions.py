@@ -543,6 +543,36 @@ def test_a_mode_that_is_given_when_a_session_goes_on_holds_from_then_on(shell: S
     assert (root / "gone-2").exists(), "what was cut off is carried by the mode that it was done in"
 
 
+@pytest.mark.parametrize("given", ["ci", PolicyProfile(deny_write=(".git/**",))])
+async def test_a_turn_whose_findings_keep_its_changes_out_of_the_folder_says_so(
+    ground: Ground, root: Path, given: str | PolicyProfile
+) -> None:
+    calls = tuple(
+        Call(name="write_file", input={"path": name, "content": "new\n"}, id=name) for name in ("b.txt", ".git/config")
+    )
+    turns = [Turn(calls=calls), Turn(text="done"), Turn(text="well")]
+    with ModelServer(turns) as server:
+        async with ground.registry(server) as registry:
+            config = SessionConfig(root=str(root), policy=given)
+            async with await registry.get().create_session(config) as session:
+                first = await session.run("write two files")
+                assert session.receipt is not None
+                denied, run_id = session.receipt.findings.denied, session.receipt.meta.run_id
+                await session.run("and now?")
+                losses = session.losses
+        sent = msgspec.json.encode(server.requests[-1].body).decode()
+    assert (first.stop_reason, denied) == ("end_turn", 1)
+    is_written = given != "ci"
+    assert (root / "b.txt").exists() == is_written
+    lost = [loss for loss in losses if run_id[:8] in loss]
+    assert ("their changes were not carried to this folder" in sent) == bool(lost) == (not is_written)
+    if lost:
+        assert "denied" in lost[0]
+        async with ground.registry() as registry:
+            await registry.plane.apply(run_id)
+        assert (root / "b.txt").exists()
+
+
 async def test_what_is_given_when_a_session_goes_on_is_kept(ground: Ground) -> None:
     async with ground.registry() as registry:
         provider = registry.get("keeps")

@@ -145,7 +145,7 @@ class SessionTurn(_ConversationValue, frozen=True):
     conversation: str | None = None
     """Id of the conversation that the provider itself keeps, after this turn."""
     carried: bool = True
-    """False if the turn was cut off and the folder of the next one lacks what it changed."""
+    """False if the folder of the next turn lacks what this one changed."""
 
 
 class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):

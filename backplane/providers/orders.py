@@ -58,8 +58,9 @@ class SessionConfig:
         root: the folder to work on; None is one of the session's own, empty at its start and gone at its end.
         mode: `staged` (None) works in a copy of the folder, `pass_through` in the folder itself.
         lane: `workspace_first` (None) **writes the result of each complete turn into the folder**, where the next turn
-            finds it. `patch_first` leaves the folder as it is: each turn's result is its patch, for
-            `ControlPlane.apply`, and the next turn begins without it.
+            finds it, except one with a finding of its order's `fail_on`, which `losses` names. `patch_first` leaves
+            the folder as it is: each turn's result is its patch, for `ControlPlane.apply`, and the next turn begins
+            without it.
         policy: a profile, the name of a shipped one, or the path of a file; None is the configured one.
         on_ask: answers approvals, a plain or `async` function from `Approval` to `Decision`; None leaves them to
             `send_input` where `receive_events` is used, else to the ask's default.

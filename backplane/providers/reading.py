@@ -157,6 +157,15 @@ def failure_of(receipt: Receipt, error: BackplaneError | None) -> BackplaneError
     return from_code(code if isinstance(code, str) else "execution_tool_failed", said[-1].message)
 
 
+def stays_in_patch(receipt: Receipt) -> str:
+    """Return why the changes of a turn were not written into its folder, empty where they were or there are none."""
+    patch, added = receipt.backplane.get("patch"), receipt.backplane
+    if "lane" in added or not isinstance(patch, dict) or not patch.get("bytes"):
+        return ""
+    found = ", ".join(receipt.failed_on)
+    return f"by its fail_on ({found})" if found else f"as its outcome is {receipt.outcome}"
+
+
 def reported(provider: str, event: wire.Failed) -> ProviderError:
     """Return an error that the agent told while it went on."""
     ext = event.ext if isinstance(event.ext, dict) else {}

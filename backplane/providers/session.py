@@ -580,7 +580,7 @@ class Session:
         """Apply the changes of a turn that was cut off, or mark it as not carried."""
         carries, self._carries = self._carries, _carries(self._file)
         last = self._file.turns[-1] if self._file.turns else None
-        if not self._fresh or last is None or last.stop_reason not in ("error", "user_interrupt"):
+        if not self._fresh or last is None or last.stop_reason not in _CUT_OFF:
             return
         if not carries or last.run_id is None:
             return
@@ -710,7 +710,7 @@ class Session:
             self._open = None
             failure = self._keep(open, run) if run.is_sealed else self._lost(open, run)
             stop = self._file.turns[-1].stop_reason or "error"
-            self._fresh = stop in ("error", "user_interrupt")
+            self._fresh = stop in _CUT_OFF
             open.ended = failure, stop
             with anyio.CancelScope(shield=True):
                 await self.save()
@@ -732,7 +732,13 @@ class Session:
             self._system_told = open.system
         usage = reading.usage_of(receipt)
         sha256 = receipt.receipt_sha256
-        self._note(open, stop_reason=stop, receipt_sha256=sha256, usage=usage, conversation=self._native)
+        carried = True
+        if stop not in _CUT_OFF and _carries(self._file) and (why := reading.stays_in_patch(receipt)):
+            carried = False
+            self._lose(f"dropped: the changes of run {run.id[:8]}, {why}; to have them: backplane apply {run.id[:8]}")
+        self._note(
+            open, stop_reason=stop, receipt_sha256=sha256, usage=usage, conversation=self._native, carried=carried
+        )
         return ProviderError(self.provider, cause) if cause is not None else None
 
     def _note(self, open: _Open, **ended: Any) -> None:
@@ -829,6 +835,10 @@ def _under_way() -> ConfigError:
 
 
 OWN_STATE: Final = "dropped: the provider's own state of the conversation"
+
+
+_CUT_OFF: Final = ("error", "user_interrupt")
+"""Ends of a turn after which what it has changed goes into the folder before the next turn."""
 
 
 def _carries(file: SessionFile) -> bool:
