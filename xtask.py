@@ -83,16 +83,16 @@ def read_pyproject() -> dict[str, Any]:
         return tomllib.load(file)
 
 
-def wanted_stamp(pyproject: dict[str, Any]) -> dict[str, str]:
+def wanted_stamp(pyproject: dict[str, Any]) -> dict[str, Any]:
     """Return what `.venv` must have been made from; a linter's settings are not part of it."""
     names = ("build-system", "project", "dependency-groups")
     parts: dict[str, Any] = {name: pyproject.get(name) for name in names}
     parts["hatch"] = pyproject.get("tool", {}).get("hatch")
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return {"needs_sha256": digest, "root": ROOT}
+    return {"needs_sha256": digest, "root": ROOT, "tools": True}
 
 
-def read_stamp() -> dict[str, str]:
+def read_stamp() -> dict[str, Any]:
     """Return the stamp of the `.venv` that is there, empty when it is absent or broken."""
     if not os.access(PYTHON, os.X_OK):
         return {}
@@ -104,15 +104,20 @@ def read_stamp() -> dict[str, str]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def environment() -> str:
-    """Return the path of `.venv`'s Python, made or brought up to date where needed."""
+def environment(tools: bool = True) -> str:
+    """Return the path of `.venv`'s Python, made or brought up to date where needed.
+
+    Args:
+        tools: whether the packages of the group `dev` are wanted; without them it is the project and what it needs.
+    """
     pyproject = read_pyproject()
     wanted = wanted_stamp(pyproject)
-    if read_stamp() == wanted:
+    enough = [wanted] if tools else [wanted, {**wanted, "tools": False}]
+    if read_stamp() in enough:
         return PYTHON
     with exclusive():
-        if read_stamp() != wanted:  # another call may have done it while this one waited
-            set_up(pyproject, wanted)
+        if read_stamp() not in enough:  # another call may have done it while this one waited
+            set_up(pyproject, enough[-1])
     return PYTHON
 
 
@@ -141,18 +146,19 @@ def exclusive() -> Iterator[None]:
         yield
 
 
-def set_up(pyproject: dict[str, Any], wanted: dict[str, str]) -> None:
-    """Make `.venv` if it does not work, install the project and its tools, write the stamp last."""
+def set_up(pyproject: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Make `.venv` if it does not work, install the project and its tools if wanted, write the stamp last."""
     began = time.monotonic()
     # Scripts and the editable install hold absolute paths, so a moved tree starts anew.
     moved = read_stamp().get("root", ROOT) != ROOT
     if moved or not has_pip():
-        tell("making .venv (once, about a minute)")
+        tell("making .venv (once, " + ("about a minute)" if wanted["tools"] else "some 20 seconds)"))
         make_venv()
     else:
         tell("installing what pyproject.toml names")
     command = [PYTHON, "-I", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
-    command += ["--retries", "2", "--timeout", "20", "--editable", ROOT, *development_packages(pyproject)]
+    command += ["--retries", "2", "--timeout", "20", "--editable", ROOT]
+    command += development_packages(pyproject) if wanted["tools"] else []
     done = run_quietly(command, env={**os.environ, "PIP_USER": "0"})
     if done.returncode != 0:
         raise Trouble(
@@ -222,28 +228,32 @@ def become(*command: str) -> NoReturn:
 
 
 def demo(args: list[str]) -> NoReturn:
-    become(environment(), "-P", "-m", "backplane.cli.demo", *args)
+    become(environment(tools=False), "-P", "-m", "backplane", "demo", *args)
 
 
 def test(args: list[str]) -> NoReturn:
+    """Run the core, all of it with `--all`, or pytest with the arguments that are given."""
     python = environment()
     os.chdir(ROOT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each of thousands of processes compiles the same files.
-    if "--quick" in args:
-        args = ["-q", "--numprocesses=2", *args]
-    if args:
-        become(python, "-m", "pytest", *args)
-    become(python, os.path.join("tests", "suite.py"))
+    if args == ["--all"]:
+        args = ["tests", *IN_PARALLEL, "--cov", "--cov-report=term:skip-covered", "--cov-config=pyproject.toml"]
+    elif not args:
+        args = ["tests", "--ignore=tests/all", *IN_PARALLEL]
+    become(python, "-m", "pytest", *args)
+
+
+IN_PARALLEL = ("-q", f"--numprocesses={2 * (os.cpu_count() or 1)}", "--dist=worksteal")
+"""Two workers a core: much of the suite waits for a deadline or a child."""
 
 
 def bench(args: list[str]) -> NoReturn:
-    if args[:1] == ["scale"]:
-        become(environment(), "-m", "tests.bench_scale", *args[1:])
-    become(environment(), os.path.join(ROOT, "tests", "bench.py"), *args)
+    os.chdir(ROOT)
+    become(environment(), "-m", *(("bench.scale", *args[1:]) if args[:1] == ["scale"] else ("bench.table", *args)))
 
 
 def faults(args: list[str]) -> NoReturn:
-    become(environment(), os.path.join(ROOT, "tests", "faults", "report.py"), *args)
+    become(environment(), os.path.join(ROOT, "tests", "all", "faults", "report.py"), *args)
 
 
 def schema(args: list[str]) -> NoReturn:
@@ -291,8 +301,8 @@ def referees(args: list[str]) -> NoReturn:
 
 def vendors(args: list[str]) -> NoReturn:
     if args == ["--table"]:
-        become(environment(), "-m", "tests.vendors.table")
-    become(environment(), "-P", os.path.join(ROOT, "tests", "vendors", "install.py"), *args)
+        become(environment(), "-m", "tests.all.vendors.table")
+    become(environment(), "-P", os.path.join(ROOT, "tests", "all", "vendors", "install.py"), *args)
 
 
 def read_text(path: str) -> str:
@@ -338,7 +348,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "demo": (demo, "run an order to its receipt with the built-in backend, and show it"),
     "test": (
         test,
-        "pass the tests, with coverage; --quick: some of each in 90 s; with pytest arguments: just those tests",
+        "pass the core, some minutes; --all: agents, clients, faults, browsers, coverage, too; or pytest's arguments",
     ),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
     "bench": (bench, "print the benchmark table; --against REV: beside another commit; scale [ORDERS]: the queue"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ import pytest
 
 from backplane.process import guard
 from backplane.runtime.backends import Backend
-from tests import runs, worker
+from tests import runs
 
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
@@ -96,16 +95,16 @@ def no_agents(path_without_agents: str, monkeypatch: pytest.MonkeyPatch) -> None
 # What a run is made of; a file with other wants has its own of the same name ------------------------------------------
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Both event loops; `runs.one_loop` marks what is tried on one."""
-    return str(request.param)
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of the tests; `tests/all/test_trio.py` has the other one."""
+    return "asyncio"
 
 
 @pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    """The scripted agent in a process under the one loop, in memory under the other; `test_runtime` has all four."""
-    return runs.mock_backend("process" if anyio_backend == "asyncio" else "memory")
+def mock() -> Backend:
+    """The scripted agent in a process of its own."""
+    return runs.mock_backend("process")
 
 
 @pytest.fixture
@@ -316,48 +315,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 # The end --------------------------------------------------------------------------------------------------------------
 
-COUNTED = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "error")
-SUMMARY = os.environ.get("BACKPLANE_SUITE_SUMMARY")
-BEGAN = time.monotonic()
-
-
-QUICK_WITHOUT = ("vendors", "faults", "clients", "interop")
-"""Folders of real agents, hostile programs and compilers."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="one case a test, without the slow ones and the real agents")
-
-
-LONG = (
-    "vendors/",
-    "test_scale",
-    "test_cli.py",
-    "test_server.py",
-    "test_sessions.py",
-    "faults/test_start_faults.py",
-    "faults/test_storage_faults.py",
+ALL_ADDS = (
+    "xtask.py test --all adds tests/all: the vendors' agents, clients in five languages, the fault catalogue, "
+    "the queue on Postgres, browsers, trio; and the gate of coverage"
 )
-"""Files that take longest: in the whole suite they begin first, or one worker would be at them alone at the end."""
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.getoption("--quick") and collection_path.name in QUICK_WITHOUT else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if worker.FOLDER:
-        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
-    if config.getoption("--quick"):
-        slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
-        firsts = {item.nodeid.partition("[")[0].removeprefix("tests/"): item for item in reversed(items)}
-        kept = {id(item) for name, item in firsts.items() if name not in slow}
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-        items[:] = [item for item in items if id(item) in kept]
 
 
 def pytest_collection_finish() -> None:
-    """Keep ten thousand tests out of every later look for garbage."""
+    """Keep thousands of collected tests out of every later look for garbage."""
     gc.collect()
     gc.freeze()
 
@@ -366,23 +331,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): skipped where one of these programs cannot be used")
 
 
-def pytest_runtest_logstart(nodeid: str) -> None:
-    worker.follow(nodeid)
-
-
-def pytest_unconfigure() -> None:
-    worker.end()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the skips by reason, and leave the closing line for `suite.py`, which has more to say before it."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the skips by reason, and what the whole suite has beyond the core."""
     reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
     if reasons:
         terminalreporter.section("skipped, by reason")
         for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], str(pair[0]))):
             terminalreporter.line(f"{count:5} × {reason}")
-    if SUMMARY and "PYTEST_XDIST_WORKER" not in os.environ:
-        counts = {name: len(terminalreporter.stats.get(name, [])) for name in COUNTED}
-        parts = [f"{count} {name}" for name, count in counts.items() if count] or ["no tests ran"]
-        closing = f"{', '.join(parts)} in {time.monotonic() - BEGAN:.2f}s"
-        Path(SUMMARY).write_text(json.dumps({"closing": closing, "counts": counts}), encoding="utf-8")
+    if config.getoption("ignore"):
+        terminalreporter.line(ALL_ADDS)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import pytest
 
 from backplane import host as sidecar
 from backplane.config import Limits, Settings
@@ -32,9 +31,6 @@ from backplane.runtime.run import Run
 from hosts import mock
 from tests import closed, described
 from tests.peers import PYTHON, ROOT
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host or a tool does, whichever loop we run on; the ways a run ends are tested on both."""
 
 QUICK = Limits(hello_s=5.0, cancel_grace_s=0.4, idle_s=20.0)
 """Limits of a test that is not about them."""

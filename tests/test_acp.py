@@ -39,7 +39,7 @@ from backplane.protocol.jsonrpc import Notification, RpcError
 from backplane.runtime.backends import find, known
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
-from tests.vendors.found import referee
+from tests.all.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = "2026-01-15T12:00:00Z"

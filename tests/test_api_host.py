@@ -26,10 +26,10 @@ from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
-from tests.runs import backplane_of, ended, go, one_loop, plane, saying
+from tests.runs import backplane_of, ended, go, plane, saying
 
 # What is tested here runs in a child with a loop of its own.
-pytestmark = [pytest.mark.anyio, one_loop]
+pytestmark = pytest.mark.anyio
 
 
 # A whole task ---------------------------------------------------------------------------------------------------------

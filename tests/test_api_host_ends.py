@@ -25,10 +25,10 @@ from backplane.testing import Fault, ModelServer, Turn, When
 from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
-from tests.runs import backplane_of, ended, one_loop, plane
+from tests.runs import backplane_of, ended, plane
 
 # What is tested here runs in a child with a loop of its own.
-pytestmark = [pytest.mark.anyio, one_loop]
+pytestmark = pytest.mark.anyio
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------

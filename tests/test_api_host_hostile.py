@@ -14,10 +14,10 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.runtime import backends
 from backplane.testing import Call, Fault, Turn
 from tests.api_agent import LIMITS, call, job, of, solve
-from tests.runs import backplane_of, go, one_loop, order, plane
+from tests.runs import backplane_of, go, order, plane
 
 # What is tested here runs in a child with a loop of its own.
-pytestmark = [pytest.mark.anyio, one_loop]
+pytestmark = pytest.mark.anyio
 ONE_CHOICE = (
     '{"choices": [{"index": 0, "message": {"role": "assistant", "content": "done"}, "finish_reason": "stop"}], '
     '"model": "m-1", "usage": %s}'

@@ -1,6 +1,6 @@
 """Agents that serve an app, without any: their items as events, their failures by code, and a small one by hand.
 
-What only a real program can show is in `tests/vendors/`.
+What only a real program can show is in `tests/all/vendors/`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from backplane.policy.paths import SECOND_SPELLINGS, TOOLS
 from backplane.receipts.calls import CALLS_MAX, ENDED_MAX, CallBook
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
-from tests.runs import backplane_of, check, go, one_loop, order, plane, saying, script
+from tests.runs import backplane_of, check, go, order, plane, saying, script
 
 pytestmark = pytest.mark.anyio
 
@@ -382,7 +382,6 @@ CHEATS = ["another call after a denial", "a denied call, told as a success", "an
           "two unspent answers", "another command than the allowed one"]  # fmt: skip
 
 
-@one_loop
 async def test_a_path_below_the_root_may_be_written_in_full_in_the_ask(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -401,7 +400,6 @@ async def test_a_path_below_the_root_may_be_written_in_full_in_the_ask(
 
 @pytest.mark.parametrize("policy", ["forbidden", "asked"])
 @pytest.mark.parametrize("name", CHEATS)
-@one_loop
 async def test_what_was_done_past_its_answer_makes_the_run_partial(
     name: str, policy: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -418,7 +416,6 @@ async def test_what_was_done_past_its_answer_makes_the_run_partial(
 
 
 @pytest.mark.parametrize("name", HONEST)
-@one_loop
 async def test_an_honest_host_keeps_the_policy_and_holds_it(
     name: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -433,7 +430,6 @@ async def test_an_honest_host_keeps_the_policy_and_holds_it(
 
 
 @pytest.mark.parametrize("name", [*CHEATS, "a result that nothing called", "an answer that pays twice"])
-@one_loop
 async def test_no_rule_is_held_by_a_host_that_acts_past_its_answers(
     name: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -449,7 +445,6 @@ async def test_no_rule_is_held_by_a_host_that_acts_past_its_answers(
 
 @pytest.mark.parametrize("on_failure", ["deny", "allow"])
 @pytest.mark.parametrize("name", CHEATS)
-@one_loop
 async def test_a_hook_that_was_passed_over_is_said(
     name: str, on_failure: Any, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -497,7 +492,6 @@ USED = [
 
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
 @pytest.mark.parametrize("tool", USED)
-@one_loop
 async def test_rules_on_places_are_held_by_a_host_that_names_each_place(
     tool: str, isolation: Any, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -517,7 +511,6 @@ async def test_rules_on_places_are_held_by_a_host_that_names_each_place(
 
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 @pytest.mark.parametrize("told", [True, False])
-@one_loop
 async def test_with_a_changed_file_that_no_event_names_no_rule_was_held_by_the_host(
     told: bool, mode: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -543,7 +536,6 @@ async def test_with_a_changed_file_that_no_event_names_no_rule_was_held_by_the_h
         ({"workspace": "vendor"}, [("write", "c.py")], True),
     ],
 )
-@one_loop
 async def test_a_demand_for_the_host_is_not_complete_where_the_host_did_not_hold_the_rule(
     demanded: dict[str, str], steps: Any, short: bool, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -581,7 +573,6 @@ put(final(run)); end()
 @pytest.mark.parametrize("isolation", ["off", "best_effort", "required"])
 @pytest.mark.parametrize("demanded", [None, {"deny_network": "host"}])
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
-@one_loop
 async def test_a_host_that_is_denied_one_address_and_fetches_another_is_found(
     mode: str, demanded: Any, isolation: Any, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
 from backplane.workspace.checkpoints import Checkpoint
 from backplane.workspace.pack import blob_id
-from tests.runs import QUICK, backplane_of, check, ended, one_loop, order, plane, script
+from tests.runs import QUICK, backplane_of, check, ended, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
@@ -175,7 +175,6 @@ async def test_the_start_is_always_there_to_go_back_to(mock: Backend, backplane_
     assert told(run)["made"] == []
 
 
-@one_loop
 async def test_a_tree_is_named_as_git_names_it(mock: Backend, backplane_home: Path, root: Path) -> None:
     names: list[str] = []
 
@@ -190,7 +189,6 @@ async def test_a_tree_is_named_as_git_names_it(mock: Backend, backplane_home: Pa
         assert names[0] == names[1]
 
 
-@one_loop
 async def test_what_git_ignores_stays_as_it_is_by_the_rules_of_the_checkpoint(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -215,7 +213,6 @@ async def test_what_git_ignores_stays_as_it_is_by_the_rules_of_the_checkpoint(
         assert run.end_error is None
 
 
-@one_loop
 async def test_a_change_that_hides_its_time_is_kept_though_the_file_was_looked_at_before(
     mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +230,6 @@ async def test_a_change_that_hides_its_time_is_kept_though_the_file_was_looked_a
         assert run.end_error is None
 
 
-@one_loop
 async def test_a_link_in_the_way_is_replaced_and_never_followed(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -306,7 +302,6 @@ async def test_before_the_beginning_and_after_the_end_there_is_nothing_to_keep(
     assert "checkpoints" not in backplane_of(run)
 
 
-@one_loop
 async def test_wrong_names_are_refused_with_what_would_be_right(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -345,7 +340,6 @@ async def test_before_each_tool_that_may_write_the_state_is_kept_once(
     assert run.receipt.capabilities["checkpointing"] == "emulated"
 
 
-@one_loop
 async def test_the_shell_host_has_checkpoints_too_and_a_hook_may_go_back(backplane_home: Path, root: Path) -> None:
     """A command's changes are undone by a hook that looks at its result."""
     holder: list[Run] = []
@@ -368,7 +362,6 @@ async def test_the_shell_host_has_checkpoints_too_and_a_hook_may_go_back(backpla
     assert [row["files"] for row in told(run)["rewound"]] == [3]
 
 
-@one_loop
 async def test_the_oldest_automatic_ones_make_room_and_named_ones_stay(
     mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +386,6 @@ async def test_the_oldest_automatic_ones_make_room_and_named_ones_stay(
     assert len(list((run.folder / "checkpoints").glob("*.json"))) == 3
 
 
-@one_loop
 async def test_a_checkpoint_that_cannot_be_made_is_told_and_holds_nothing_up(
     mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,7 +397,6 @@ async def test_a_checkpoint_that_cannot_be_made_is_told_and_holds_nothing_up(
     assert [one["files"] for one in told(run)["made"]] == [0]
 
 
-@one_loop
 async def test_automatic_ones_are_refused_where_nobody_asks_and_a_wrong_word_is_named(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -457,7 +448,6 @@ def foreign(run: Run, added: dict[str, Any]) -> bytes:
     return msgspec.json.encode(seal(msgspec.structs.replace(receipt, meta=meta, usage_raw=usage_raw, trace=[])))
 
 
-@one_loop
 async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -475,7 +465,6 @@ async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     assert tree(root) == {"a.txt": "1\n", "keep.txt": "keep\n"}
 
 
-@one_loop
 async def test_a_patch_whose_record_was_edited_is_found_by_verify_and_neither_applied_nor_rewound(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -507,7 +496,6 @@ async def test_a_patch_whose_record_was_edited_is_found_by_verify_and_neither_ap
 ROW = {"id": "c1", "name": "first", "at": "2026-01-01T00:00:00.000Z", "why": "asked", "tree": "0" * 40, "files": 1}
 
 
-@one_loop
 @pytest.mark.parametrize(
     "added",
     [
@@ -541,7 +529,6 @@ async def test_checkpoints_in_a_foreign_receipt_lead_nowhere_else_and_are_told_w
     assert sorted(path.name for path in outside.iterdir()) == ["evil.json", "known"]
 
 
-@one_loop
 @pytest.mark.parametrize("end", [[1], "x", {"reason": 5}, None])
 async def test_a_foreign_receipt_with_an_odd_end_has_no_checkpoints(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path, end: Any
@@ -554,7 +541,6 @@ async def test_a_foreign_receipt_with_an_odd_end_has_no_checkpoints(
     assert command("rewind", FOREIGN, "c1")[1].startswith("execution_workspace_error: there is no checkpoint 'c1'")
 
 
-@one_loop
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 async def test_a_workspace_with_a_runs_result_is_rewound_by_the_command_line(
     mode: str, mock: Backend, backplane_home: Path, root: Path
@@ -575,7 +561,6 @@ async def test_a_workspace_with_a_runs_result_is_rewound_by_the_command_line(
     assert not list(run.folder.glob("*.joined")) if run.folder else True
 
 
-@one_loop
 async def test_wrong_words_after_the_end_are_named(mock: Backend, backplane_home: Path, root: Path) -> None:
     run = await three_states(backplane_home, root, mock, "pass_through")
     code, text = command("rewind", run.id, "second")
@@ -594,7 +579,6 @@ async def test_wrong_words_after_the_end_are_named(mock: Backend, backplane_home
     assert tree(root) == {"a.txt": "2\n", "b.txt": "b\n"}
 
 
-@one_loop
 async def test_the_checkpoints_of_a_run_whose_control_plane_was_killed_are_still_there(
     backplane_home: Path, root: Path
 ) -> None:
@@ -620,7 +604,6 @@ anyio.run(main)
     assert " mine " in text
 
 
-@one_loop
 async def test_prune_removes_checkpoints_with_the_rest(mock: Backend, backplane_home: Path, root: Path) -> None:
     run = await three_states(backplane_home, root, mock, "pass_through")
     assert run.folder is not None
@@ -629,7 +612,6 @@ async def test_prune_removes_checkpoints_with_the_rest(mock: Backend, backplane_
     assert not run.folder.exists()
 
 
-@one_loop
 async def test_the_command_line_attaches_hooks_and_checkpoints(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from backplane.contract.receipt import Artifact, Receipt, Usage, receipt_hash
 from backplane.receipts.claims import Files, Judge, Seen
 from backplane.runtime.run import Run
 from tests.peers import ROOT
-from tests.runs import backplane_of, ended, go, memory, one_loop, order, plane
+from tests.runs import backplane_of, ended, go, memory, order, plane
 from tests.test_runs import cli
 
 pytestmark = pytest.mark.anyio
@@ -316,7 +316,6 @@ def missed(run: Run, agent: Agent) -> dict[str, Any]:
     return {kind: (lies, claimed(run)["counts"].get(kind)) for kind, lies in agent.lies.items() if seen[kind] < lies}
 
 
-@one_loop
 async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, anyio_backend: str) -> None:
     lies: Counter[str] = Counter()
     async with plane(tmp_path / "home") as open_plane:
@@ -337,7 +336,6 @@ async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, 
     assert len(KINDS) >= 20
 
 
-@one_loop
 @pytest.mark.timeout(360)
 async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str) -> None:
     counts: Counter[str] = Counter()
@@ -360,7 +358,6 @@ async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str
 PLANE = replace(HOST, backends=({"id": "x", "ready": True, "capabilities": {"streaming": "native"}},))
 
 
-@one_loop
 async def test_a_plane_inside_is_believed_by_its_hash_alone(tmp_path: Path, anyio_backend: str) -> None:
     """Its ids, times and asks are its own; whose hash does not hold is found each time."""
     verdicts: Counter[tuple[bool, str]] = Counter()
@@ -388,7 +385,6 @@ async def test_a_plane_inside_is_believed_by_its_hash_alone(tmp_path: Path, anyi
     assert verdicts == {(True, "true"): LIES_EACH, (False, "false"): LIES_EACH}
 
 
-@one_loop
 async def test_where_a_layer_is_not_in_force_nothing_is_called_true(tmp_path: Path, anyio_backend: str) -> None:
     """A difference of too many files is none that names could be held against."""
 
@@ -406,7 +402,6 @@ async def test_where_a_layer_is_not_in_force_nothing_is_called_true(tmp_path: Pa
     assert claimed(run)["layers"] == ["plane", "final"]
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("counted", "verdict"), [(None, "unwitnessed"), (100, "true"), (99, "false"), (101, "unwitnessed")]
 )
@@ -431,7 +426,6 @@ async def test_tokens_are_held_against_what_the_service_counted(
     assert ("the service counted 99" in [row["seen"] for row in told["false"]]) == (verdict == "false")
 
 
-@one_loop
 async def test_what_a_later_command_may_have_undone_is_no_lie(tmp_path: Path, anyio_backend: str) -> None:
     async def work(run: kit.HostRun) -> kit.Done:
         agent = Agent(run, random.Random(1))
@@ -447,7 +441,6 @@ async def test_what_a_later_command_may_have_undone_is_no_lie(tmp_path: Path, an
     assert claimed(run)["not_seen"][0]["seen"] == "not in the difference"
 
 
-@one_loop
 async def test_a_link_out_of_the_workspace_is_not_followed(tmp_path: Path, anyio_backend: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

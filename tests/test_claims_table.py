@@ -33,7 +33,7 @@ from backplane.contract.events import (
     carry,
 )
 from backplane.contract.receipt import Artifact, Receipt, Usage
-from tests.runs import go, memory, one_loop, order, plane
+from tests.runs import go, memory, order, plane
 from tests.test_claims import FIXED, HOST, OTHER_ID, Agent, claimed, end, in_meta, verified, workspace
 
 pytestmark = pytest.mark.anyio
@@ -717,13 +717,11 @@ LIES = [
 ]
 
 
-@one_loop
 @pytest.mark.parametrize("cell", HONEST, ids=lambda cell: cell.name)
 async def test_an_honest_host_is_not_called_a_liar(cell: Cell, tmp_path: Path, anyio_backend: str) -> None:
     assert (await verdicts(cell, tmp_path))["false"] == []
 
 
-@one_loop
 @pytest.mark.parametrize("cell", LIES, ids=lambda cell: cell.name)
 async def test_a_lie_is_found(cell: Cell, tmp_path: Path, anyio_backend: str) -> None:
     found = (await verdicts(cell, tmp_path))["counts"].get(cell.kind, {})
@@ -735,7 +733,6 @@ def dropped_call(path: str) -> Act:
     return both(changed("named.txt", do=put("named.txt")), changed(do=put(path)))
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("act", "unexplained", "unnamed"),
     [
@@ -756,7 +753,6 @@ async def test_a_changed_file_that_no_event_names_is_listed(
     assert (found.get("unexplained"), found.get("unnamed")) == (unexplained, unnamed)
 
 
-@one_loop
 async def test_a_relay_that_drops_every_third_event_is_noticed(tmp_path: Path, anyio_backend: str) -> None:
     """The calls of changed files are gone, and results without a call are left."""
 

@@ -40,7 +40,7 @@ from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
 from backplane.sandbox.probe import Name, Probe, probe, try_layers, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
-from tests.runs import QUICK, go, mock_backend, not_begun, one_loop, order, script
+from tests.runs import QUICK, go, mock_backend, not_begun, order, script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("bwrap")]
 
@@ -155,7 +155,6 @@ async def test_a_host_writes_in_its_workspace_and_nowhere_else(
 @pytest.mark.parametrize("mode", ["pass_through", "staged"])
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("isolation", ["best_effort", "off"])
-@one_loop
 async def test_copies_may_be_on_another_disk_by_a_link(
     mode: str, ruled: bool, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -741,7 +740,6 @@ os.execv({real!r}, [{real!r}, *words])
         (["--ro-bind", "ROOT/a.txt", "ROOT/a.txt"], [], "ROOT/a.txt can be written inside"),
     ],
 )
-@one_loop
 async def test_a_label_claims_nothing_that_the_guard_does_not_see_from_inside(
     left_out: list[str], instead: list[str], why: str, found: Probe, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,6 @@ from backplane.protocol.jsonrpc import Notification
 from backplane.testing import Call, Fault, Turn
 from backplane.upstream.presets import PROTOCOLS, ProtocolName
 from tests.api_agent import job, solve
-from tests.runs import one_loop
 
 NOW = "2026-01-15T12:00:00Z"
 
@@ -173,7 +172,6 @@ def test_an_answer_that_breaks_anywhere_is_taken_back_once(
 
 
 @pytest.mark.anyio
-@one_loop
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("cut", [0, 200, 400, 800, 1600])
 async def test_an_answer_of_a_service_that_breaks_off_is_not_told_twice(

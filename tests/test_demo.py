@@ -25,7 +25,7 @@ def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     (folder / "tmp").mkdir()
     (folder / "cwd").mkdir()
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "backplane.cli.demo", *arguments],
+        [sys.executable, "-P", "-m", "backplane", "demo", *arguments],
         cwd=folder / "cwd",
         env={**os.environ, "TMPDIR": str(folder / "tmp")},
         text=True,

@@ -27,11 +27,11 @@ from backplane.upstream.completion import ModelClient
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.failure import UpstreamError
 from tests.api_agent import api
-from tests.runs import ended, go, one_loop, order
+from tests.runs import ended, go, order
 from tests.test_contain import control, found
 from tests.upstream.talk import BOUND_S, KEY, conversation
 
-pytestmark = [pytest.mark.anyio, one_loop]
+pytestmark = pytest.mark.anyio
 __all__ = ["found"]
 
 RULES = [

@@ -21,9 +21,9 @@ from backplane.policy.rules import PROFILES
 from backplane.runtime.plane import ControlPlane
 from backplane.sandbox import mounts
 from backplane.sandbox.probe import Name, Probe, probe, without
-from tests.faults.report import NOBODY, as_nobody, python_of_everybody
+from tests.all.faults.report import NOBODY, as_nobody, python_of_everybody
 from tests.peers import ROOT
-from tests.runs import QUICK, go, memory, not_begun, one_loop, order, script
+from tests.runs import QUICK, go, memory, not_begun, order, script
 
 SECRET = "a-private-key"  # it opens nothing
 WAIT_S = 60.0
@@ -179,7 +179,6 @@ def control(home: Path, layers: Probe, isolation: Any = "best_effort") -> Contro
 SAYS = "hello(); run = take(); put(event(run), final(run)); end()"
 
 
-@one_loop
 @pytest.mark.anyio
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize("missing", [(), ("bubblewrap",), ("landlock",), ("bubblewrap", "landlock")])
@@ -211,7 +210,6 @@ async def test_profiles_by_layers_and_isolation(
     assert bool(told) == weak
 
 
-@one_loop
 @pytest.mark.anyio
 async def test_a_function_of_this_process_is_refused_under_a_strict_profile(
     found: Probe, backplane_home: Path, root: Path
@@ -227,7 +225,6 @@ async def test_a_function_of_this_process_is_refused_under_a_strict_profile(
     assert "--isolation off" in (run.error.hint or "")
 
 
-@one_loop
 @pytest.mark.anyio
 @pytest.mark.parametrize("asked", ["audit", "os"])
 async def test_an_order_may_say_itself_how_credentials_are_to_be_held(
@@ -240,7 +237,6 @@ async def test_an_order_may_say_itself_how_credentials_are_to_be_held(
         assert isinstance(run.error, BackplaneError) == (asked == "os"), run.error
 
 
-@one_loop
 @pytest.mark.anyio
 @pytest.mark.needs("bwrap")
 async def test_too_much_to_cover_in_the_workspace_leaves_what_is_outside_covered(

@@ -1,6 +1,6 @@
 """Gemini CLI's own record, without the program: what it says of tokens, outputs and words, and how it is moved.
 
-What only the real program can show is in `tests/vendors/`.
+What only the real program can show is in `tests/all/vendors/`.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from backplane.runtime.backends import Backend, ProcessBackend, find
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.testing import Call, Turn
+from tests.all.vendors import table
+from tests.all.vendors.cases import CASES, SYSTEM
 from tests.api_agent import job, solve
 from tests.peers import PYTHON, Child
 from tests.peers import run as message
-from tests.runs import QUICK, go, one_loop, order, plane, script, texts
-from tests.vendors import table
-from tests.vendors.cases import CASES, SYSTEM
+from tests.runs import QUICK, go, order, plane, script, texts
 
 pytestmark = pytest.mark.anyio
 HOSTS = resources.find("hosts")
@@ -100,7 +100,6 @@ def check_refused(run: Run, name: str) -> None:
     assert run.error.hint
 
 
-@one_loop
 @pytest.mark.parametrize("name", OF_HOST)
 @pytest.mark.parametrize("host", ["shell", "mock"])
 async def test_a_host_without_a_model_needs_no_effect_or_refuses(
@@ -110,7 +109,6 @@ async def test_a_host_without_a_model_needs_no_effect_or_refuses(
     check_needless_or_refused(run, name, needless=name in table.HEEDS[host])
 
 
-@one_loop
 @pytest.mark.parametrize("name", OF_HOST)
 @pytest.mark.parametrize("host", EXAMPLES)
 async def test_an_example_in_another_language_refuses_what_it_does_not_do(
@@ -121,7 +119,6 @@ async def test_an_example_in_another_language_refuses_what_it_does_not_do(
     check_needless_or_refused(run, name, needless=host == "node" and name in table.HEEDS["shell"])
 
 
-@one_loop
 @pytest.mark.parametrize("name", OF_HOST)
 async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, root: Path) -> None:
     turns = [Turn(calls=(Call("read_file", {"path": "none"}),)), Turn(text='{"n": 7}')]
@@ -168,7 +165,6 @@ def test_a_host_on_the_kit_refuses_by_itself_under_any_control_plane(tmp_path: P
     assert not (tmp_path / "made").exists()
 
 
-@one_loop
 async def test_a_host_that_does_not_say_what_it_heeds_is_sent_everything(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -178,7 +174,6 @@ async def test_a_host_that_does_not_say_what_it_heeds_is_sent_everything(
         assert run.end_error is None
 
 
-@one_loop
 @pytest.mark.parametrize("heeds", ["all", [1], {"model": 1}, None])
 async def test_a_list_that_cannot_be_read_is_none(heeds: Any, backplane_home: Path, root: Path, tmp_path: Path) -> None:
     host = script(tmp_path, f"hello(heeds={heeds!r}); run = take(); put(final(run)); end()")
@@ -194,7 +189,6 @@ ELSEWHERE: dict[str, Any] = {
 """Settings that somebody else heeds: a queue, another machine, the router."""
 
 
-@one_loop
 @pytest.mark.parametrize("name", ELSEWHERE)
 async def test_a_setting_that_nobody_here_heeds_is_refused_before_anything_is_started(
     name: str, backplane_home: Path, root: Path
@@ -207,7 +201,6 @@ async def test_a_setting_that_nobody_here_heeds_is_refused_before_anything_is_st
     assert not (root / "made").exists()
 
 
-@one_loop
 async def test_a_priority_and_a_type_count_where_a_backend_is_named(backplane_home: Path, root: Path) -> None:
     asked = {"priority": "high", "type": "shell_execution"}
     async with plane(backplane_home) as control:
@@ -218,7 +211,6 @@ async def test_a_priority_and_a_type_count_where_a_backend_is_named(backplane_ho
     assert wrong.error.code == "config_invalid"
 
 
-@one_loop
 async def test_what_the_router_has_heeded_is_not_asked_of_a_control_plane_below(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -232,7 +224,6 @@ async def test_what_the_router_has_heeded_is_not_asked_of_a_control_plane_below(
     assert texts(run.receipt.trace) == ["{'abp': {'route': {'priority': 'high'}}}"]
 
 
-@one_loop
 async def test_an_order_names_its_backend_where_nobody_else_does(backplane_home: Path, root: Path) -> None:
     control = ControlPlane(Settings(limits=QUICK, isolation="off", default_backend="shell"), backplane_home, os.environ)
     async with control, control.start(order(root).with_abp("backend", "mock")) as run:
@@ -240,7 +231,6 @@ async def test_an_order_names_its_backend_where_nobody_else_does(backplane_home:
     assert run.backend_id == "mock"
 
 
-@one_loop
 async def test_the_configured_policy_holds_for_an_order_that_brings_none_whoever_starts_it(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

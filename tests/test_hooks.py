@@ -27,7 +27,7 @@ from backplane.runtime import hooks
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.run import Run
-from tests.runs import QUICK, backplane_of, check, ended, memory, one_loop, order, plane, saying, script
+from tests.runs import QUICK, backplane_of, check, ended, memory, order, plane, saying, script
 
 pytestmark = pytest.mark.anyio
 
@@ -262,7 +262,6 @@ async def test_a_hook_that_fails_counts_as_was_said(
     assert why in told(run)["decisions"][0]["reason"]
 
 
-@one_loop
 async def test_names_and_reasons_without_end_are_kept_in_part(
     backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +376,6 @@ async def test_a_command_answers_by_json_or_by_its_exit_code(
     assert told(run)["decisions"][0].get("reason", "").startswith(reason)
 
 
-@one_loop
 async def test_a_command_that_hangs_is_killed_with_all_it_started(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -395,7 +393,6 @@ time.sleep(60)
     assert "no answer within 1500 ms" in told(run)["decisions"][0]["reason"]
 
 
-@one_loop
 async def test_a_command_gets_nothing_of_our_environment_and_does_not_stand_in_the_workspace(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +406,6 @@ async def test_a_command_gets_nothing_of_our_environment_and_does_not_stand_in_t
     assert not {"SOME_TOKEN", "AGENT_KEY", "BACKPLANE_HOME"} & set(names)
 
 
-@one_loop
 async def test_a_secret_in_a_hooks_words_stands_nowhere(mock: Backend, backplane_home: Path, root: Path) -> None:
     def careless(call: HookCall) -> Decision:
         return Decision(decision="deny", reason="because of s3cr3t-value-of-it")
@@ -427,7 +423,6 @@ def clumsy(call: HookCall) -> Decision:
     raise ValueError("x" * 185 + SECRET)
 
 
-@one_loop
 @pytest.mark.parametrize(
     "says",
     [
@@ -453,7 +448,6 @@ async def test_no_part_of_a_secret_is_left_where_a_hooks_words_are_cut(
 # Any host -------------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_the_shell_host_has_hooks_by_the_configuration(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     hook = tmp_path / "check.sh"
     hook.write_text("#!/bin/sh\ngrep -q 'rm -rf' && { echo 'no rm -rf here' >&2; exit 2; }\nexit 0\n")
@@ -498,7 +492,6 @@ async def test_a_host_of_a_few_lines_on_the_kit_has_hooks_before_and_after(
     }
 
 
-@one_loop
 async def test_a_host_that_cannot_ask_is_refused_before_the_order_is_sent(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -540,7 +533,6 @@ put(final(run)); end()
 """
 
 
-@one_loop
 @pytest.mark.parametrize("event", ["pre_tool", "post_tool"])
 async def test_a_tool_that_was_used_past_its_hook_ends_the_run(
     event: Any, backplane_home: Path, root: Path, tmp_path: Path
@@ -559,7 +551,6 @@ async def test_a_tool_that_was_used_past_its_hook_ends_the_run(
     assert told(run)["missed"] == {f"{event} bash": 1}
 
 
-@one_loop
 async def test_a_patch_is_put_to_the_hooks_as_the_tool_that_makes_it(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -581,7 +572,6 @@ put(event(run, take()["decision"]), final(run)); end()
     assert told(run)["counts"] == {"rewrite": {"deny": 1, "failed": 1}}
 
 
-@one_loop
 async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -624,7 +614,6 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
         (lambda: Hook("pre_tool", _hangs, timeout_ms="1"), ConfigError, "timeout_ms"),  # type: ignore[arg-type]
     ],
 )
-@one_loop
 async def test_what_cannot_be_a_hook_is_said_when_it_is_made(made: Any, kind: type[BackplaneError], fact: str) -> None:
     with pytest.raises(kind, match=fact.replace("{", "[{]")):
         made()
@@ -643,13 +632,11 @@ def with_hooks(root: Path, rows: Any) -> WorkOrder:
         ([{"event": "pre_tool", "command": ["./true"]}], "depends on the current folder"),
     ],
 )
-@one_loop
 async def test_a_wrong_hook_in_an_order_is_named_by_its_place(rows: Any, fact: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=fact):
         hooks.taken(with_hooks(root, rows))
 
 
-@one_loop
 async def test_a_command_in_an_order_is_taken_at_our_own_door_only(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -666,7 +653,6 @@ async def test_a_command_in_an_order_is_taken_at_our_own_door_only(
     assert "not taken from an order that came over the line" in str(run.error)
 
 
-@one_loop
 async def test_hooks_that_lie_above_are_put_to_whoever_answers_and_refused_where_nobody_does(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -679,14 +665,12 @@ async def test_hooks_that_lie_above_are_put_to_whoever_answers_and_refused_where
     assert isinstance(run.error, CapabilityError)
 
 
-@one_loop
 async def test_too_many_hooks_are_refused(mock: Backend, backplane_home: Path, root: Path) -> None:
     many = [Hook("pre_tool", _hangs)] * (hooks.HOOKS_MAX + 1)
     run, _ = await go(backplane_home, order(root, WRITE), mock, *many)
     assert ended(run) == ("refused", "config_invalid", "failed")
 
 
-@one_loop
 async def test_the_hook_of_the_readme_stops_a_push(mock: Backend, backplane_home: Path, root: Path) -> None:
     block = next(block for block in re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M) if "no_pushes" in block)
     names: dict[str, Any] = {}

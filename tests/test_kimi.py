@@ -1,6 +1,6 @@
 """Kimi's local server, without the program: its session's events as the contract's, and a small one by hand.
 
-What only the real program can show is in `tests/vendors/`.
+What only the real program can show is in `tests/all/vendors/`.
 """
 
 from __future__ import annotations

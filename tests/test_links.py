@@ -17,7 +17,7 @@ from backplane.policy.rules import compile_policy
 from backplane.sandbox import mounts
 from backplane.tools.places import ToolRefused, Tree
 from tests.peers import ROOT
-from tests.runs import go, one_loop, order, script
+from tests.runs import go, order, script
 from tests.test_contain import TRY, control
 
 pytestmark = [pytest.mark.anyio]
@@ -96,7 +96,6 @@ RULES = {
 }
 
 
-@one_loop
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("link", LINKS)
@@ -116,7 +115,6 @@ async def test_a_command_cannot_read_by_a_link_what_a_rule_forbids(
     assert said[1] in (str(["EACCES", "a\n"]), str(["ENOENT", "a\n"]))
 
 
-@one_loop
 @pytest.mark.needs("bwrap")
 async def test_a_relative_link_is_followed_from_the_original(
     ground: Path, backplane_home: Path, tmp_path: Path
@@ -167,7 +165,6 @@ def test_a_link_is_covered_where_something_is_there(target: str, hidden: tuple[s
 
 @pytest.mark.parametrize("target", [".", "..", "/", "GROUND"])
 @pytest.mark.parametrize("isolation", ["best_effort", "required"])
-@one_loop
 @pytest.mark.needs("bwrap")
 async def test_a_link_around_the_workspace_is_refused_or_named(
     target: str, isolation: str, ground: Path, backplane_home: Path, tmp_path: Path

@@ -19,7 +19,7 @@ import pytest
 from backplane.contract.receipt import Receipt
 from backplane.receipts.store import Store
 from backplane.serve.mcp import DOCUMENT_BYTES_MAX
-from tests.vendors.found import referee
+from tests.all.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = (sys.executable, "-m", "backplane", "mcp")

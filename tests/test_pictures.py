@@ -15,7 +15,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import SessionConfig
 from backplane.providers.orders import Abilities, Composed, Wanted, compose
-from tests.vendors.cases import PICTURE
+from tests.all.vendors.cases import PICTURE
 
 KINDS = {
     "image/png": PICTURE,

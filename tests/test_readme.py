@@ -20,7 +20,7 @@ from backplane.cli import COMMANDS
 from backplane.runtime import backends, hooks
 from backplane.testing import ModelServer
 from backplane.upstream.presets import PRESETS, read_options
-from tests import bench
+from bench import table as bench
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -29,7 +29,6 @@ from tests.runs import (
     go,
     memory,
     mock_backend,
-    one_loop,
     order,
     plane,
     script,
@@ -382,7 +381,6 @@ async def test_waiting_for_a_place_does_not_count_as_running(backplane_home: Pat
 # Streams --------------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_twenty_thousand_events_before_a_hard_exit_are_all_kept_in_order(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -400,7 +398,6 @@ os._exit(0)
     assert run.error is None
 
 
-@one_loop
 async def test_a_slow_consumer_slows_the_child_and_loses_nothing(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -433,7 +430,6 @@ put(final(run)); end()
     assert ahead < 400
 
 
-@one_loop
 async def test_a_line_longer_than_the_limit_ends_the_run_by_its_name(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -448,7 +444,6 @@ async def test_a_line_longer_than_the_limit_ends_the_run_by_its_name(
     assert "line_bytes_max" in beyond.error.message
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("members", "words"),
     [
@@ -471,7 +466,6 @@ async def test_what_a_hello_says_in_vain_is_a_warning(
     assert words is None or f"without effect in the host's hello: {words}" in found[0]
 
 
-@one_loop
 async def test_noise_is_counted_and_kept_to_its_bound(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     backend = script(
         tmp_path,

@@ -17,7 +17,7 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
 from backplane.runtime.run import Run
-from tests.runs import backplane_of, check, counts, ended, go, one_loop, order, plane, saying, script, texts
+from tests.runs import backplane_of, check, counts, ended, go, order, plane, saying, script, texts
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,6 @@ async def test_a_denied_tool_is_a_tool_result_and_the_run_goes_on(
     assert output.startswith("policy_denied")
 
 
-@one_loop
 async def test_a_control_plane_that_denies_what_the_host_would_allow_is_obeyed(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -100,7 +99,6 @@ put(final(run)); end()
 
 
 @pytest.mark.parametrize(("commands", "violations"), [(1, 0), (2, 1)])
-@one_loop
 async def test_a_command_that_was_approved_is_no_violation(
     commands: int, violations: int, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -229,7 +227,6 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
         (lambda _: Decision("allow", input={"to": "test"}), "allow and gives another input, which is modify"),
     ],
 )
-@one_loop
 async def test_an_answer_that_does_not_fit_lets_nothing_through(
     answer: Callable[[Approval], Decision], why: str, mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -288,7 +285,6 @@ async def test_a_question_is_answered_by_the_caller(mock: Backend, backplane_hom
         assert "answer: deny a" in texts(events)
 
 
-@one_loop
 async def test_a_patch_is_asked_about_file_by_file(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(extensions=["ask/1"]); run = take(); ask = {"t": "ask", "ref_id": run["id"]}
@@ -307,7 +303,6 @@ put(event(run, take()["decision"]), final(run)); end()
 # Time and floods ------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_the_silence_of_a_host_that_waits_for_an_answer_is_not_counted(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -326,7 +321,6 @@ take(); time.sleep(0.5); put(event(run), final(run)); end()
     assert run.end_error is None
 
 
-@one_loop
 async def test_answers_are_only_for_asks_that_wait_and_a_flood_of_asks_is_bounded(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -390,7 +384,6 @@ async def test_where_only_a_denial_has_room_the_ask_is_denied(backplane_home: Pa
     assert "is over line_bytes_max (4000 bytes)" in answer.body["reason"]
 
 
-@one_loop
 async def test_an_ask_with_an_endless_id_breaks_the_protocol(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root), script(tmp_path, LONG_ASK.replace("SIZE", "9000") + "end()"))
@@ -400,7 +393,6 @@ async def test_an_ask_with_an_endless_id_breaks_the_protocol(backplane_home: Pat
 
 
 @pytest.mark.parametrize("hooked", [False, True])
-@one_loop
 async def test_asks_that_wait_are_bounded_by_their_bytes_and_one_may_be_long(
     hooked: bool, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -440,7 +432,6 @@ said = take(); put(event(run, said["id"] + said["decision"]), final(run)); end()
 
 
 @pytest.mark.parametrize(("names", "asked"), [(["a", "a"], 1), (["a", "b", "a", "b"], 3)])
-@one_loop
 async def test_decisions_for_a_run_are_kept_of_so_many_tools(
     names: list[str], asked: int, backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +456,6 @@ put(final(run)); end()
     assert len(seen) == asked
 
 
-@one_loop
 async def test_a_host_that_asks_and_never_reads_is_given_up(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(extensions=["ask/1"]); run = take(); deaf()
@@ -484,7 +474,6 @@ while True:
     assert (run.end.reason, run.end.code) == ("idle", "backend_timeout")
 
 
-@one_loop
 async def test_an_ask_from_a_host_that_never_announced_it_is_answered(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -525,7 +514,6 @@ async def test_a_run_that_is_cancelled_while_somebody_is_asked_ends(
 # The audit ------------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_what_a_host_did_without_asking_is_listed_as_a_violation(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -564,7 +552,6 @@ put(final(run)); end()
     }
 
 
-@one_loop
 async def test_a_host_that_asks_once_and_then_no_more_is_not_said_to_ask(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -580,7 +567,6 @@ put(final(run)); end()
     assert set(rules(run).values()) == {"audit"}
 
 
-@one_loop
 async def test_a_denied_tool_that_was_run_all_the_same_is_a_violation(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -596,7 +582,6 @@ put(final(run)); end()
     assert [row["rule"] for row in backplane_of(run)["enforcement"]["violations"]] == ["disallowed_tools"]
 
 
-@one_loop
 async def test_the_receipt_counts_the_calls_that_were_asked_about(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -615,7 +600,6 @@ put(final(run)); end()
     assert backplane_of(run)["calls"] == {"asked": 4, "allowed": 2, "denied": 2, "denied_then_done": 0}
 
 
-@one_loop
 async def test_the_receipt_of_a_host_that_asked_about_no_call_counts_none(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -649,7 +633,6 @@ CALL, ASK, ERROR, OK, RAN = "call", "ask", "error", "ok", "ran"
         (["ask/1"], [(CALL, "1"), (ERROR, "1"), (RAN, None)], 1, 1),
     ],
 )
-@one_loop
 async def test_a_forbidden_call_is_a_violation_unless_it_was_denied_or_failed_before_the_host_asked(
     extensions: list[str],
     steps: list[tuple[str, str | None]],
@@ -690,7 +673,6 @@ put(final(run)); end()
         ("mapped", {}, "passthrough", "passthrough"),
     ],
 )
-@one_loop
 async def test_a_receipts_mode_is_the_one_that_was_seen(
     asked: str, said: dict[str, Any], greeted: str, mode: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

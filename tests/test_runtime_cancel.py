@@ -17,7 +17,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from tests.runs import QUICK, SLACK_S, backplane_of, check, ended, one_loop, order, plane, script, texts, within
+from tests.runs import QUICK, SLACK_S, backplane_of, check, ended, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,6 @@ async def test_a_good_host_is_cancelled_with_its_last_words_and_without_waiting(
 STUBBORN = "hello({extensions}); run = take(); put(event(run)); deaf()\nwhile True: time.sleep(60)\n"
 
 
-@one_loop
 @pytest.mark.parametrize("extensions", ["", 'extensions=["cancel/1"]'])
 @pytest.mark.parametrize("spawns", [True, False])
 async def test_a_stubborn_host_is_gone_after_the_grace(
@@ -66,7 +65,6 @@ async def test_a_stubborn_host_is_gone_after_the_grace(
     assert run.receipt.verification.harness_ok is not spawns
 
 
-@one_loop
 async def test_the_last_words_of_a_slow_host_are_kept(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     backend = script(
         tmp_path,

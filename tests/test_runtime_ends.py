@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from backplane.runtime.backends import Backend, MemoryBackend
-from tests.runs import QUICK, backplane_of, check, counts, ended, go, one_loop, order, plane, script, texts, within
+from tests.runs import QUICK, backplane_of, check, counts, ended, go, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,6 @@ async def test_a_fatal_with_an_unknown_code_is_internal_and_the_code_is_kept(
     assert run.error.message == "bad luck"
 
 
-@one_loop
 @pytest.mark.parametrize("code", ["null", "absent", "number"])
 async def test_a_fatal_without_a_code_is_internal(code: str, backplane_home: Path, root: Path, tmp_path: Path) -> None:
     member = {"null": '"error_code": None', "absent": "", "number": '"error_code": 5'}[code]
@@ -50,7 +49,6 @@ async def test_a_fatal_without_a_code_is_internal(code: str, backplane_home: Pat
     assert ended(run)[1:] == (expected, "failed")
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("body", "words", "reason"),
     [
@@ -92,7 +90,6 @@ async def test_a_function_that_fails_like_a_program_is_told_like_one(backplane_h
     assert run.error.evidence == "ValueError: my last words"
 
 
-@one_loop
 async def test_a_host_that_names_another_run_is_told_so(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "hello(); run = take(); run['id'] = 'my-run'; put(event(run), event(run), final(run))"
     async with plane(backplane_home) as control:
@@ -102,7 +99,6 @@ async def test_a_host_that_names_another_run_is_told_so(backplane_home: Path, ro
     assert "another ref_id than the run's: 3, the first: event for run 'my-run'" in run.error.message
 
 
-@one_loop
 async def test_the_tail_of_a_long_stderr_is_kept_and_the_rest_counted(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -144,7 +140,6 @@ async def test_a_host_whose_child_holds_its_output_is_not_waited_for(
         assert ended(run) == ("host_exit", "protocol_handshake_failed", "failed")
 
 
-@one_loop
 async def test_a_slow_consumer_of_a_dead_host_still_gets_its_final(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -160,7 +155,6 @@ async def test_a_slow_consumer_of_a_dead_host_still_gets_its_final(
     assert len(seen) == 700
 
 
-@one_loop
 @pytest.mark.parametrize("what", ["os.close(1)", "os.close(1); deaf()"])
 async def test_a_host_that_closes_its_output_and_lives_fails_at_once(
     what: str, backplane_home: Path, root: Path, tmp_path: Path
@@ -187,7 +181,6 @@ put(event(run), final(run), event(run, "late"), final(run, outcome="failed"), fa
 # Protocol faults ------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -234,7 +227,6 @@ async def test_a_whole_last_line_without_its_newline_counts_and_is_noted(
     assert counts(run)["unended_lines"] == 1
 
 
-@one_loop
 async def test_a_cut_last_line_is_noise(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "hello(); run = take(); put(event(run)); put(json.dumps(final(run)).encode()[:-1])"
     async with plane(backplane_home) as control:
@@ -243,7 +235,6 @@ async def test_a_cut_last_line_is_noise(backplane_home: Path, root: Path, tmp_pa
     assert counts(run)["noise_lines"] == 1
 
 
-@one_loop
 async def test_what_does_not_concern_the_run_is_counted_and_changes_nothing(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -269,7 +260,6 @@ put(event(run, type="usage", n=1), event(run, text=None), event(run, cost=3), fi
     assert run.receipt.capabilities == {"streaming": "native"}
 
 
-@one_loop
 async def test_what_a_host_claims_otherwise_is_kept_apart(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(); run = take(); put(event(run))
@@ -304,7 +294,6 @@ put(final(run, meta=meta, backend={"id": "somebody else"}, receipt_sha256="f" * 
     assert claims["git_diff"] == "lies"
 
 
-@one_loop
 async def test_a_trace_that_is_only_in_the_final_is_the_trace(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(); run = take()
@@ -319,7 +308,6 @@ put(final(run, trace=[event(run, "one")["event"], event(run, "two", ts="2026-01-
     assert events[1].ts == "2026-01-15T12:00:00.100Z"
 
 
-@one_loop
 async def test_a_member_that_is_ours_moves_to_inner_and_says_whether_its_hash_held(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

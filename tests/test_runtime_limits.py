@@ -15,7 +15,7 @@ import pytest
 from backplane.errors import BackplaneError
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
-from tests.runs import QUICK, check, ended, go, not_begun, one_loop, order, plane, script, texts, within
+from tests.runs import QUICK, check, ended, go, not_begun, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.anyio
 # By a limit -----------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -57,7 +56,6 @@ async def test_without_a_good_hello_there_is_no_run(
     assert not run.receipt.verification.harness_ok
 
 
-@one_loop
 @pytest.mark.parametrize(("body", "how"), [("time.sleep(60)", "said no hello"), ("sys.exit(0)", "ended before")])
 async def test_who_asks_for_a_hello_alone_reads_what_came_instead(body: str, how: str, tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, hello_s=1.0)
@@ -67,7 +65,6 @@ async def test_who_asks_for_a_hello_alone_reads_what_came_instead(body: str, how
         await ask_hello(script(tmp_path, f"put(b'npm notice\\n', {{'type': 'hello'}}); {body}"), os.environ, limits)
 
 
-@one_loop
 async def test_a_late_hello_within_the_limit_is_fine(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "time.sleep(0.5); hello(); run = take(); put(final(run)); end()"
     async with plane(backplane_home, hello_s=3.0) as control:
@@ -100,7 +97,6 @@ async def test_a_host_that_makes_no_progress_is_given_up(
     assert texts(events)[0] == "a"
 
 
-@one_loop
 async def test_progress_of_any_kind_keeps_a_run_alive(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(); run = take()
@@ -122,7 +118,6 @@ hello(); run = take()
 """
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("body", "end", "words"),
     [
@@ -154,7 +149,6 @@ async def test_silence_in_a_tools_call_has_a_limit_of_its_own(
     assert words in str(run.error)
 
 
-@one_loop
 async def test_a_slow_consumer_does_not_make_the_host_idle(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "hello(); run = take(); put(event(run)); time.sleep(0.2); put(event(run)); put(final(run)); end()"
     async with plane(backplane_home, idle_s=0.6) as control, control.start(order(root), script(tmp_path, body)) as run:
@@ -204,7 +198,6 @@ async def test_a_host_that_never_reads_its_input_is_given_up(
     assert ("write_s" in run.error.message) == (size > 100)
 
 
-@one_loop
 async def test_a_long_order_arrives_whole_at_a_host_that_takes_its_time(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -219,7 +212,6 @@ run = json.loads(data); put(event(run, str(len(run["work_order"]["task"]))), fin
     assert texts(events) == ["500000"]
 
 
-@one_loop
 @pytest.mark.parametrize("size", [100, 1_000_000])
 @pytest.mark.parametrize("lives", [True, False])
 async def test_a_host_that_closes_its_input_before_the_order_fails_soon(
@@ -232,7 +224,6 @@ async def test_a_host_that_closes_its_input_before_the_order_fails_soon(
     assert ended(run) == expected
 
 
-@one_loop
 async def test_a_host_that_closes_its_input_after_the_order_goes_on(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -258,7 +249,6 @@ def _bad_shebang(folder: Path) -> tuple[str, ...]:
     return (str(folder / "bang"),)
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -15,7 +15,7 @@ from backplane.host import Done, HostRun
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.run import Run
-from tests.runs import HELLO, backplane_of, go, memory, not_begun, one_loop, order, plane, script
+from tests.runs import HELLO, backplane_of, go, memory, not_begun, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,6 @@ EXAMPLES = [
 ]
 
 
-@one_loop
 @pytest.mark.parametrize(("capabilities", "required", "satisfied"), EXAMPLES)
 async def test_an_order_runs_only_where_every_requirement_is_met(
     capabilities: dict[str, Any],
@@ -96,7 +95,6 @@ async def test_an_order_runs_only_where_every_requirement_is_met(
     assert kept == {name: level for name, level in capabilities.items() if name not in known}
 
 
-@one_loop
 async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     wanted = order(root, **needing(("vision", "native")))
     weak, log = logging_host(tmp_path)
@@ -108,7 +106,6 @@ async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Pa
     assert log.read_text().split() == ["started", "started", "run"]
 
 
-@one_loop
 @pytest.mark.parametrize("change", ["env", "argv", "program"])
 async def test_a_host_whose_variables_words_or_program_changed_is_asked_again(
     change: str, backplane_home: Path, root: Path, tmp_path: Path
@@ -135,7 +132,6 @@ run = take(); put(final(run)); end()
     assert run.end_error is None
 
 
-@one_loop
 async def test_a_kept_hello_is_checked_against_the_real_one(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     """The program is the same, what it says is not: the hello of this run decides."""
     level = tmp_path / "level"
@@ -152,7 +148,6 @@ run = take(); put(final(run)); end()
     assert kept_manifest(backplane_home, backend.key) == {"vision": "emulated"}
 
 
-@one_loop
 @pytest.mark.parametrize("version", ["abp/v1.0", "abp/v9.9", "v0.1", "zzz", ""])
 async def test_another_major_version_is_refused_before_the_order_is_sent(
     version: str, backplane_home: Path, root: Path, tmp_path: Path
@@ -167,7 +162,6 @@ async def test_another_major_version_is_refused_before_the_order_is_sent(
     assert kept_manifest(backplane_home, backend.key) is None
 
 
-@one_loop
 async def test_a_newer_minor_version_is_welcome(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     backend, _ = logging_host(tmp_path, contract_version="abp/v0.2")
     async with plane(backplane_home) as control:
@@ -187,7 +181,6 @@ async def test_an_order_whose_policy_cannot_be_read_starts_nothing(
     assert backplane_of(run)["enforcement"] == {"rules": []} or "rules" in backplane_of(run)["enforcement"]
 
 
-@one_loop
 async def test_the_environment_of_an_order_is_stored_by_its_names_only(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.run import Run
 from backplane.runtime.state import KEPT
 from tests.peers import ROOT
-from tests.runs import ended, go, mock_backend, one_loop, order, plane, script, texts
+from tests.runs import ended, go, mock_backend, order, plane, script, texts
 from tests.test_routing_cli import stored
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,6 @@ def little_disk() -> Any:
     signal.signal(signal.SIGXFSZ, ignored)
 
 
-@one_loop
 @pytest.mark.parametrize("together", [True, False])
 async def test_events_that_cannot_be_kept_end_the_run_as_a_fault_of_the_store(
     together: bool, little_disk: Callable[[int], None], backplane_home: Path, root: Path, tmp_path: Path
@@ -124,7 +123,6 @@ async def test_events_that_cannot_be_kept_end_the_run_as_a_fault_of_the_store(
     assert texts(run.receipt.trace) == ["first"]
 
 
-@one_loop
 async def test_a_receipt_the_store_cannot_take_is_kept_for_the_next_start(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +148,6 @@ put(final(run)); end()
         assert store.verify_all().findings == ()
 
 
-@one_loop
 @pytest.mark.parametrize("way", ["removed", "replaced", "emptied"])
 async def test_a_row_that_vanishes_with_its_file_fails_the_run(
     way: str, backplane_home: Path, root: Path, tmp_path: Path
@@ -185,7 +182,6 @@ def test_prune_removes_the_copy_that_a_killed_run_left(backplane_home: Path) -> 
     assert [path.name for path in (backplane_home / "stage").iterdir()] == [kept]
 
 
-@one_loop
 async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_path: Path) -> None:
     home = tmp_path / "file"
     home.write_text("not a folder")

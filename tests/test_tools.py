@@ -20,7 +20,6 @@ from backplane.agents.structured import AnswerSchema
 from backplane.errors import ConfigError
 from backplane.tools import SPECS, fault_in
 from backplane.tools.keys import without
-from tests.runs import one_loop
 from tests.toolbox import box, run
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.anyio
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_a_file_is_read_whole_or_by_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     assert (await run(tmp_path, "read_file", path="a.txt")).text == "one\ntwo\nthree\n"
@@ -39,7 +37,6 @@ async def test_a_file_is_read_whole_or_by_lines(tmp_path: Path) -> None:
     assert (beyond.is_error, beyond.text) == (True, "a.txt has 4 lines")
 
 
-@one_loop
 @pytest.mark.parametrize(
     "text",
     [
@@ -67,7 +64,6 @@ async def test_a_long_file_is_read_in_parts_that_say_how_to_read_on(text: str, t
     assert "".join([*parts, read.text]) == text
 
 
-@one_loop
 async def test_a_column_beyond_its_line_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\nthree")
     assert (await run(tmp_path, "read_file", path="a.txt", column=3)).text == "e\n\nthree"
@@ -76,7 +72,6 @@ async def test_a_column_beyond_its_line_is_refused(tmp_path: Path) -> None:
     assert (beyond.is_error, beyond.text) == (True, "line 1 of a.txt has 3 characters")
 
 
-@one_loop
 async def test_a_written_file_has_its_folders_and_is_told(tmp_path: Path) -> None:
     made = await run(tmp_path, "write_file", path="src/new/a.py", content="x = 1\n")
     assert (tmp_path / "src/new/a.py").read_text() == "x = 1\n"
@@ -86,7 +81,6 @@ async def test_a_written_file_has_its_folders_and_is_told(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path / "src/new")) == ["a.py"]
 
 
-@one_loop
 async def test_an_executable_stays_one_when_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
@@ -94,7 +88,6 @@ async def test_an_executable_stays_one_when_it_is_written(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "run.sh").stat().st_mode) == 0o755
 
 
-@one_loop
 async def test_an_edit_needs_its_text_exactly_once_unless_all_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x x y")
     twice = await run(tmp_path, "edit_file", path="a", old="x", new="z")
@@ -107,14 +100,12 @@ async def test_an_edit_needs_its_text_exactly_once_unless_all_is_wanted(tmp_path
     assert (done.text, (tmp_path / "a").read_text()) == ("changed 2 places in a", "z z y")
 
 
-@one_loop
 async def test_an_edit_keeps_the_line_ends_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one\r\ntwo\r\nthree\r\n")
     await run(tmp_path, "edit_file", path="a", old="one\ntwo\n", new="1\n2\n")
     assert (tmp_path / "a").read_bytes() == b"1\r\n2\r\nthree\r\n"
 
 
-@one_loop
 async def test_what_is_no_text_is_neither_shown_nor_edited(tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
@@ -145,7 +136,6 @@ def with_links(tmp_path: Path) -> Path:
     return root
 
 
-@one_loop
 @pytest.mark.parametrize("path", OUTSIDE)
 async def test_no_path_and_no_link_leads_out_of_the_workspace(path: str, tmp_path: Path) -> None:
     root = with_links(tmp_path)
@@ -162,7 +152,6 @@ async def test_no_path_and_no_link_leads_out_of_the_workspace(path: str, tmp_pat
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-@one_loop
 async def test_a_link_inside_is_followed_and_judged_by_where_it_leads(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("KEY=1")
     (tmp_path / "plain").symlink_to(".env")
@@ -177,7 +166,6 @@ async def test_a_link_inside_is_followed_and_judged_by_where_it_leads(tmp_path: 
     assert (tmp_path / "plain").is_symlink()
 
 
-@one_loop
 async def test_a_hard_link_is_not_written_through(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -202,7 +190,6 @@ def searched(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@one_loop
 async def test_files_are_found_by_pattern_in_order(tmp_path: Path) -> None:
     root = searched(tmp_path)
     assert (await run(root, "glob", pattern="*.py")).text == "b.py\nbinary.py\nsrc/a.py"
@@ -212,7 +199,6 @@ async def test_files_are_found_by_pattern_in_order(tmp_path: Path) -> None:
     assert ".env" not in hidden.text
 
 
-@one_loop
 async def test_lines_are_found_and_files_that_may_not_be_read_are_not_looked_at(tmp_path: Path) -> None:
     root = searched(tmp_path)
     assert (await run(root, "grep", pattern="^import")).text == ".env:1:import secret\nsrc/a.py:1:import os"
@@ -224,7 +210,6 @@ async def test_lines_are_found_and_files_that_may_not_be_read_are_not_looked_at(
     assert alone.text.startswith("policy_denied")
 
 
-@one_loop
 async def test_a_pattern_that_is_none_or_takes_for_ever_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +222,6 @@ async def test_a_pattern_that_is_none_or_takes_for_ever_is_an_answer(
     assert "took over 0.5 s" in slow.text
 
 
-@one_loop
 async def test_many_matches_are_cut_and_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\n" * 300)
     found = await run(tmp_path, "grep", pattern="x")
@@ -265,7 +249,6 @@ def test_a_wrong_input_is_named_for_the_model(name: str, input: Any, words: str)
     assert words in str(fault_in(name, input))
 
 
-@one_loop
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
 async def test_no_input_of_any_kind_raises(name: str, tmp_path: Path) -> None:
     toolbox = box(tmp_path)
@@ -323,34 +306,29 @@ def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(schema: Any) -> Non
 # What a hostile model asks for ----------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_an_edit_whose_places_overlap_is_ambiguous(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("aaa")
     assert "stands 2 times" in (await run(tmp_path, "edit_file", path="a", old="aa", new="b")).text
     assert (tmp_path / "a").read_text() == "aaa"
 
 
-@one_loop
 async def test_an_edit_that_would_make_a_huge_file_is_refused_before_it_is_made(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a" * 4_000_000)
     huge = await run(tmp_path, "edit_file", path="a", old="a", new="b" * 4_000_000, all=True)
     assert "would be over" in huge.text
 
 
-@one_loop
 async def test_a_name_that_is_no_utf_8_is_shown_by_its_bytes_and_its_lines_are_found(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"b\xff.txt")).write_text("hello\n")
     assert (await run(tmp_path, "glob", pattern="*")).text == "b\\udcff.txt"
     assert (await run(tmp_path, "grep", pattern="hello")).text == "b\\udcff.txt:1:hello"
 
 
-@one_loop
 async def test_whole_numbers_written_as_fractions_are_whole_numbers(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1\n2\n3\n")
     assert (await run(tmp_path, "read_file", path="a", offset=2.0, limit=1.0)).text.startswith("2\n[lines 2 to 2")
 
 
-@one_loop
 async def test_half_a_letter_in_a_path_is_an_answer(tmp_path: Path) -> None:
     assert "surrogate" in (await run(tmp_path, "read_file", path="\ud800")).text
 

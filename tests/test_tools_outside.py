@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from backplane.tools import fetch
 from backplane.tools.fetch import readable
 from tests.conftest import children
-from tests.runs import one_loop
 from tests.toolbox import run
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +43,6 @@ async def test_a_command_runs_in_the_root_with_only_its_environment(tmp_path: Pa
     assert "".join(heard) == done.ran.output
 
 
-@one_loop
 async def test_a_failing_command_is_an_error_with_its_code(tmp_path: Path) -> None:
     done = await run(tmp_path, "bash", command="echo no; exit 3")
     assert (done.is_error, done.text) == (True, "no\n[exit code 3]")
@@ -53,7 +51,6 @@ async def test_a_failing_command_is_an_error_with_its_code(tmp_path: Path) -> No
     assert (killed.ran.exit_code, killed.is_error) == (None, True)
 
 
-@one_loop
 async def test_a_command_that_reads_its_input_finds_its_end(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         assert (await run(tmp_path, "bash", command="cat; echo end")).text == "end\n[exit code 0]"
@@ -67,7 +64,6 @@ async def test_a_command_over_its_time_is_stopped_with_all_it_started(tmp_path: 
     assert not children(os.getpid())
 
 
-@one_loop
 async def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         done = await run(tmp_path, "bash", command="sleep 60 & echo done")
@@ -89,7 +85,6 @@ async def test_a_cancelled_command_leaves_nothing(tmp_path: Path) -> None:
     assert not children(os.getpid())
 
 
-@one_loop
 async def test_a_flood_of_output_is_read_to_its_end_and_kept_in_part(tmp_path: Path) -> None:
     told = 0
 
@@ -107,7 +102,6 @@ async def test_a_flood_of_output_is_read_to_its_end_and_kept_in_part(tmp_path: P
     assert told < 400_000
 
 
-@one_loop
 async def test_a_character_cut_by_the_pipe_is_passed_on_whole(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -172,7 +166,6 @@ def pages() -> Any:
     thread.join(5)
 
 
-@one_loop
 @pytest.mark.parametrize(
     ("path", "is_error", "text"),
     [
@@ -189,12 +182,10 @@ async def test_a_page_is_its_text(path: str, is_error: bool, text: str, pages: s
     assert (result.is_error, result.text) == (is_error, text)
 
 
-@one_loop
 async def test_a_long_page_is_shortened(pages: str, tmp_path: Path) -> None:
     assert len((await run(tmp_path, "web_fetch", url=pages + "/large")).text) < 40_000
 
 
-@one_loop
 async def test_every_address_on_the_way_to_a_page_is_asked_of_the_policy(pages: str, tmp_path: Path) -> None:
     refused = await run(tmp_path, "web_fetch", url=pages + "/page", policy={"deny_network": ("127.0.0.1",)})
     assert refused.text.startswith("policy_denied")
@@ -203,7 +194,6 @@ async def test_every_address_on_the_way_to_a_page_is_asked_of_the_policy(pages: 
     assert moved.text.startswith("policy_denied")
 
 
-@one_loop
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "ftp://x/y", "http://", "nonsense", "http://127.0.0.1:1/?key=s3cr3t"]
 )
@@ -218,7 +208,6 @@ def test_whatever_stands_in_a_page_its_words_can_be_read(html: str) -> None:
     assert "\n\n" not in readable(html)
 
 
-@one_loop
 async def test_a_question_reaches_the_user(tmp_path: Path) -> None:
     assert (await run(tmp_path, "ask_user", question="which?", options=["a", "b"])).text == "which? a|b"
 
@@ -236,12 +225,10 @@ def test_the_words_of_a_page_are_what_a_browser_shows() -> None:
     assert readable("a<script>for ever") == "a"
 
 
-@one_loop
 async def test_a_page_that_is_packed_without_end_or_twice_is_bounded(pages: str, tmp_path: Path) -> None:
     assert len((await run(tmp_path, "web_fetch", url=pages + "/bomb")).text) < 40_000
     assert "PackedError" in (await run(tmp_path, "web_fetch", url=pages + "/twice")).text
 
 
-@one_loop
 async def test_a_charset_that_is_none_is_read_as_utf_8(pages: str, tmp_path: Path) -> None:
     assert (await run(tmp_path, "web_fetch", url=pages + "/punycode")).text.startswith("tïtle")

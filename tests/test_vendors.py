@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vendors import found, install
+from tests.all.vendors import found, install
 
 NPM = """#!/bin/sh
 while [ "$#" -gt 1 ]; do [ "$1" = --prefix ] && into=$2; shift; done

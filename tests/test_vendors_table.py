@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from tests.vendors import table
-from tests.vendors.cases import CASES
+from tests.all.vendors import table
+from tests.all.vendors.cases import CASES
 
 
 def test_the_page_is_that_of_today() -> None:
-    hint = "write it anew: .venv/bin/python -m tests.vendors.table --write"
+    hint = "write it anew: .venv/bin/python -m tests.all.vendors.table --write"
     assert table.PAGE.read_text(encoding="utf-8") == table.page(), hint
 
 

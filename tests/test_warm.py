@@ -25,7 +25,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.plane import ControlPlane
 from backplane.testing import ModelServer
 from tests.peers import ROOT
-from tests.runs import QUICK, one_loop, script
+from tests.runs import QUICK, script
 from tests.served import mock, serve, until_ended
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +90,6 @@ def folders(home: Path) -> list[str]:
     ]
 
 
-@one_loop
 async def test_a_control_plane_that_nobody_will_close_keeps_no_host(backplane_home: Path, tmp_path: Path) -> None:
     plane, host = started(backplane_home), script(tmp_path, BODY)
     receipts = [await one(plane, on(tmp_path), host, more=True) for _ in range(4)]
@@ -108,7 +107,6 @@ async def test_a_closed_control_plane_starts_nothing(backplane_home: Path, tmp_p
     assert not (backplane_home / "runs").exists()
 
 
-@one_loop
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
 @pytest.mark.parametrize("mode", ["pass_through", "staged"])
 async def test_the_third_order_of_a_kind_finds_its_host_and_the_receipt_says_so(
@@ -130,7 +128,6 @@ async def test_the_third_order_of_a_kind_finds_its_host_and_the_receipt_says_so(
     assert below(os.getpid()) == []
 
 
-@one_loop
 async def test_a_host_gets_one_order_and_the_next_is_another_process(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
@@ -149,7 +146,6 @@ OTHERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-@one_loop
 @pytest.mark.parametrize("what", OTHERS)
 async def test_a_host_is_taken_only_for_what_it_was_started_in(backplane_home: Path, tmp_path: Path, what: str) -> None:
     (tmp_path / "other").mkdir()
@@ -165,7 +161,6 @@ async def test_a_host_is_taken_only_for_what_it_was_started_in(backplane_home: P
     assert below(os.getpid()) == []
 
 
-@one_loop
 async def test_so_many_wait_for_so_long_and_none_where_none_is_wanted(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     roots = [tmp_path / str(number) for number in range(4)]
@@ -183,7 +178,6 @@ async def test_so_many_wait_for_so_long_and_none_where_none_is_wanted(backplane_
         assert below(os.getpid()) == []
 
 
-@one_loop
 async def test_a_host_that_ends_while_it_waits_is_reaped_and_not_taken(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
@@ -203,7 +197,6 @@ async def test_what_it_is_started_in_changes_each_time_so_none_is_kept(backplane
         assert below(os.getpid()) == []
 
 
-@one_loop
 @pytest.mark.parametrize("what", ["root", "covered"])
 async def test_a_cage_around_what_was_replaced_since_is_left(backplane_home: Path, tmp_path: Path, what: str) -> None:
     root, steps = tmp_path / "work", [{"write": {"path": "made.txt", "content": "made\n"}}]
@@ -274,7 +267,6 @@ async def _opened(home: Path) -> None:
         await anyio.to_thread.run_sync(plane.state_folder.store)
 
 
-@one_loop
 async def test_a_conversation_finds_its_host_from_the_second_turn_on(backplane_home: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     with ModelServer([{"text": "one", "times": None}]) as server:
@@ -289,7 +281,6 @@ async def test_a_conversation_finds_its_host_from_the_second_turn_on(backplane_h
     assert below(os.getpid()) == []
 
 
-@one_loop
 async def test_each_key_of_a_pool_has_its_own_host(backplane_home: Path, tmp_path: Path) -> None:
     with ModelServer([{"text": "one", "times": None}]) as server:
         options = {
@@ -319,15 +310,6 @@ def test_serve_gives_later_orders_a_warm_host(backplane_home: Path, tmp_path: Pa
             starts.append(final["receipt"]["usage_raw"]["backplane"]["start"])
         child.close_stdin()
     assert starts == ["cold", "cold", "warm"]
-
-
-def test_trio_starts_each_host_when_its_order_comes(backplane_home: Path, tmp_path: Path) -> None:
-    async def whole() -> list[str]:
-        backend = script(tmp_path, BODY)
-        async with started(backplane_home) as plane:
-            return [how(await one(plane, on(tmp_path), backend, more=True)) for _ in range(2)]
-
-    assert anyio.run(whole, backend="trio") == ["cold", "cold"]
 
 
 def test_a_number_that_is_none_is_refused() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import xtask
-from tests import bench_against, child_lines, suite
+from bench import against
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -92,49 +92,6 @@ def test_the_error_line_of_a_tool_is_the_evidence() -> None:
     assert xtask.last_words(subprocess.CompletedProcess([], 3, "")) == "exit code 3, no output"
 
 
-def start_traced_child(tmp_path: Path, program: str) -> dict[str, set[int]]:
-    """Run a child below a suite of our own making; return the lines that were noted of `ours/`."""
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    (ours / "worked.py").write_text(program, encoding="utf-8")
-    markers = tmp_path / "suites"
-    markers.mkdir()
-    suite.write_marker(tmp_path, [ours])
-    (markers / str(os.getpid())).write_bytes((tmp_path / "marker").read_bytes())
-    begin = (
-        f"import sys; sys.path[:0] = [{str(Path(child_lines.__file__).parent)!r}, {str(ours)!r}]; import child_lines; "
-        f"child_lines.MARKERS = {str(markers)!r}; child_lines.start(); import worked"
-    )
-    # Empty, like the environment of a real host.
-    subprocess.run([sys.executable, "-S", "-c", begin], env={}, timeout=30, check=False)
-    return {Path(name).name: lines for name, lines in suite.lines_of_children(tmp_path).items()}
-
-
-def test_the_lines_of_a_killed_child_are_noted_also_those_of_its_threads(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, threading\n"
-        "def in_a_thread():\n"
-        "    return 3\n"
-        "def begin():\n"
-        "    thread = threading.Thread(target=in_a_thread)\n"
-        "    thread.start()\n"
-        "    thread.join()\n"
-        "begin()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-        "never = True\n"
-    )
-    assert start_traced_child(tmp_path, program) == {"worked.py": {1, 2, 3, 4, 5, 6, 7, 8, 9}}
-
-
-def test_a_child_that_closes_its_descriptors_goes_on(tmp_path: Path) -> None:
-    program = "import os\nos.closerange(3, 4096)\ndone = 1\nopen('done', 'w').close()\n".replace(
-        "'done'", repr(str(tmp_path / "done"))
-    )
-    noted = start_traced_child(tmp_path, program)
-    assert noted["worked.py"] >= {1, 2}
-    assert (tmp_path / "done").exists()
-
-
 def run_nested(tmp_path: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run pytest over one file of its own beside a copy of our conftest."""
     (tmp_path / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
@@ -142,14 +99,6 @@ def run_nested(tmp_path: Path, text: str, **environment: str) -> subprocess.Comp
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)]
     env = {"PATH": os.environ["PATH"], **environment}
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_each_slow_test_that_is_named_is_there() -> None:
-    names = [line for line in (ROOT / "tests" / "slow.txt").read_text().splitlines() if "::" in line]
-    files = {name.partition("::")[0] for name in names}
-    texts = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file in files}
-    gone = [name for name in names if f"def {name.partition('::')[2]}(" not in texts[name.partition("::")[0]]]
-    assert gone == []
 
 
 NEEDY = "import pytest\n@pytest.mark.needs('no-such-tool')\ndef test_it(): pass\n"
@@ -191,13 +140,13 @@ def test_every_test_has_a_state_folder_of_its_own(backplane_home: Path, needs: C
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository")
 def test_bench_measures_another_commit_with_its_own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkout of the other commit is imported, not this one."""
-    monkeypatch.setattr(bench_against, "CHECKOUTS", tmp_path / "against")
-    folder = bench_against.checkout("HEAD")
+    monkeypatch.setattr(against, "CHECKOUTS", tmp_path / "against")
+    folder = against.checkout("HEAD")
     words = (sys.executable, "-c", "import backplane; print(backplane.__file__)")
     env = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
     assert Path(done.stdout.strip()).is_relative_to(folder)
-    assert (folder / "tests" / "bench_work.py").exists()
+    assert (folder / "bench" / "work.py").exists()
     with pytest.raises(RuntimeError, match=r"single revision"):
-        bench_against.checkout("no-such-commit")
+        against.checkout("no-such-commit")
     subprocess.run(("git", "worktree", "remove", "--force", str(folder)), cwd=ROOT, check=True)

@@ -364,6 +364,11 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             about="Write a first backplane.toml here: which backend takes orders that name none, and under which "
             "policy.",
         ),
+        "demo": CommandRow(
+            "run an order from a bug to its fix and receipt, without a key or a network", "demo:demo", "backplane demo",
+            flag("--keep", "leave the sample's folder for a look around"),
+            about="Run an order on a small sample with a bug: staged, fixed, tested, sealed, verified, applied.",
+        ),
         "doctor": CommandRow(
             "say what this machine and configuration can do", "doctor:doctor", "backplane doctor",
             Rows(

@@ -7,7 +7,6 @@ be ends it with exit code 1.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shlex
@@ -23,6 +22,7 @@ import anyio
 
 import backplane
 from backplane import config
+from backplane.cli.parser import Options
 from backplane.cli.show import DIFF_LINES_MAX, Look, diff
 from backplane.cli.streams import one_line
 from backplane.config import Limits, Settings, child_environment
@@ -68,11 +68,8 @@ class NotAsItShould(Exception):
     """A step of the demo did not give what it must; the text says what."""
 
 
-def main(argv: list[str] | None = None) -> int:
+def demo(options: Options) -> int:
     """Run the demo; 0 when every step held, 1 when one did not, 130 when interrupted."""
-    parser = argparse.ArgumentParser(prog="backplane.cli.demo", description="Run an order to its receipt, and show it.")
-    parser.add_argument("--keep", action="store_true", help="leave the sample's folder, too, for a look around")
-    keep = parser.parse_args(argv).keep
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="backplane-demo-"))
     run = None
@@ -92,10 +89,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\ndemo failed: {type(fault).__name__}: {one_line(fault)}", file=sys.stderr)
         return 1
     finally:
-        if not keep:
+        if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     print(
-        f"\ndemo: every step held, {time.monotonic() - began:.1f} s" + (f"; the sample is in {folder}" if keep else "")
+        f"\ndemo: every step held, {time.monotonic() - began:.1f} s"
+        + (f"; the sample is in {folder}" if options.keep else "")
     )
     _say_where(home, run)
     return 0
@@ -276,7 +274,3 @@ def _say(text: str) -> None:
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise NotAsItShould(otherwise)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
-from tests.vendors import found
+from tests.all.vendors import found
 
 FOLDER = found.ROOT / ".cache" / "recorded"
 AGENT_S_MAX = 120

@@ -71,9 +71,8 @@ def test_connections_are_used_again(protocol: str) -> None:
     assert {request.connection for request in done.requests} == {1}
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_cancelling_closes_the_socket(protocol: str, backend: str) -> None:
+def test_cancelling_closes_the_socket(protocol: str) -> None:
     script = [Turn(text="word " * 40, pieces=40, fault=Fault(stall_after_frames=8))]
 
     async def ask(server: ModelServer) -> None:
@@ -90,7 +89,7 @@ def test_cancelling_closes_the_socket(protocol: str, backend: str) -> None:
             assert ended == "left"
 
     with ModelServer(script) as server:
-        anyio.run(bounded, ask, server, backend=backend)
+        anyio.run(bounded, ask, server)
 
 
 async def bounded(work: Any, *arguments: Any) -> None:

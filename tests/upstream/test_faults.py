@@ -257,10 +257,3 @@ def test_what_may_pass_is_tried_again_after_the_time_that_was_asked_for(protocol
 def test_nobody_waits_longer_than_half_a_minute(protocol: str) -> None:
     done = talk(protocol, [Turn(fault=Fault(status=429, headers={"retry-after": "3600"}))])
     assert (done.failed.code, done.failed.retry_after_s, len(done.requests)) == ("backend_rate_limited", 3600.0, 1)
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_both_loops_read_the_same(protocol: str, backend: str) -> None:
-    done = talk(protocol, [Turn(text=TEXT, calls=CALLS)], backend=backend)
-    assert (done.turn.text, len(done.turn.calls)) == (TEXT, 2)

@@ -1,0 +1,495 @@
+"""F34 and the figures of reading: generated cases, hostile strings and mutated lines at both doors."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+
+import backplane
+from backplane.config import Limits, Settings
+from backplane.contract import canonical
+from backplane.contract.receipt import Verification
+from backplane.protocol import VALUES_MAX
+from backplane.protocol.control import ControlEnd
+from backplane.receipts.pieces import canonical_chunks, seal
+from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.inbound import now
+from backplane.runtime.plane import ControlPlane
+from tests import closed
+from tests.all.faults import hosts, sizes
+from tests.all.faults.conftest import Figure
+from tests.all.faults.ground import PROGRAM, UGLY, Ground
+from tests.all.faults.json_cases import CHOSEN, hostile_strings, refused, taken
+from tests.receipt_writer import receipt_of
+
+TAKEN, REFUSED = dict(taken()), dict(refused())
+assert len(TAKEN) + len(REFUSED) + len(CHOSEN) >= 300
+
+
+# The sidecar reader ---------------------------------------------------------------------------------------------------
+
+HELLO = b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n'
+EVENT = b'{"t":"event","ref_id":"%s","event":{"type":"tool_call","ts":"2026-01-15T12:00:00Z","tool_name":"t","input":'
+
+
+def _final(run: dict[str, Any]) -> bytes:
+    receipt = {
+        "meta": {"run_id": str(uuid.uuid4()), "work_order_id": run["work_order"]["id"], "contract_version": "abp/v0.1"}
+        | {"started_at": "2026-01-15T12:00:00Z", "finished_at": "2026-01-15T12:00:01Z", "duration_ms": 1},
+        "backend": {"id": "x"},
+        "capabilities": {},
+        "usage_raw": {},
+        "usage": {},
+        "trace": [],
+        "artifacts": [],
+        "verification": {"harness_ok": True},
+        "outcome": "complete",
+    }
+    return json.dumps({"t": "final", "ref_id": run["id"], "receipt": receipt}).encode() + b"\n"
+
+
+async def _write(fd: int, data: bytes) -> None:
+    while data:
+        await anyio.wait_writable(fd)
+        data = data[os.write(fd, data) :]
+
+
+async def _say(values: list[bytes], stdin: int, stdout: int) -> None:
+    """A host that sends these values as inputs of tool calls, over the bytes of a real pipe."""
+    await _write(stdout, HELLO)
+    line = b""
+    while not line.endswith(b"\n"):
+        await anyio.wait_readable(stdin)
+        line += os.read(stdin, 65536)
+    run = json.loads(line)
+    for value in values:
+        await _write(stdout, EVENT % run["id"].encode() + value + b"}}\n")
+    await _write(stdout, _final(run))
+
+
+async def _through(plane: ControlPlane, root: Path, values: list[bytes]) -> tuple[list[Any], str | None]:
+    """Inputs as the consumer got them, and the error's code."""
+    order = backplane.WorkOrder("x", workspace=backplane.WorkspaceSpec(root=str(root), mode="pass_through"))
+    host = MemoryBackend(id="x", serve=functools.partial(_say, values))
+    found = []
+    async with plane.start(order, host) as run:
+        async for event in run:
+            found.append(getattr(event, "input", event))
+    stored = closed.read(b"".join(canonical_chunks(run.receipt)))
+    assert len(stored["trace"]) == len(found)
+    return found, run.error.code if run.error is not None else None
+
+
+POLICY_BROKEN: Final[dict[str, Any]] = {"outcome": "partial", "code": "policy_denied"}
+"""A call with more members than a rule can be held against is taken whole, and breaks the default policy."""
+
+
+def test_f34_the_sidecar_reader_takes_and_refuses_what_it_must(ground: Ground, figure: Figure) -> None:
+    wrong: list[str] = []
+    settings = Settings(limits=Limits(cancel_grace_s=0.2))
+
+    async def main() -> None:
+        async with ControlPlane(settings, ground.home, {}) as plane:
+            values, code = await _through(plane, ground.work, list(TAKEN.values()))
+            # Taken whole; one has more members than a rule can be held against, which breaks the default policy.
+            assert code == "policy_denied"
+            for (name, data), value in zip(TAKEN.items(), values, strict=True):
+                if canonical.encode(value) != canonical.encode(canonical.decode(data)):
+                    wrong.append(f"changed: {name}")
+            for name, data in REFUSED.items():
+                values, code = await _through(plane, ground.work, [data])
+                if values or code != "protocol_invalid_envelope":
+                    wrong.append(f"taken: {name} {code}")
+            for name, (data, takes) in CHOSEN.items():
+                values, code = await _through(plane, ground.work, [data])
+                if (code is None) != takes:
+                    wrong.append(f"chosen: {name} {code}")
+
+    anyio.run(main)
+    assert wrong == []
+    figure("C11", len(wrong), what=f"wrong of {len(TAKEN) + len(REFUSED) + len(CHOSEN)} JSON cases, sidecar reader")
+
+
+# The stdio server -----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """`serve` with its two pipes."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.process = subprocess.Popen(
+            [*PROGRAM, "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ground.work,
+            env=ground.environ(),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.read()
+
+    def read(self) -> Any:
+        line = self.stdout.readline()
+        assert line, self.process.stderr.read() if self.process.stderr else b""
+        return json.loads(line)
+
+    def say(self, *lines: bytes) -> None:
+        self.stdin.write(b"".join(lines))
+        self.stdin.flush()
+
+    def end(self) -> bytes:
+        self.stdin.close()
+        assert self.process.wait(10) == 0
+        assert self.process.stderr is not None
+        words = self.process.stderr.read()
+        for stream in (self.stdout, self.process.stderr):
+            stream.close()
+        return words
+
+
+def test_f34_the_server_takes_and_refuses_what_it_must_and_goes_on(ground: Ground, figure: Figure) -> None:
+    server, wrong = Server(ground), []
+    cases = [(name, data, True) for name, data in TAKEN.items()] + [
+        (name, data, False) for name, data in REFUSED.items()
+    ]
+    cases += [(name, data, takes) for name, (data, takes) in CHOSEN.items()]
+    for number, (name, data, takes) in enumerate(cases, 1):
+        server.say(b'{"t":"ping","seq":%d,"x":' % number + data + b"}\n")
+        answer = server.read()
+        good = {"t": "pong", "seq": number} if takes else {"t": "fatal", "ref_id": None}
+        if not answer.items() >= good.items():
+            wrong.append((name, answer))
+    assert b"Traceback" not in server.end()
+    assert wrong == []
+    figure("C11", len(wrong), what=f"wrong of {len(cases)} JSON cases, stdio server")
+
+
+ECHO = """
+hello(); take()
+for text in RUN["work_order"]["config"]["vendor"]["texts"]:
+    event(text)
+final(); rest()
+"""
+
+
+def test_f34_hostile_strings_come_back_as_they_went_in(ground: Ground, figure: Figure) -> None:
+    texts = hostile_strings()
+    command = json.dumps(list(hosts.script(ground.folder, ECHO)))
+    (ground.work / "backplane.toml").write_text(f"[backends.it]\ncommand = {command}\n")
+    server = Server(ground)
+    order = {"task": "x", "config": {"vendor": {"abp": {"backend": "it"}, "texts": texts}}}
+    order["workspace"] = {"root": str(ground.work)}
+    server.say(json.dumps({"t": "run", "id": "r", "work_order": order, "extensions": ["stage/1"]}).encode() + b"\n")
+    said = []
+    while (message := server.read())["t"] == "event":
+        said.append(message["event"]["text"])
+    assert message["t"] == "final", message.get("error")
+    server.end()
+    assert said == texts
+    shown = ground.call("receipts", "show", ground.rows()[0].run_id, "--json")
+    assert [event["text"] for event in json.loads(shown.stdout)["trace"]] == texts
+    figure("C11", 0, what=f"changed of {len(texts)} hostile strings, both doors in one way")
+
+
+# Fuzz -----------------------------------------------------------------------------------------------------------------
+
+SEEDS = [
+    HELLO,
+    EVENT % b"r" + b'{"a":[1,2.5,"x",null]}}}\n',
+    b'{"t":"event","ref_id":"r","event":{"type":"assistant_delta","ts":"2026-01-15T12:00:00Z","text":"gr\xc3\xbc\\n"}}\n',
+    b'{"t":"ask","ref_id":"r","id":"1","kind":"tool","name":"b","input":{},"deadline_ms":1,"default":"deny"}\n',
+    b'{"t":"fatal","ref_id":"r","error":"x","error_code":"internal"}\n',
+    b'{"t":"ping","seq":1}\n',
+    b'{"t":"run","id":"r","work_order":{"task":""}}\n',
+    b'{"t":"cancel","ref_id":"r"}\n',
+    b'{"t":"answer","ref_id":"r","id":"1","decision":"allow"}\n',
+]
+DICTIONARY = [
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\",
+    b"\\u",
+    b"\\ud800",
+    b"null",
+    b"1e999",
+    b"-0",
+    b"NaN",
+    b"\x00",
+    b"\xff",
+]
+DICTIONARY += [
+    b'"t":',
+    b'"event"',
+    b'"final"',
+    b"\xed\xa0\x80",
+    b"9" * 400,
+    b"[" * 200,
+    b"\xef\xbb\xbf",
+    b"\r",
+    b"\x1b",
+]
+
+
+def mutated(rng: random.Random) -> bytes:
+    data = bytearray(rng.choice(SEEDS)[:-1])
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(data) + 1)
+        what = rng.randrange(5)
+        if what == 0 and data:
+            data[place % len(data)] = rng.randrange(256)
+        elif what == 1:
+            data[place:place] = rng.choice(DICTIONARY)
+        elif what == 2:
+            del data[place : place + rng.randrange(1, 20)]
+        elif what == 3:
+            data[place:place] = data[rng.randrange(len(data) + 1) :][:50]
+        else:
+            data[place:place] = bytes([rng.randrange(256)])
+    return bytes(data).replace(b"\n", b" ") + b"\n"
+
+
+@pytest.mark.timeout(900)
+def test_c11_mutated_lines_make_no_door_fail(ground: Ground, figure: Figure) -> None:
+    rng, count = random.Random(11), sizes.of(4000, 50_000)
+    lines = [mutated(rng) for _ in range(count)]
+    end = ControlEnd(now=now)
+    end.receive(HELLO)
+    for number, line in enumerate(lines):
+        end.receive(line)
+        if number % 500 == 499:  # an end remembers; most runs are short
+            end = ControlEnd(now=now)
+    server = Server(ground)
+    reader_ended = b'{"t":"ping","seq":4242424242}\n'
+    # Lines that start a run are for another test: here nothing shall run.
+    safe = [line for line in lines if b'"run"' not in line]
+    for start in range(0, len(safe), 100):
+        server.say(*safe[start : start + 100], reader_ended)
+        while server.read() != {"t": "pong", "seq": 4242424242}:
+            pass
+    assert b"Traceback" not in server.end()
+    figure("C11", 0, what=f"exceptions of {count} mutated lines, both doors")
+
+
+# C12: two makers of one hash ------------------------------------------------------------------------------------------
+
+
+def _random_json(rng: random.Random, depth: int = 3) -> Any:
+    kind = rng.randrange(8 if depth else 6)
+    if kind == 0:
+        return rng.choice([None, True, False])
+    if kind == 1:
+        return rng.choice([0, -1, 2**63, 2**64 - 1, -(2**63), rng.randrange(10**9)])
+    if kind == 2:
+        return rng.choice([0.1, 1e21, -0.0, 5e-324, 1e16, 1e-5, rng.random(), rng.uniform(-1e300, 1e300), 1.5e15])
+    if kind in (3, 4, 5):
+        return "".join(
+            chr(rng.choice([rng.randrange(0x20, 0x7F), rng.randrange(0xD000), 0x1F600, 10, 0]))
+            for _ in range(rng.randrange(9))
+        )
+    if kind == 6:
+        return [_random_json(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {str(_random_json(rng, 0)): _random_json(rng, depth - 1) for _ in range(rng.randrange(4))}
+
+
+def test_c12_two_makers_agree_on_the_hash(figure: Figure) -> None:
+    rng, count = random.Random(12), sizes.of(200, 1000)
+    for _ in range(count):
+        text = str(_random_json(rng, 0))
+        receipt = receipt_of(
+            (), usage_raw={"x": _random_json(rng)}, verification=Verification(git_diff=text, harness_ok=True)
+        )
+        data = b"".join(canonical_chunks(seal(receipt)))
+        # Written from the contract's text and not from our code: prints anew, and hashes what it printed.
+        closed.read(data)
+        assert msgspec.json.decode(data)["verification"]["git_diff"] == text
+    figure("C12", 0, what=f"disagreements of {count} random receipts, two makers")
+
+
+# C15: secrets ---------------------------------------------------------------------------------------------------------
+
+LEAKS = """
+import base64, urllib.parse
+S = os.environ["MY_KEY"]
+forms = [S, json.dumps(S)[1:-1], urllib.parse.quote(S, safe=""), base64.b64encode(S.encode()).decode(),
+         base64.urlsafe_b64encode(S.encode()).decode(), urllib.parse.quote_plus(S), S]
+put(S.encode() + b"\\n", 2); put(b"noise " + S.encode() + b"\\n")
+hello(backend={**BACKEND, "backend_version": S}); take()
+for form in forms:
+    event(form)
+    say("event", ref_id=RUN["id"], event=body(kind="tool_call", tool_name=form, input={form: [form]}, tool_use_id=form))
+    say("event", ref_id=RUN["id"], event=body(kind="command_executed", command=form, exit_code=0, output_preview=form))
+    for char in form:
+        event(char, kind="assistant_delta")
+open(os.path.join(RUN["work_order"]["workspace"]["root"], "leak.txt"), "w").write("\\n".join(forms))
+say("event", ref_id=RUN["id"], event=body(kind="file_changed", path=S, summary=S))
+say("unknown", **{S: S})
+say("fatal", ref_id=RUN["id"], error=S, error_code="backend_crashed")
+"""
+
+
+@pytest.mark.parametrize(
+    "secret", ["sk-live-0123456789abcdefghij", 'a+b/c="d\\e" \u00fc?&%', "p\u00e4ss w\u00f6rd/with+signs=="]
+)
+def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str, figure: Figure) -> None:
+    import base64
+    import urllib.parse
+
+    (ground.folder / "vars").write_text(f"MY_KEY={secret}\n")
+    forms = {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        urllib.parse.quote(secret, safe=""),
+        urllib.parse.quote_plus(secret),
+        base64.b64encode(secret.encode()).decode(),
+        base64.urlsafe_b64encode(secret.encode()).decode(),
+    }
+    hits = []
+    for _ in range(sizes.of(1, 17)):
+        ended = ground.run(LEAKS, "--env-file", str(ground.folder / "vars"))
+        assert ended.error == "backend_crashed", ended.stderr
+        seen = {"stdout": ended.stdout, "stderr": ended.stderr}
+        seen["deltas"] = "".join(event["text"] for event in ended.events if event["type"] == "assistant_delta").encode()
+        for path in ground.home.rglob("*"):
+            # The patch is the work itself; everything that is said about it is ours.
+            if path.is_file() and path.name != "patch.diff" and path.parent.name != "patch.blobs":
+                seen[str(path)] = path.read_bytes()
+        hits += [(place, form) for place, data in seen.items() for form in forms if form.encode() in data]
+    assert hits == []
+    figure("C15", len(hits), what=f"hits of {len(forms)} forms in each of {sizes.of(1, 17)} runs")
+
+
+PLACES = {
+    "the kind of an unknown message": "hello(); take(); say(S, ref_id=S, id=S, x=1); final(); rest()",
+    "the run of a message": "hello(); take(); event('a', ref_id=S); say('fatal', ref_id=S, error='x'); final(); rest()",
+    "the version of a hello": "hello(version=S); take(); rest()",
+    "an event before the hello": 'put(b\'{"t":"event","ref_id":"\' + S.encode() + b\'"}\\n\'); rest()',
+    "an ask": """
+hello(extensions=["ask/1"]); take()
+for number in range(2):
+    say("ask", ref_id=RUN["id"], id=S + str(number), kind="tool", name="t", input={}, deadline_ms=1000, default="deny")
+    event("answered" if json.loads(line())["id"] == S + str(number) else "another id")
+final(); rest()""",
+    "a line that is too long": "hello(); take(); put(b'{' + S.encode() + b'x' * (17 << 20) + b'\\n'); rest()",
+    "a line cut on one": "hello(); take(); put(b'{' + b'.' * 185 + S.encode() + bytes(17 << 20) + b'\\n'); rest()",
+    "a line cut where one stands": "hello(); take(); put(b'{' + S.encode() * 1000000 + b'\\n'); rest()",
+    "noise that is too long": "hello(); take(); put(b'.' * 190 + S.encode() * 1000000 + b'\\n'); final(); rest()",
+    "what is no JSON": "hello(); take(); put(b'{' + S.encode() * 4000 + b'\\n'); rest()",
+    "the last words": "hello(); take(); os.write(2, (S * 4000).encode()); os._exit(3)",
+    "the last words beside others": "hello(); take(); put(b'.' * 30 + S.encode() + b'.' * 65526, 2); os._exit(3)",
+    "a name that is in no patch": """
+hello(); take(); os.chdir(RUN["work_order"]["workspace"]["root"]); os.mkfifo(S); final(); rest()""",
+}
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_c15_no_piece_of_a_secret_is_told_where_a_host_puts_it(ground: Ground, place: str, json_wanted: bool) -> None:
+    secret = "sup3rSECRETvalue-AbC123xyz"
+    host = ground.host("S = os.environ['MYKEY']\n" + PLACES[place])
+    words = ("run", "do it", "--sidecar", host, "--env", f"MYKEY={secret}", "--on-ask", "deny")
+    ended = ground.start(*words, *(["--json"] if json_wanted else [])).end()
+    assert not any(word in ended.stdout + ended.stderr for word in UGLY)
+    seen = {"stdout": ended.stdout, "stderr": ended.stderr}
+    seen |= {str(path): path.read_bytes() for path in ground.home.rglob("*") if path.is_file()}
+    pieces = [secret[at : at + 5].encode() for at in range(len(secret) - 4)]
+    assert [(name, piece) for name, data in seen.items() for piece in pieces if piece in data] == []
+    assert len(ground.rows()) == 1
+    assert b"another id" not in ended.stdout
+
+
+@pytest.mark.parametrize("pause_s", [0.03, 0.3])
+def test_c15_a_secret_that_comes_letter_by_letter_is_not_shown(ground: Ground, pause_s: float) -> None:
+    body = f"""
+hello(); take()
+for char in os.environ["MY_KEY"] + ".":
+    event(char, kind="assistant_delta"); time.sleep({pause_s})
+final(); rest()
+"""
+    ended = ground.run(body, "--env", "MY_KEY=hunter2-x")
+    assert not ground.amiss(ended, outcome="complete", bound_s=10 * pause_s)
+    said = "".join(event["text"] for event in ended.events)
+    assert "hunter2-x" not in said
+    # What was held for too long was let go; the rest of it was not.
+    assert said == "[redacted]." if pause_s < 0.2 else said.endswith("[redacted].")
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["[]", "{}", '""', "0", '{"a":0}'], ids=["arrays", "objects", "strings", "numbers", "members"]
+)
+def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, value: str, figure: Figure) -> None:
+    body = (
+        "hello(); take(); event('a')\n"
+        f"many = b','.join([{value.encode()!r}] * ((15 << 20) // {len(value) + 1}))\n"
+        "call = json.dumps(body(kind='tool_call', tool_name='t', input='MANY'))\n"
+        "head = json.dumps({'t': 'event', 'ref_id': RUN['id']}).encode()[:-1]\n"
+        "line = head + b',\"event\":' + call.encode() + b'}\\n'\n"
+        "put(line.replace(b'\"MANY\"', b'[' + many + b']')); final(); rest()"
+    )
+    ended = ground.run(body)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=3.0)
+    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, 15 MiB of {value}")
+
+
+@pytest.mark.parametrize(
+    ("value", "broken"),
+    [("[]", {"outcome": "complete"}), ('""', POLICY_BROKEN), ('{"a":0}', POLICY_BROKEN)],
+    ids=["arrays", "strings", "members"],
+)
+def test_as_many_values_as_a_line_may_have_are_taken(
+    ground: Ground, value: str, broken: dict[str, Any], figure: Figure
+) -> None:
+    count = VALUES_MAX * 2 // (value.count('"') // 2 + value.count("[") + value.count("{") + 1) - 100
+    body = f"""
+hello(); take()
+many = b','.join([{value.encode()!r}] * {count})
+call = body(kind="tool_call", tool_name="t", input="MANY", tool_use_id=None, parent_tool_use_id=None)
+line = json.dumps({{"t": "event", "ref_id": RUN["id"], "event": call}}).encode()
+put(line.replace(b'"MANY"', b"[" + many + b"]") + b"\\n")
+final(); rest()
+"""
+    ended = ground.run(body)
+    assert not ground.amiss(ended, accepted=1, bound_s=3.0, **broken)
+    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, {count} × {value}, just allowed")
+
+
+def test_the_longest_line_of_text_is_taken_whole(ground: Ground, figure: Figure) -> None:
+    body = "hello(); take(); event('x' * ((16 << 20) - 1000)); final(); rest()"
+    ended = ground.run(body)
+    assert (ended.code, ended.error, ended.left) == (0, None, [])
+    assert len(ended.events[0]["text"]) == (16 << 20) - 1000
+    # Read, decoded, printed anew, journalled and shown: some ten copies of a line may live at once.
+    assert ended.peak_bytes - ground.base_bytes < 12 * 16 << 20
+    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what="MiB for one text of 16 MiB")
+
+
+def test_a_final_full_of_tiny_values_is_refused_or_bounded(ground: Ground, figure: Figure) -> None:
+    body = """
+hello(); take(); event('a')
+made = receipt(usage_raw=[])
+line = json.dumps({"t": "final", "ref_id": RUN["id"], "receipt": made}).encode()
+put(line.replace(b'"usage_raw": []', b'"usage_raw": [' + b'{"a":0},' * (15 << 17) + b"0]") + b"\\n"); time.sleep(30)
+"""
+    ended = ground.run(body)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=5.0)
+    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what="MiB grown, a final of 15 MiB of tiny values")

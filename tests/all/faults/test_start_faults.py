@@ -1,0 +1,293 @@
+"""How the command itself is started, and what it finds where its store should be: cases the catalogue does not name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import backplane
+from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.errors import ConfigError
+from tests.all.faults import hosts
+from tests.all.faults.ground import OFF, PROGRAM, ROOT, UGLY, Ground
+from tests.all.faults.test_resource_faults import limited
+
+
+def ignore_everything() -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with suppress(OSError):
+            signal.signal(number, signal.SIG_IGN)
+
+
+STARTS: dict[str, Callable[[], object]] = {
+    "ends of children ignored": lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    "every signal ignored": ignore_everything,
+    "every signal blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
+    "a small stack": limited(RLIMIT_STACK=256 << 10),
+    "half a gibibyte": limited(RLIMIT_AS=512 << 20),
+    "all rights for new files": lambda: os.umask(0),
+    "a group in the background": lambda: os.setpgid(0, 0),
+}
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_however_it_is_started_a_run_completes_and_leaves_nothing(ground: Ground, how: str) -> None:
+    def start() -> None:
+        STARTS[how]()
+
+    ended = ground.run(hosts.GOOD, preexec_fn=start)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
+    assert (ground.home / "receipts.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_an_umask_that_takes_every_right_is_a_clear_error_for_who_needs_them(ground: Ground) -> None:
+    ended = ground.run(hosts.GOOD, preexec_fn=lambda: os.umask(0o777) and None)
+    assert (ended.error, ended.left) == (None if os.geteuid() == 0 else "receipt_store_failed", [])
+    assert not any(word in ended.stderr for word in UGLY)
+
+
+def test_names_that_are_no_utf_8_are_a_clear_error(ground: Ground) -> None:
+    odd = os.fsdecode(os.fsencode(ground.folder) + b"/\xff\xfe")
+    os.mkdir(odd)
+    root = ground.run(hosts.GOOD, "--root", odd)
+    assert (root.code, root.error) == (2, "config_invalid")
+    assert b"\\xff\\xfe" in root.stderr
+    home = ground.run(hosts.GOOD, env={"BACKPLANE_HOME": odd})
+    assert home.error == "receipt_store_failed"
+    assert b"point BACKPLANE_HOME elsewhere" in home.stderr
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "noise", "log"])
+def test_a_store_that_is_none_is_a_clear_error_for_every_command(ground: Ground, kind: str) -> None:
+    ground.run(hosts.GOOD)
+    store = ground.home / "receipts.sqlite"
+    make: dict[str, Callable[[Path], object]] = {
+        "fifo": os.mkfifo,
+        "folder": Path.mkdir,
+        "loop": lambda path: path.symlink_to(path),
+        "noise": lambda path: path.write_bytes(os.urandom(5000)),
+    }
+    if kind == "log":
+        store.with_name("receipts.sqlite-wal").write_bytes(os.urandom(100_000))
+    else:
+        store.unlink()
+        make[kind](store)
+    for words in (("receipts", "list"), ("receipts", "verify"), ("doctor",)):
+        ended = ground.start(*words).end(30)
+        assert ended.left == []
+        assert not any(word in ended.stderr for word in UGLY)
+        assert ended.error in ("receipt_store_failed", None)
+    ended = ground.run(hosts.GOOD)
+    if kind == "log":
+        assert not ground.amiss(ended, outcome="complete", accepted=2)
+    else:
+        assert ended.error == "receipt_store_failed"
+        assert ended.left == []
+
+
+def test_a_first_start_of_eight_at_once_makes_one_store(ground: Ground) -> None:
+    running = [ground.started(hosts.GOOD) for _ in range(8)]
+    assert [one.end().code for one in running] == [0] * 8
+    assert len(ground.rows()) == 8
+    assert ground.call("receipts", "verify").code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", [("conform", "--", "sh", "-c", "sleep 60"), ("serve",), ("mcp",)], ids=lambda w: w[0])
+def test_a_signal_ends_every_command_in_order_and_its_code_says_which(
+    ground: Ground, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        *words, stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None
+    )
+    os.close(reader)
+    # At work: a hello, the children of a check, or signals taken over by the loop.
+    begun = {
+        "conform": lambda: any(ground.tmp.iterdir()),
+        "serve": lambda: b'"hello"' in running.output(),
+        "mcp": lambda: _heeds(running.pid, signal.SIGHUP),
+    }
+    running.until(begun[words[0]])
+    running.process.send_signal(number)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.left, list(ground.tmp.iterdir())) == (128 + number, [], [])
+    assert not any(word in ended.stderr for word in UGLY)
+
+
+@pytest.mark.parametrize("words", [("serve",), ("mcp",)], ids=lambda w: w[0])
+def test_a_server_keeps_to_the_signals_that_it_was_started_to_ignore(ground: Ground, words: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        *words, stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
+    )
+    os.close(reader)
+    running.until(lambda: _heeds(running.pid, signal.SIGQUIT))
+    assert not _heeds(running.pid, signal.SIGHUP)
+    running.process.send_signal(signal.SIGQUIT)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.left) == (128 + signal.SIGQUIT, [])
+
+
+def _heeds(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    rows = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(rows["SigCgt"], 16) & 1 << (number - 1))
+
+
+def test_a_signal_ends_a_command_whose_interrupts_were_ignored(ground: Ground) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        "validate", "-", stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None
+    )
+    os.close(reader)
+    running.until(lambda: _heeds(running.pid, signal.SIGTERM))
+    running.process.send_signal(signal.SIGTERM)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.stderr) == (143, b"")
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("words", [("doctor",), ("conform", "--", "true")], ids=lambda words: words[0])
+def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground, words: tuple[str, ...]) -> None:
+    closed = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--")
+    ended = ground.start(*words, program=(*closed, *PROGRAM), env={"TMPDIR": "/nowhere"}).end(60)
+    assert (ended.code, ended.left) == (1, [])
+    assert b"set TMPDIR to" in ended.stdout + ended.stderr
+    assert not any(word in ended.stderr for word in (*UGLY, b"internal:"))
+
+
+@pytest.mark.parametrize("option", ["--pre-tool", "--post-tool"])
+@pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "./a.txt"])
+def test_a_hook_whose_program_is_not_there_is_refused_in_one_line(ground: Ground, option: str, program: str) -> None:
+    ended = ground.run(hosts.GOOD, option, program)
+    assert (ended.code, ended.error, ended.fatal) == (2, "config_invalid", "config_invalid")
+    assert ended.stderr.count(b"is not found or not executable") == 1
+
+
+@pytest.mark.parametrize("member", ["task", "root", "env"])
+def test_an_order_that_json_cannot_say_is_refused_through_the_api_too(
+    ground: Ground, member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ground.work)
+    odd = os.fsdecode(b"\xff\xfe")
+    order = WorkOrder(odd if member == "task" else "x", config=RuntimeConfig(env={"A": odd} if member == "env" else {}))
+    with pytest.raises(ConfigError, match="is none of the contract's"):
+        backplane.run(order, backend="shell", root=odd if member == "root" else ground.work, home=ground.home)
+    assert not (ground.home / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a terminal's device"])
+def test_a_configuration_that_nobody_named_and_that_waits_for_somebody_is_refused(ground: Ground, kind: str) -> None:
+    place = ground.work / "backplane.toml"
+    os.mkfifo(place) if kind == "a pipe" else place.symlink_to("/dev/tty")
+    for words in (("run", "x", "--backend", "shell"), ("doctor",), ("backends",)):
+        ended = ground.start(*words).end(30)
+        assert ended.code == (1 if words == ("doctor",) else 2)
+        assert b"backplane.toml is no file" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("search", [".:{}", ":{}", "{}:.", ".", "", ":"])
+def test_no_program_of_the_folder_it_stands_in_is_run_whatever_path_says(ground: Ground, search: str) -> None:
+    known = os.environ["PATH"] if not search.startswith("{") else "/nowhere"
+    for name in ("bwrap", "git"):
+        planted = ground.work / name
+        planted.write_text(f"#!/bin/sh\necho {name} >> {ground.folder / 'sprung'}\necho bubblewrap 9.9\n")
+        planted.chmod(0o755)
+    for words in (("doctor",), ("run", "x", "--sidecar", ground.host(hosts.GOOD), "--json")):
+        ground.start(*words, env={"PATH": search.format(known)}).end(60)
+        assert not (ground.folder / "sprung").exists()
+
+
+COMMANDS = [
+    ("run", "x", "--sidecar", "true"), ("backends",), ("receipts", "list"), ("receipts", "verify"), ("serve",),
+    ("mcp",), ("apply", "ffff"), ("checkpoints", "ffff"), ("rewind", "ffff", "start"), ("validate", "-"), ("schema",),
+    ("translate", "--from", "claude", "--to", "codex", "-"), ("conform", "--", "true"), ("doctor",), ("errors",),
+    ("version",), ("runs",), ("watch", "ffff"), ("top",), ("answer", "ffff", "1", "allow"), ("cancel", "ffff"),
+    ("interrupt", "ffff"), ("report", "ffff"), ("why", "ffff"), ("completion", "bash"), ("route", "x"),
+    ("cost",), ("compare", "true", "-b", "shell", "-b", "mock"), ("replay", "ffff", "--policy", "strict"), ("chat",),
+    ("sessions", "list"), ("web",), ("init", "--yes"), ("submit", "x"), ("queue", "list"), ("worker", "--engine", "x"),
+]  # fmt: skip
+"""Each in a form that needs nothing."""
+
+
+def test_no_command_is_missing_here(ground: Ground) -> None:
+    said = ground.call("--help").stdout.decode()
+    listed = said.partition("begin:")[2].partition("options:")[0].split("\n")
+    names = {line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "}
+    assert {words[0] for words in COMMANDS} == names
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: Ground, words: tuple[str, ...]) -> None:
+    gone = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *PROGRAM)
+    seen = [ground.start(*words, program=gone, env={"PYTHONPATH": str(ROOT)}).end(60)]
+    streams = {"closed": "<&- >&- 2>&-", "full": ">/dev/full 2>/dev/full"}
+    for name, how in streams.items():
+        ended = ground.start(*words, program=("sh", "-c", f'exec "$@" {how}', "sh", *PROGRAM)).end(60)
+        seen.append(ended)
+        assert 0 <= ended.code <= 4, (name, ended)
+    reader, writer = os.pipe()
+    os.close(reader)
+    seen.append(ground.start(*words, stdout=writer).end(60))
+    os.close(writer)
+    for ended in seen:
+        assert (ended.left, [word for word in (*UGLY, b"internal:") if word in ended.stderr]) == ([], []), ended.stderr
+        assert ended.code in (0, 1, 2, 3, 4, 141), ended
+
+
+READS = [("receipts", "list"), ("receipts", "verify"), ("checkpoints", "ffff"), ("doctor",), ("backends",)]
+
+
+@pytest.mark.parametrize("above", ["a file", "a closed folder"])
+@pytest.mark.parametrize("words", READS, ids=" ".join)
+def test_a_command_started_with_a_state_folder_out_of_its_reach_has_no_bug(
+    ground: Ground, words: tuple[str, ...], above: str
+) -> None:
+    place = ground.work / "a.txt"
+    if above == "a closed folder":  # As root it is open; `xtask.py faults` tries it as an ordinary user, too.
+        place = ground.work / "closed"
+        place.mkdir(mode=0)
+    ended = ground.call(*words, env={"BACKPLANE_HOME": str(place / "state")})
+    assert not any(word in ended.stderr for word in (*UGLY, b"internal:")), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("receipts", "show"), ("receipts", "export"), ("apply",), ("checkpoints",)], ids=" ".join
+)
+def test_a_run_named_in_bytes_that_are_no_text_is_not_found(ground: Ground, words: tuple[str, ...]) -> None:
+    ended = ground.call(*words, os.fsdecode(b"gr\xff\xfen"))
+    assert (ended.code, ended.error) == (2, "config_invalid")
+    assert b"is stored" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "loop", "a.txt/below", "closed/below"])
+def test_a_command_started_with_a_name_that_leads_nowhere_says_so(ground: Ground, name: str) -> None:
+    (ground.work / "loop").symlink_to("loop")
+    (ground.work / "closed").mkdir(mode=0)
+    run_id = ground.run(hosts.GOOD, "--include", "a.txt").messages[-1]["ref_id"]
+    commands = [
+        ("receipts", "import", name), ("receipts", "export", run_id, "--to", f"{name}/to"), ("mcp", "--root", name),
+        ("run", "x", "--sidecar", "true", "--root", name), ("run", "x", "--sidecar", "true", "--context", name),
+    ]  # fmt: skip
+    for words in commands:
+        ended = ground.call(*words)
+        assert (ended.left, b"internal:" in ended.stderr) == ([], False), ended.stderr
+        # Nothing is closed to root.
+        assert (ended.code in (1, 2) and ended.error) or (name == "closed/below" and os.geteuid() == 0), ended
+
+
+def test_a_host_whose_name_is_no_text_is_run_and_named(ground: Ground) -> None:
+    host = os.fsdecode(b"h\xffst")
+    (ground.work / host).write_text("#!/bin/sh\nexec " + ground.host(hosts.GOOD) + "\n")
+    (ground.work / host).chmod(0o755)
+    ended = ground.call("run", "x", "--sidecar", f"./{host}", "--json", "--include", "a.txt", env=OFF)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)

@@ -1,0 +1,616 @@
+"""What every driven agent must show: one case a promise, shared by all of them, run for real against a scripted model.
+
+An agent says how its model calls tools, and of which cases it can only be said that they are emulated, cut or refused,
+and why. `table` prints all of them; `test_cases.py` holds the page `contracts/agents.md` to it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from backplane.config import Limits
+from backplane.contract.approval import Decision
+from backplane.contract.events import (
+    AgentEvent,
+    Approval,
+    AssistantDelta,
+    CommandExecuted,
+    FileChanged,
+    RetryReported,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    carried,
+)
+from backplane.contract.pictures import image_from
+from backplane.contract.work import PolicyProfile
+from backplane.testing import Failure, Fault, ScriptUsage, Turn
+from tests.all.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
+from tests.test_deltas import fold
+
+SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+USAGE = {"input": 130, "output": 7, "cache_read": 50, "cache_write": 30}
+
+Check = Callable[[Ground], Awaitable[None]]
+CASES: dict[str, Check] = {}
+"""Name of a promise → what has to be seen."""
+
+
+def case(name: str) -> Callable[[Check], Check]:
+    def keep(check: Check) -> Check:
+        CASES[name] = check
+        return check
+
+    return keep
+
+
+# Answers and tools ----------------------------------------------------------------------------------------------------
+
+
+THOUGHT_ABOUT = Turn(text="done", fault=Fault(first_byte_ms=1000))
+"""After a command whose end is looked at. Of a model that answers at once Codex ends its turn, on a busy machine, and
+then tells no end of its command, which the model had been given."""
+
+
+@case("plain answer")
+async def _plain(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="hello from the model")])
+    assert (seen.receipt.outcome, seen.words) == ("complete", "hello from the model")
+    assert "".join(event.text for event in seen.of(AssistantDelta)) == seen.words
+    assert seen.server.unscripted == ()
+    assert seen.end == {"reason": "complete"}
+
+
+@case("tool turn, patch right")
+async def _tools(ground: Ground) -> None:
+    agent = ground.agent
+    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3"), THOUGHT_ABOUT]
+    seen = await ground.play(turns)
+    assert seen.receipt.outcome == "complete"
+    assert "+made" in seen.patch
+    assert "+two" in seen.patch
+    assert "new.txt" in [event.path for event in seen.of(FileChanged)]
+    command = seen.of(CommandExecuted)[-1]
+    assert command.exit_code == 3
+    assert "seen" in command.output_preview
+    calls = {event.tool_use_id for event in seen.of(ToolCall)}
+    assert calls == {event.tool_use_id for event in seen.of(ToolResult)}
+    assert len(calls) == 2
+    assert (ground.root / "a.txt").read_text() == "one\n"
+
+
+async def _command(ground: Ground) -> Seen:
+    """A command and an answer: one run that several cases look at, as an agent takes seconds to start."""
+
+    async def play() -> Seen:
+        # A value of the environment is a secret: it is told as stars, so the command compares it.
+        command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
+        usage = ScriptUsage(**USAGE)
+        turns = [msgspec.structs.replace(ground.agent.runs(command), usage=usage), Turn(text="done", usage=usage)]
+        env = {"CASE_WORD": "given-word"}
+        return await ground.play(turns, env=env, model=ground.agent.model(MODEL), key_proxy=True)
+
+    return await ground.once("command", play)
+
+
+@case("model and environment")
+async def _model(ground: Ground) -> None:
+    seen = await _command(ground)
+    assert "+equal" in seen.patch
+    request = seen.server.requests[-1]
+    assert request.body.get("model") == MODEL or f"/{MODEL}:" in request.path
+    assert "scripted-key-1" in str(request.headers)
+
+
+MODEL = "scripted-model-7"
+"""In nobody's list: what it costs is not known to anyone."""
+
+
+@case("one megabyte of output")
+async def _large(ground: Ground) -> None:
+    command = "python3 -c \"print('x' * 1000000)\""
+    seen = await ground.play([ground.agent.runs(command), THOUGHT_ABOUT])
+    assert seen.receipt.outcome == "complete"
+    assert seen.of(CommandExecuted)[-1].exit_code == 0
+    assert len(seen.of(ToolResult)[-1].output) > ground.agent.shown_chars_min
+
+
+# Approvals and policy -------------------------------------------------------------------------------------------------
+
+
+def _approval(agent: Agent) -> PolicyProfile:
+    return PolicyProfile(require_approval_for=(agent.write_tool,))
+
+
+async def _approve(ground: Ground, decision: str | None) -> Seen:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision=decision, reason="said so")  # type: ignore[arg-type]
+
+    turns = [ground.agent.writes("new.txt", "made\n"), Turn(text="done")]
+    on_ask = answer if decision is not None else None
+    return await ground.play(turns, policy=_approval(ground.agent), on_ask=on_ask)
+
+
+@case("approval allowed")
+async def _allowed(ground: Ground) -> None:
+    seen = await _approve(ground, "allow")
+    assert seen.of(Approval)
+    assert "+made" in seen.patch
+    assert seen.layer("require_approval_for") == "host"
+
+
+@case("approval denied")
+async def _denied(ground: Ground) -> None:
+    seen = await _approve(ground, "deny")
+    assert (seen.receipt.outcome, seen.patch) == ("complete", "")
+    assert seen.of(ToolResult)[0].is_error
+    assert not seen.of(FileChanged)
+
+
+@case("approval unanswered")
+async def _unanswered(ground: Ground) -> None:
+    seen = await _approve(ground, None)
+    assert (seen.receipt.outcome, seen.patch) == ("complete", "")
+    assert seen.of(ToolResult)[0].is_error
+
+
+@case("a hook changes the command, and the event names what ran")
+async def _modified(ground: Ground) -> None:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision="modify", input={"command": "echo other > other.txt"})
+
+    turns = [ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
+    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
+    assert "other.txt" in seen.patch
+    assert "first.txt" not in seen.patch
+    assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]
+    assert len(seen.of(Approval)) == 1
+
+
+@case("policy stops a write outside")
+async def _outside(ground: Ground) -> None:
+    target = ground.root.parent / "outside.txt"
+    turns = [ground.agent.writes(str(target), "made\n"), Turn(text="done")]
+    seen = await ground.play(turns)
+    assert not target.exists()
+    assert seen.of(ToolResult)[0].is_error
+    assert seen.layer("workspace") == "host" or "policy stops a write outside" in ground.agent.labels
+
+
+@case("policy stops a forbidden command")
+async def _forbidden(ground: Ground) -> None:
+    policy = PolicyProfile(disallowed_tools=("bash",))
+    seen = await ground.play([ground.agent.runs("touch forbidden.txt"), Turn(text="done")], policy=policy)
+    assert seen.patch == ""
+    assert all(event.is_error for event in seen.of(ToolResult))
+    assert not seen.of(CommandExecuted)
+    assert seen.layer("disallowed_tools") in ("host", None)
+
+
+async def _in_cage(ground: Ground) -> Seen:
+    """A command in a cage: one run that several cases look at."""
+
+    async def play() -> Seen:
+        target = ground.root.parent / "outside.txt"
+        # Every environment in sight, the host's and its agent's too; the pattern does not fit itself.
+        looks = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c 'scripted-key-[1]' > keys.txt"
+        turns = [ground.agent.runs(f"echo in > inside.txt; echo out > {target}; {looks}"), Turn(text="done")]
+        policy = PolicyProfile(deny_network=("*",))
+        seen = await ground.play(turns, isolation="best_effort", policy=policy, key_proxy=True)
+        assert not target.exists()
+        return seen
+
+    return await ground.once("cage", play)
+
+
+@case("commands held by the operating system")
+async def _caged(ground: Ground) -> None:
+    seen = await _in_cage(ground)
+    assert "+in" in seen.patch
+    assert (seen.layer("workspace"), seen.layer("deny_network")) == ("os", "os")
+
+
+KEY_HELD = "a key that no command can read"
+
+
+@case(KEY_HELD)
+async def _key_held(ground: Ground) -> None:
+    seen = await _in_cage(ground)
+    use = seen.receipt.usage_raw["backplane"]["key_proxy"]
+    assert use["with_key"] >= 2
+    assert (use["without_key"], use["unanswered"], use["state"]) == (0, 0, "enforced")
+    assert all("scripted-key-1" in str(request.headers) for request in seen.server.requests)
+    # keys.txt, made in the run
+    assert "\n+0\n" in seen.patch
+
+
+# Ends -----------------------------------------------------------------------------------------------------------------
+
+
+@case("interrupt during text")
+async def _cut_text(ground: Ground) -> None:
+    async def stop(seen: Seen, event: AgentEvent) -> None:
+        if isinstance(event, AssistantDelta) and event.text:
+            await seen.run.cancel()
+
+    turn = Turn(text="an answer that never comes to its end", fault=Fault(stall_after_frames=5, stall_comment_ms=100))
+    seen = await ground.play([turn], seen=stop)
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "cancelled")
+
+
+@case("interrupt during a command, nothing left")
+async def _cut_command(ground: Ground) -> None:
+    began = ground.root / "began"
+    turns = [ground.agent.runs(f'python3 -c "{SLEEPER}"'), Turn(text="done")]
+    async with ground.begin(turns, mode="pass_through") as seen, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await until(began.exists)
+            assert running(SLEEPER)
+            await seen.run.cancel()
+
+        tasks.start_soon(stop)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "cancelled")
+    assert running(SLEEPER) == []
+
+
+@case("the turn is stopped, the conversation goes on")
+async def _stopped(ground: Ground) -> None:
+    began = ground.root / "began"
+    turns = [ground.agent.runs(f'python3 -c "{SLEEPER}"')]
+    keep = {"session": {"keep": True}}
+    run = ground.begin(turns, mode="pass_through", abp=keep, task="it is zebra")
+    async with run as seen, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await until(began.exists)
+            seen.run.interrupt()
+
+        tasks.start_soon(stop)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
+    assert running(SLEEPER) == []
+    second = await _in(ground, [Turn(text="zebra")], task="which word?", abp=_session(resume=seen.session))
+    assert "it is zebra" in json.dumps(second.server.requests[-1].body)
+    assert second.receipt.outcome == "complete"
+
+
+@case("more words during the work")
+async def _more(ground: Ground) -> None:
+    began = ground.root / "began"
+    waiting = "import os, time; open('began', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    command = f'python3 -c "{waiting}"'
+    turns = [ground.agent.runs(command), Turn(text="heard", times=None)]
+    async with ground.begin(turns, mode="pass_through") as seen, anyio.create_task_group() as tasks:
+
+        async def say() -> None:
+            await until(began.exists)
+            seen.run.input("and mind the marmot")
+            (ground.root / "go").touch()
+
+        tasks.start_soon(say)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert seen.receipt.outcome == "complete"
+    assert "and mind the marmot" in json.dumps(seen.server.requests[-1].body)
+
+
+@case("max turns")
+async def _turns(ground: Ground) -> None:
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
+    seen = await ground.play([again], max_turns=2)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "max_turns", "policy_denied")
+    assert len(seen.of(CommandExecuted)) <= 2
+
+
+@case("a loop of tool calls without end")
+async def _loop(ground: Ground) -> None:
+    thinks = Fault(first_byte_ms=250)  # As a model does: an agent that loops as fast as it can takes all of a core.
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, fault=thinks)
+    ends_itself = "a loop of tool calls without end" in ground.agent.labels
+    seen = await ground.play([again], limits=Limits(run_s=60.0 if ends_itself else 10.0))
+    if ends_itself:
+        assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
+        return
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "deadline", "backend_timeout")
+    assert len(seen.of(ToolCall)) >= 1
+
+
+# Failures of the model ------------------------------------------------------------------------------------------------
+
+
+async def _fails(ground: Ground, fault: Fault, code: str, **more: Any) -> Seen:
+    seen = await ground.play([Turn(text="never heard whole", times=None, fault=fault)], **more)
+    assert seen.receipt.outcome == "failed"
+    assert seen.codes[-1:] == [code]
+    return seen
+
+
+@case("model answers 401")
+async def _auth(ground: Ground) -> None:
+    await _fails(ground, Fault(status=401, message="no such key"), "backend_auth_failed")
+
+
+@case("model answers 429")
+async def _rate(ground: Ground) -> None:
+    seen = await _fails(ground, Fault(status=429, message="slow down"), "backend_rate_limited")
+    assert seen.receipt.usage.input_tokens is None
+
+
+@case("model answers 500")
+async def _down(ground: Ground) -> None:
+    await _fails(ground, Fault(status=500, message="broken"), "backend_unavailable")
+
+
+@case("connection refused")
+async def _refused(ground: Ground) -> None:
+    seen = await ground.play([], url="http://127.0.0.1:9", limits=Limits(run_s=WAIT_S_MAX))
+    assert seen.receipt.outcome in ("failed", "partial")
+    assert {*seen.codes, seen.end.get("code")} & {"backend_unavailable", "backend_timeout"}
+
+
+@case("every stream cut")
+async def _cut(ground: Ground) -> None:
+    await _fails(ground, Fault(reset=True), "backend_unavailable")
+
+
+@case("one stream cut, then whole")
+async def _cut_once(ground: Ground) -> None:
+    turns = [Turn(text="an answer that is cut", fault=Fault(cut_after_bytes=900)), Turn(text="whole")]
+    seen = await ground.play(turns)
+    assert (seen.receipt.outcome, seen.words) == ("complete", "whole")
+    assert seen.of(RetryReported)
+
+
+@case("an answer that broke after its words is taken back")
+async def _taken_back(ground: Ground) -> None:
+    failure = Failure(code="overloaded_error", message="too many at once")
+    # Cut within its words: each of two services' streams at one of these places.
+    cuts = [Fault(cut_after_bytes=size, pause_ms=5) for size in (1600, 2200)]
+    for fault in (Fault(failure=failure), *cuts):
+        seen = await ground.play([Turn(text="an answer that breaks " * 40, fault=fault), Turn(text="whole")])
+        if (
+            seen.receipt.outcome == "partial"
+            and "an answer that broke after its words is taken back" in ground.agent.labels
+        ):
+            continue
+        assert seen.receipt.outcome == "complete"
+        told = fold(seen.events)
+        asked_again = len(seen.server.requests) > 1
+        assert told[-1:] == ["whole"] if asked_again else len(told) == 1
+        assert asked_again == bool(seen.of(RetryReported)) or told[0] != "whole"
+
+
+@case("stream kept alive for ever")
+async def _alive(ground: Ground) -> None:
+    fault = Fault(stall_after_frames=4, stall_comment_ms=100)
+    seen = await _fails(ground, fault, "backend_timeout", options={"silence_s": 2})
+    assert seen.end["reason"] == "failed"
+
+
+@case("our clock is shorter than the agent's retries")
+async def _clock(ground: Ground) -> None:
+    turn = Turn(times=None, fault=Fault(status=500, message="broken"))
+    seen = await ground.play([turn], limits=Limits(run_s=3.0), **ground.agent.patient)
+    assert seen.end["reason"] == "deadline"
+    assert seen.end["code"] == "backend_timeout"
+
+
+# Conversations and answers of a shape ---------------------------------------------------------------------------------
+
+
+async def _begun(ground: Ground) -> Seen:
+    noted = [Turn(text="noted", usage=ScriptUsage(input=11, output=7))]
+    return await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
+
+
+async def _resumed(ground: Ground, first: Seen) -> Seen:
+    turns = [Turn(text="zebra", usage=ScriptUsage(input=13, output=5))]
+    return await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
+
+
+async def _forked(ground: Ground) -> Seen:
+    """A conversation that was forked before it went on: one that several cases look at, its three runs as one."""
+
+    async def play() -> Seen:
+        first = await _begun(ground)
+        fork = await _in(ground, [Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
+        assert fork.session != first.session
+        third = await _resumed(ground, first)
+        assert third.session == first.session
+        return third
+
+    return await ground.once("conversation", play)
+
+
+@case("resume, usage of this run alone")
+async def _resume(ground: Ground) -> None:
+    if FORK in ground.agent.labels:
+        first = await _begun(ground)
+        second = await _resumed(ground, first)
+        assert second.session == first.session
+    else:
+        second = await _forked(ground)
+    assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
+    assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
+
+
+FORK = "fork leaves the first as it was"
+
+
+@case(FORK)
+async def _fork(ground: Ground) -> None:
+    third = await _forked(ground)
+    asked = json.dumps(third.server.requests[-1].body)
+    assert "the word is zebra" in asked
+    assert "now it is gnu" not in asked
+
+
+@case("resume of what is not kept")
+async def _unknown(ground: Ground) -> None:
+    seen = await _in(ground, [Turn(text="x")], abp=_session(resume="a956ba33-654c-4669-bc93-a76ba30d05c5"))
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "config_invalid")
+    assert seen.server.requests == ()
+
+
+SYSTEM = "a system prompt holds for its run alone"
+IN_WORDS = {SYSTEM: "refused: a session says it in words"}
+"""Of an agent that has none, or keeps that of a conversation's beginning."""
+
+
+@case(SYSTEM)
+async def _system(ground: Ground) -> None:
+    seen = await _in(ground, [Turn(text="noted")], abp={**_session(keep=True), "system": "Mind the marmot."})
+    if SYSTEM in ground.agent.labels:
+        assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+        return
+    assert "Mind the marmot." in json.dumps(seen.server.requests[-1].body)
+    again = {**_session(resume=seen.session), "system": "Mind the badger."}
+    asked = json.dumps((await _in(ground, [Turn(text="done")], abp=again)).server.requests[-1].body)
+    assert "Mind the badger." in asked
+    assert "marmot" not in asked
+
+
+async def _in(ground: Ground, turns: Sequence[Turn], **more: Any) -> Seen:
+    """A run where the agent's conversations can be."""
+    return await ground.play(turns, mode=ground.agent.conversations_in, **more)
+
+
+def _session(**body: Any) -> dict[str, Any]:
+    return {"session": body}
+
+
+@case("structured output right")
+async def _right(ground: Ground) -> None:
+    seen = await ground.play(ground.agent.structured({"n": 7}), abp={"output_schema": SCHEMA})
+    assert seen.receipt.outcome == "complete"
+    assert seen.receipt.usage_raw["structured_output"] == {"n": 7}
+
+
+@case("structured output wrong")
+async def _wrong(ground: Ground) -> None:
+    turns = [msgspec.structs.replace(ground.agent.structured({"n": "seven"})[0], times=None)]
+    seen = await ground.play(turns, abp={"output_schema": SCHEMA})
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["validation_failed"])
+
+
+@case("structured output absent")
+async def _absent(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="words alone", times=None)], abp={"output_schema": SCHEMA})
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["validation_failed"])
+
+
+@case("usage as the model's service told it")
+async def _used(ground: Ground) -> None:
+    seen = await _command(ground)
+    told = seen.receipt.usage
+    assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
+    assert told.cache_read_tokens == 2 * USAGE["cache_read"]
+    assert told.estimated_cost_usd is None
+    # The control plane has seen the service say the same as the agent.
+    added = seen.receipt.usage_raw["backplane"]
+    for name in ("input_tokens", "output_tokens", "cache_read_tokens"):
+        assert added["usage"][name] == "seen"
+        assert added["claimed"]["counts"][f"usage.{name}"] == {"true": 1}
+
+
+@case("passthrough keeps every message")
+async def _raw(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="hello")], abp={"mode": "passthrough"})
+    raws = [
+        event.ext["raw_message"] for event in seen.events if isinstance(event.ext, dict) and "raw_message" in event.ext
+    ]
+    assert len(raws) > 5
+    assert seen.words == "hello"
+
+
+@case("an absent program")
+async def _missing(ground: Ground) -> None:
+    began_s = time.monotonic()
+    seen = await ground.play([], options={"program": "/nowhere/agent"})
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "backend_unavailable")
+    assert "install it: npm install" in str(seen.run.error)
+    assert time.monotonic() - began_s < WAIT_S_MAX
+
+
+@case("turns are told")
+async def _told(ground: Ground) -> None:
+    seen = await _command(ground)
+    assert len(seen.of(TurnEnded)) == 2
+
+
+@case("a picture beside the task")
+async def _shown(ground: Ground) -> None:
+    image = image_from(PICTURE)
+    seen = await ground.play([Turn(text="red")], abp={"images": [msgspec.to_builtins(image)]}, task="which colour?")
+    assert (seen.receipt.outcome, seen.words) == ("complete", "red")
+    asked = json.dumps(seen.server.requests[-1].body)
+    assert "which colour?" in asked
+    assert str(image.data) in asked
+    # By an address it is not shown, and the order says so.
+    far = await ground.play([Turn(text="red")], abp={"images": [{"url": "https://a.example/b.png"}]})
+    assert (far.receipt.outcome, far.end["code"]) == ("failed", "capability_unsupported")
+
+
+def _picture(side: int) -> bytes:
+    """A red square as PNG."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    lines = (b"\0" + b"\xff\0\0" * side) * side
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+
+
+PICTURE = _picture(16)
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def table(agents: Sequence[Agent], names: Iterable[str] = CASES) -> str:
+    """Agent × case, as a page of Markdown."""
+    head = ["case", *(agent.name for agent in agents)]
+    rows = [[name, *(agent.labels.get(name, "pass") for agent in agents)] for name in names]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+async def check_functions(ground: Ground, call: Turn, **given: Any) -> None:
+    """Have the agent call a function of this program by a turn of its own, allowed and then forbidden.
+
+    Args:
+        call: calls `word_of` of the server `functions` with the house `blue`, in the agent's own words.
+    """
+    asked: list[str] = []
+
+    def word_of(house: str) -> str:
+        """Say the word of a house."""
+        asked.append(house)
+        return "walrus"
+
+    turns = [call, Turn(text="done")]
+    seen = await ground.play(turns, tools=[word_of], **given)
+    assert (asked, "walrus" in str(seen.of(ToolResult)[0].output)) == (["blue"], True)
+    assert "Say the word of a house." in json.dumps(seen.server.requests[-1].body)
+    assert "mcp__functions__word_of" in [event.body.get("name") for event in seen.of(Approval)]
+    policy = PolicyProfile(disallowed_tools=("mcp__functions__*",))
+    await ground.play(turns, tools=[word_of], policy=policy, **given)
+    assert asked == ["blue"]

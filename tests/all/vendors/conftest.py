@@ -1,0 +1,36 @@
+"""What the tests of every driven agent start from; which agent it is says each file by its fixture `agent`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.all.vendors.ground import Agent, Ground, Seen
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Each case starts a program of up to 600 MB: once is enough, the host's own side is tested on both loops."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent's login shell reads what lies there, and a version manager of ours can make it wait for a minute."""
+    home = tmp_path / "home-of-nobody"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, str], Seen]:
+    return {}
+
+
+@pytest.fixture
+def ground(agent: Agent, tmp_path: Path, kept: dict[tuple[str, str], Seen]) -> Ground:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "a.txt").write_text("one\n")
+    return Ground(agent, root, kept)

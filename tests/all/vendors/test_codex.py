@@ -1,0 +1,310 @@
+"""Codex for real, through every case that driven agents share, and what is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult, Warned
+from backplane.contract.work import PolicyProfile
+from backplane.runtime.hook_calls import HookCall
+from backplane.runtime.hooks import Hook
+from backplane.testing import Call, ScriptUsage, Turn
+from tests.all.vendors.cases import CASES, IN_WORDS, MODEL, SCHEMA, check_functions
+from tests.all.vendors.found import vendor
+from tests.all.vendors.ground import Agent, Ground, Seen, house
+
+pytestmark = pytest.mark.anyio
+
+
+SHAPED = "emulated: the host checks the answer and asks again"
+
+
+class Codex(Agent):
+    """How its model calls tools, and how its retries are capped."""
+
+    name = host = "codex"
+    conversations_in = "staged"
+    write_tool = "write_file"
+
+    def __init__(self) -> None:
+        self.env: dict[str, str] = {}
+        self.patient = {"options": {"retries": 10}}
+        shape = dict.fromkeys((f"structured output {what}" for what in ("right", "wrong", "absent")), SHAPED)
+        self.labels = {"max turns": "emulated: the host counts answers and stops the turn", **shape, **IN_WORDS}
+
+    def options(self, url: str) -> dict[str, Any]:
+        return {"program": vendor("codex"), "base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"}
+
+    def variables(self) -> dict[str, str]:
+        return {"OPENAI_API_KEY": "scripted-key-1"}
+
+    def writes(self, path: str, content: str) -> Turn:
+        return adds(path, content)
+
+    def runs(self, command: str) -> Turn:
+        return Turn(calls=(Call(name="exec_command", input={"cmd": command}),))
+
+    def structured(self, value: Any) -> tuple[Turn, ...]:
+        return (Turn(text=json.dumps(value)),)
+
+
+def adds(path: str, content: str) -> Turn:
+    """A patch that adds a file, as the models of this family write it."""
+    lines = "".join(f"+{line}\n" for line in content.splitlines())
+    patch = f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
+    return Turn(calls=(Call(name="apply_patch", input=patch, kind="custom"),))
+
+
+@pytest.fixture
+def agent() -> Agent:
+    vendor("codex")
+    return Codex()
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_codex_holds(name: str, ground: Ground) -> None:
+    await CASES[name](ground)
+
+
+# What is its own ------------------------------------------------------------------------------------------------------
+
+QUESTION = {
+    "questions": [
+        {
+            "id": "colour",
+            "header": "Colour",
+            "question": "Which colour?",
+            "options": [{"label": "Red", "description": "r"}, {"label": "Blue", "description": "b"}],
+        }
+    ]
+}
+
+
+def last_result(seen: Seen) -> str:
+    """What the model was told last."""
+    return json.dumps(seen.server.requests[-1].body["input"][-1])
+
+
+def asks(name: str, input: Any, **more: Any) -> Turn:
+    return Turn(calls=(Call(name=name, input=input, **more),))
+
+
+async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(ground: Ground) -> None:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision="allow", text="Blue")
+
+    seen = await ground.play([asks("request_user_input", QUESTION), Turn(text="thanks")], on_ask=answer)
+    assert "Which colour?" in [event.body.get("question") for event in seen.of(Approval)]
+    assert "Blue" in last_result(seen)
+
+
+async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Ground) -> None:
+    seen = await ground.play([asks("request_user_input", QUESTION), Turn(text="alone then")])
+    assert "decide by yourself" in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def modified(ask: Approval) -> Decision:
+    return Decision(decision="modify", input={"command": "echo other > other.txt"})
+
+
+async def test_what_a_command_has_beside_it_cannot_be_changed(ground: Ground) -> None:
+    (ground.root / "deep").mkdir()
+    call = {"cmd": "echo first > first.txt", "workdir": "deep"}
+    seen = await ground.play(
+        [asks("exec_command", call), Turn(text="done")],
+        on_ask=modified,
+        policy=PolicyProfile(require_approval_for=("bash",)),
+    )
+    assert seen.patch == ""
+    assert "its folder" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_a_changed_patch_is_not_made_at_all(ground: Ground) -> None:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision="modify", input={"changes": []})
+
+    turns = [ground.agent.writes("first.txt", "1\n"), Turn(text="done")]
+    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("write_file",)))
+    assert seen.patch == ""
+    assert "takes no other input" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_a_servers_tool_gets_its_changed_input(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="modify", input={"of": "badger"})
+
+    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    seen = await ground.play(
+        turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL, hooks=(Hook("pre_tool", answer, ("mcp__*",)),)
+    )
+    assert "badger" in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_the_model_is_shown_what_a_hook_makes_of_a_result(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="modify", text=str(call.output).replace("walrus", "***"))
+
+    turns = [ground.agent.runs("echo the walrus; exit 3"), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    assert "the ***" in last_result(seen)
+    assert "walrus" not in last_result(seen)
+    assert [event.output for event in seen.of(ToolResult)] == ["the ***\n"]
+    ran = seen.of(CommandExecuted)[0]
+    assert (ran.command, ran.exit_code, ran.output_preview) == ("echo the walrus; exit 3", 3, "the ***\n")
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_result_that_a_hook_withholds_is_not_shown(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="deny", reason="not for you")
+
+    turns = [ground.agent.runs("echo walrus"), ground.agent.writes("b.txt", "b\n"), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    told = [json.dumps(request.body["input"][-1]) for request in seen.server.requests[-2:]]
+    assert all("not for you" in text for text in told)
+    assert [event.is_error for event in seen.of(ToolResult)] == [True, True]
+    assert "walrus" not in "".join(event.output_preview for event in seen.of(CommandExecuted))
+    assert "b.txt" in seen.patch
+
+
+async def test_a_long_command_says_nothing_before_somebody_has_seen_it(ground: Ground) -> None:
+    fifo = ground.root.parent / "fifo"
+    os.mkfifo(fifo)
+    call = {"cmd": f"echo walrus; cat {fifo}", "yield_time_ms": 250}
+
+    def answer(call: HookCall) -> Decision:
+        raise AssertionError("the command has not ended")
+
+    turns = [asks("exec_command", call), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    assert "running" in last_result(seen)
+    assert "walrus" not in last_result(seen)
+    assert not any("walrus" in str(event) for event in seen.events if not isinstance(event, ToolCall | Approval))
+
+
+@pytest.mark.parametrize(
+    ("order", "fact"),
+    [
+        ({"policy": PolicyProfile(deny_read=("**/*.pem",))}, "what it reads"),
+        ({"abp": {"mode": "passthrough"}}, "passed through"),
+        ({"abp": {"mcp_servers": [{"name": "house", "command": "true"}]}}, "tool that failed"),
+        ({"options": {"own_state": True}}, "own settings"),
+    ],
+)
+async def test_a_hook_after_tools_is_refused_where_a_result_could_pass_it_by(
+    order: dict[str, Any], fact: str, ground: Ground
+) -> None:
+    seen = await ground.play([Turn(text="x")], hooks=(Hook("post_tool", ["true"]),), **order)
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+    assert fact in str(seen.run.error)
+    assert seen.server.requests == ()
+
+
+async def test_hooks_of_the_workspace_get_no_trust_beside_ours(ground: Ground) -> None:
+    theirs = {"hooks": [{"type": "command", "command": "touch theirs.txt"}]}
+    (ground.root / ".codex").mkdir()
+    (ground.root / ".codex" / "hooks.json").write_text(
+        json.dumps({"hooks": {"PreToolUse": [theirs], "SessionStart": [theirs]}})
+    )
+    seen = await ground.play(
+        [ground.agent.runs("true"), Turn(text="done")], hooks=(Hook("post_tool", lambda call: None),)
+    )
+    assert seen.receipt.outcome == "complete"
+    assert "theirs.txt" not in seen.patch
+
+
+async def test_a_rule_may_name_the_agents_own_word_for_a_tool(ground: Ground) -> None:
+    turns = [ground.agent.runs("touch one.txt"), ground.agent.writes("two.txt", "2\n"), Turn(text="done")]
+    seen = await ground.play(turns, policy=PolicyProfile(disallowed_tools=("exec_command", "apply_patch")))
+    assert seen.patch == ""
+    assert [event.is_error for event in seen.of(ToolResult)] == [True, True]
+
+
+async def test_a_file_that_a_command_plainly_reads_is_held_to_the_policy(ground: Ground) -> None:
+    (ground.root / "key.pem").write_text("no model's affair\n")
+    turns = [ground.agent.runs("cat key.pem"), Turn(text="done")]
+    seen = await ground.play(turns, policy=PolicyProfile(deny_read=("**/*.pem",)))
+    assert "affair" not in last_result(seen)
+    assert seen.of(ToolResult)[0].is_error
+
+
+async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground: Ground) -> None:
+    (ground.root / "AGENTS.md").write_text("the house word is walrus\n")
+    folder = ground.root / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text('model_provider = "elsewhere"\nmodel = "other"\n')
+    seen = await ground.play([ground.agent.runs("shopt -q login_shell || echo plain"), Turn(text="done")])
+    assert "the house word is walrus" in json.dumps(seen.server.requests[0].body)
+    assert seen.of(ToolResult)[0].output == "plain\n"
+    assert seen.receipt.outcome == "complete"
+
+
+@pytest.mark.parametrize("isolation", ["off", "best_effort"])
+async def test_a_function_of_the_program_is_a_tool_under_the_policy(ground: Ground, isolation: str) -> None:
+    call = asks("word_of", {"house": "blue"}, namespace="mcp__functions")
+    await check_functions(ground, call, isolation=isolation, model=MODEL)
+
+
+async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
+    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    seen = await ground.play(turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL)
+    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(Approval)]
+    assert "walrus" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_no_run_warns_of_what_a_user_need_not_know(ground: Ground) -> None:
+    runs: list[Seen] = []
+    for wish in ("keep", "resume", "fork"):
+        session = {wish: runs[0].session if runs else True}
+        runs.append(await ground.play([Turn(text="done")], abp={"session": session}, env={"PATH": str(ground.root)}))
+    warned = [event.message for seen in runs for event in seen.of(Warned) if type(event) is Warned]
+    assert warned == []
+    assert [seen.receipt.outcome for seen in runs] == ["complete"] * 3
+
+
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:
+    turns = [Turn(text="in words"), *ground.agent.structured({"n": 7})]
+    seen = await ground.play(turns, abp={"output_schema": SCHEMA})
+    assert seen.receipt.usage_raw["structured_output"] == {"n": 7}
+    assert any("repair 1" in event.message for event in seen.of(Warned))
+    assert seen.server.requests[0].body["text"]["format"]["schema"] == SCHEMA
+
+
+async def test_an_order_that_says_what_the_agent_cannot_hear_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], vendor={"codex": {"colour": "red"}})
+    assert seen.end["code"] == "config_invalid"
+    assert "colour" in str(seen.run.error)
+
+
+async def test_a_budget_ends_the_run(ground: Ground) -> None:
+    usage = ScriptUsage(input=100_000, output=20_000)
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
+    prices = {"prices": {"input": 5, "output": 30}}
+    seen = await ground.play([again], max_budget_usd=1.0, options=prices)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+
+
+async def test_a_budget_for_a_model_without_a_price_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], max_budget_usd=1.0, model=MODEL)
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "config_invalid")
+    assert seen.server.requests == ()
+
+
+async def test_a_stream_without_an_answer_is_a_failure_though_the_agent_calls_it_done(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="")])
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_unavailable"])
+
+
+async def test_its_commands_are_started_without_the_key(ground: Ground) -> None:
+    assert "OPENAI_API_KEY" in ground.agent.variables()
+    command = 'test -z "$OPENAI_API_KEY" && echo without > seen.txt'
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    assert "+without" in seen.patch

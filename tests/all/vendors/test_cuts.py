@@ -1,0 +1,111 @@
+"""Streams of a model that break: how, when, and how often, with each agent. No broken answer is complete.
+
+The suite plays 32 of the 384 cells, chosen so that each value meets each other one in a cell. All of them:
+`BACKPLANE_ALL_CUTS=1 python -m pytest tests/all/vendors/test_cuts.py`, about an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import combinations, product
+from typing import Final
+
+import msgspec
+import pytest
+
+from backplane.config import Limits
+from backplane.contract.events import AssistantMessage
+from backplane.testing import Failure, Fault, Turn
+from tests.all.vendors.found import vendor
+from tests.all.vendors.ground import Agent, Ground
+from tests.all.vendors.test_acp_orders import AGENTS as ACP_AGENTS
+from tests.all.vendors.test_claude import Claude
+from tests.all.vendors.test_codex import Codex
+from tests.all.vendors.test_copilot import Copilot
+from tests.all.vendors.test_gemini import Gemini
+from tests.all.vendors.test_kimi import Kimi
+from tests.test_deltas import fold
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+
+AGENTS: Final[dict[str, type[Agent]]] = {
+    "claude": Claude, "codex": Codex, "copilot": Copilot, "gemini": Gemini, "kimi": Kimi, **ACP_AGENTS,
+}  # fmt: skip
+BROKEN: Final = " ".join(f"word-{number}" for number in range(900))
+"""Longer than the frames around it, so that half of its bytes is a place within it in each protocol."""
+MIDDLE: Final = len(BROKEN) // 2
+CUTS: Final = {
+    "cut": Fault(cut_after_bytes=MIDDLE, pause_ms=5),
+    "reset": Fault(cut_after_bytes=MIDDLE, pause_ms=5, reset=True),
+    "error": Fault(failure=Failure(code="overloaded_error", message="too many at once"), pause_ms=5),
+    "unended": Fault(drop_terminal=True, drop_done=True, pause_ms=5),
+}
+"""How: the connection is closed, or reset, an error comes in the stream, or it ends without saying so."""
+MOMENTS: Final = ("before the first word", "in the middle", "after a tool turn")
+TIMES: Final = {"once": 1, "for ever": None}
+KEYS: Final = {"plain": False, "key_proxy": True}
+RUN_S: Final = 60.0
+KEEPS_WORDS: Final = {("opencode", "error"), ("opencode", "unended"), ("qwen", "error"), ("qwen", "unended")}
+"""Where the words of an answer that broke stand before the whole one: opencode goes on from words without an end; else
+the agent asks for the whole answer again, and the protocol does not show that."""
+
+Cell = tuple[str, str, str, str, str]
+"""Name of the agent, how, when, how often, and how its key is given."""
+
+
+def pairwise() -> Iterable[Cell]:
+    """Yield cells in which each value of a column meets each value of every other one."""
+    moments, times, keys = MOMENTS, [*TIMES], [*KEYS]
+    for a, name in enumerate(AGENTS):
+        for c, cut in enumerate(CUTS):
+            yield name, cut, moments[(a + c) % 3], times[(a + c // 2) % 2], keys[(a + c) % 2]
+
+
+ALL: Final[list[Cell]] = [*product(AGENTS, CUTS, MOMENTS, TIMES, KEYS)]
+CELLS: Final = ALL if os.environ.get("BACKPLANE_ALL_CUTS") else [*pairwise()]
+
+
+def turns(agent: Agent, cut: str, moment: str, times: str) -> Iterable[Turn]:
+    fault, text = CUTS[cut], BROKEN
+    if moment == "before the first word":
+        text = ""
+        fault = msgspec.structs.replace(fault, cut_after_bytes=fault.cut_after_bytes and 1)
+    if moment == "after a tool turn":
+        yield agent.runs("echo two >> a.txt")
+    yield Turn(text=text, fault=fault, times=TIMES[times])
+    yield Turn(text="whole")
+
+
+@pytest.fixture
+def agent(name: str) -> Agent:
+    vendor(name)
+    return AGENTS[name]()
+
+
+def pairs(cells: Iterable[Cell]) -> set[tuple[int, int, str, str]]:
+    return {(i, j, cell[i], cell[j]) for cell in cells for i, j in combinations(range(5), 2)}
+
+
+def test_the_chosen_cells_have_every_pair_of_values() -> None:
+    assert pairs(pairwise()) == pairs(ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "moment", "times", "key"), [pytest.param(*cell, id="-".join(cell)) for cell in CELLS]
+)
+async def test_a_broken_answer_is_never_complete(
+    name: str, cut: str, moment: str, times: str, key: str, ground: Ground
+) -> None:
+    script = [*turns(ground.agent, cut, moment, times)]
+    seen = await ground.play(script, limits=Limits(run_s=RUN_S), key_proxy=KEYS[key])
+    ended = seen.receipt.outcome, fold(seen.events)[-1:]
+    if ended[0] == "complete":
+        assert times == "once"
+        whole = ended[1][0]
+        if moment != MOMENTS[0] and (name, cut) in KEEPS_WORDS:
+            whole = whole.removeprefix(BROKEN[: whole.rfind("whole")])
+        assert whole == "whole"
+        return
+    assert not any(one.text == "whole" for one in seen.of(AssistantMessage))
+    assert {*seen.codes, seen.end.get("code")} & {"backend_unavailable", "backend_timeout"}

@@ -1,0 +1,160 @@
+"""Kimi for real, through every case that driven agents share, and what is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, CommandExecuted, FileChanged, ToolResult
+from backplane.contract.work import PolicyProfile
+from backplane.testing import Call, Fault, ScriptUsage, Turn
+from tests.all.vendors.cases import CASES, IN_WORDS, check_functions
+from tests.all.vendors.found import program, vendor
+from tests.all.vendors.ground import Agent, Ground, Seen
+from tests.all.vendors.test_acp_orders import SHAPED
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+CHANGED = "a hook changes the command, and the event names what ran"
+
+
+class Kimi(Agent):
+    """How its model calls tools, and where its model is."""
+
+    name = host = "kimi"
+    conversations_in = "pass_through"
+    write_tool = "write_file"
+
+    def __init__(self) -> None:
+        self.env: dict[str, str] = {}
+        self.patient = {"options": {"retries": 10}}
+        self.labels = {
+            **SHAPED,
+            **IN_WORDS,
+            CHANGED: "refused: the agent takes no other input than its own, so the call does not run",
+            "a loop of tool calls without end": "cut: the agent sees a loop after twelve calls and stops, partial",
+            "max turns": "emulated: the host counts requests and stops the turn",
+        }
+
+    def options(self, url: str) -> dict[str, Any]:
+        more = {"provider": "openai", "model": "scripted-model", "retries": 1}
+        return {"program": vendor("kimi"), "base_url": f"{url}/v1", **more}
+
+    def variables(self) -> dict[str, str]:
+        folders = (str(program("rg").parent), os.environ["PATH"])
+        return {"KIMI_API_KEY": "scripted-key-1", "PATH": os.pathsep.join(folders)}
+
+    def writes(self, path: str, content: str) -> Turn:
+        return calls("Write", path=path, content=content)
+
+    def runs(self, command: str) -> Turn:
+        return calls("Bash", command=command)
+
+    def structured(self, value: Any) -> tuple[Turn, ...]:
+        return (Turn(text=json.dumps(value)),)
+
+
+def calls(name: str, **input: Any) -> Turn:
+    return Turn(calls=(Call(name=name, input=input),))
+
+
+@pytest.fixture
+def agent() -> Agent:
+    vendor("kimi")
+    return Kimi()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != CHANGED])
+async def test_kimi_holds(name: str, ground: Ground) -> None:
+    await CASES[name](ground)
+
+
+# What is its own ------------------------------------------------------------------------------------------------------
+
+QUESTION = {
+    "questions": [
+        {
+            "question": "Which colour?",
+            "header": "Colour",
+            "options": [{"label": "Red", "description": "r"}, {"label": "Blue", "description": "b"}],
+        }
+    ]
+}
+
+
+def last_result(seen: Seen) -> str:
+    """What the model was told last."""
+    return json.dumps(seen.server.requests[-1].body["messages"][-1])
+
+
+async def test_a_call_whose_input_was_changed_does_not_run(ground: Ground) -> None:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision="modify", input={"command": "echo other > other.txt"})
+
+    policy = PolicyProfile(require_approval_for=("bash",))
+    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
+    seen = await ground.play(turns, on_ask=answer, policy=policy)
+    assert seen.patch == ""
+    assert "takes no other input" in str(seen.of(ToolResult)[0].output)
+
+
+@pytest.mark.parametrize("answered", ["Blue", "a green one", None])
+async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(answered: str | None, ground: Ground) -> None:
+    async def answer(ask: Approval) -> Decision:
+        return Decision(decision="allow", text=answered)
+
+    turns = [calls("AskUserQuestion", **QUESTION), Turn(text="thanks")]
+    seen = await ground.play(turns, on_ask=answer if answered is not None else None)
+    assert (answered or "decide by yourself") in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_write_that_it_would_not_ask_about_is_asked_about(ground: Ground) -> None:
+    """In a folder of git it approves writes by itself."""
+    (ground.root / ".git").mkdir()
+    turns = [ground.agent.writes("new.txt", "made\n"), Turn(text="done")]
+    policy = PolicyProfile(disallowed_tools=("write_file",))
+    seen = await ground.play(turns, policy=policy, mode="pass_through")
+    assert not (ground.root / "new.txt").exists()
+    assert "policy_denied" in str(seen.of(ToolResult)[0].output)
+    assert not seen.of(FileChanged)
+
+
+async def test_a_stream_that_just_ends_is_no_answer(ground: Ground) -> None:
+    broken = Turn(text="an answer that breaks " * 40, fault=Fault(cut_after_bytes=1600), times=None)
+    seen = await ground.play([broken])
+    assert seen.receipt.outcome == "failed"
+    assert seen.codes[-1:] == ["backend_unavailable"]
+
+
+async def test_files_are_found_and_searched(ground: Ground) -> None:
+    turns = [calls("Glob", pattern="*.txt"), calls("Grep", pattern="one"), Turn(text="done")]
+    seen = await ground.play(turns)
+    assert ["a.txt" in str(event.output) for event in seen.of(ToolResult)] == [True, True]
+
+
+async def test_a_budget_ends_the_run(ground: Ground) -> None:
+    usage = ScriptUsage(input=100_000, output=20_000, cache_read=40_000)
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
+    seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+
+
+async def test_functions_are_its_tools(ground: Ground) -> None:
+    await check_functions(ground, calls("mcp__functions__word_of", house="blue"))
+
+
+async def test_its_key_lies_in_no_file_while_it_works(ground: Ground) -> None:
+    turns = [ground.agent.runs('grep -r scripted-key-1 "$KIMI_CODE_HOME" /proc/self/environ; true'), Turn(text="done")]
+    seen = await ground.play(turns)
+    assert "config.toml" not in seen.of(CommandExecuted)[0].output_preview
+
+
+async def test_its_commands_are_started_without_the_key(ground: Ground) -> None:
+    command = 'test -z "$KIMI_API_KEY" && echo without > seen.txt'
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    assert "+without" in seen.patch

@@ -1,0 +1,61 @@
+"""Every request that an agent sends its model in a run is in the record, after a limit of the order, too."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from backplane.contract.events import TurnEnded
+from backplane.testing import ScriptUsage, Turn
+from tests.all.vendors.found import vendor
+from tests.all.vendors.ground import Agent, Ground, Seen
+from tests.all.vendors.test_cuts import AGENTS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+
+USAGE: Final = ScriptUsage(input=100_000, output=10)
+PRICES: Final = {"prices": {"input": 1.0, "output": 1.0}}
+TITLES: Final = {"opencode": 1}
+"""Requests for a window's title, which the receipt does not have; seen without a key_proxy."""
+
+
+@pytest.fixture
+def agent(name: str) -> Agent:
+    vendor(name)
+    return AGENTS[name]()
+
+
+async def play(ground: Ground, times: int | None, **more: Any) -> Seen:
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), usage=USAGE, times=times)
+    return await ground.play([again, Turn(text="done", usage=USAGE, times=None)], **more)
+
+
+def counted(seen: Seen) -> int:
+    """Requests that the receipt has: by their tokens, else by their turns where the agent tells no tokens."""
+    tokens = seen.receipt.usage.input_tokens
+    return tokens // USAGE.input if tokens is not None else len(seen.of(TurnEnded))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_each_request_is_in_the_record(name: str, ground: Ground) -> None:
+    seen = await play(ground, 3)
+    assert seen.receipt.outcome == "complete"
+    assert len(seen.server.requests) == 4 + TITLES.get(name, 0)
+    assert counted(seen) == 4
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "copilot", "gemini", "kimi"])
+async def test_no_request_goes_out_after_the_last_turn_that_an_order_allows(name: str, ground: Ground) -> None:
+    seen = await play(ground, None, max_turns=2)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "max_turns", "policy_denied")
+    assert len(seen.server.requests) == counted(seen) == 2
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "copilot", "gemini", "kimi", "qwen"])
+async def test_no_request_goes_out_once_a_budget_is_used_up(name: str, ground: Ground) -> None:
+    options = {} if name == "claude" else PRICES
+    seen = await play(ground, None, max_budget_usd=0.15, options=options)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+    assert len(seen.server.requests) == counted(seen) <= 2

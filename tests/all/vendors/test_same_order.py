@@ -1,0 +1,134 @@
+"""The same order through every agent with a host of its own, and through `api` over each protocol: the same story.
+
+What may differ is stated here and nowhere else: where the mark of a turn's end stands among the events (an agent tells
+it when its model's answer is whole, or when its tools have run), and that `api` tells none after its last answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane.contract.events import (
+    Approval,
+    AssistantMessage,
+    CommandExecuted,
+    FileChanged,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+)
+from backplane.testing import Call, Fault, ScriptUsage, Turn
+from backplane.upstream.presets import PROTOCOLS
+from tests.all.vendors.ground import Agent, Ground, installed
+from tests.all.vendors.test_claude import Claude
+from tests.all.vendors.test_codex import Codex
+from tests.all.vendors.test_copilot import Copilot
+from tests.all.vendors.test_gemini import Gemini
+from tests.all.vendors.test_kimi import Kimi
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+
+STORY = [ToolCall, Approval, FileChanged, ToolResult, ToolCall, Approval, CommandExecuted, ToolResult, AssistantMessage]
+"""Kinds of events, in their order."""
+PATCH = [("a.txt", "+two"), ("new.txt", "+made")]
+USAGE = ScriptUsage(input=130, output=7, cache_read=50)
+REQUESTS = 3
+FAULTS = {
+    "backend_auth_failed": Fault(status=401, message="no such key"),
+    "backend_rate_limited": Fault(status=429, message="slow down", headers={"retry-after": "0"}),
+    "backend_context_length": Fault(status=400, message="this model's maximum context length is 4 tokens"),
+}
+"""The contract's code → what the model's service said."""
+
+
+class Api(Agent):
+    """The host `api`, as a driven agent is played."""
+
+    host = "api"
+    conversations_in = "staged"
+    write_tool = "write_file"
+
+    def __init__(self, protocol: str) -> None:
+        self.name = self.protocol = protocol
+        self.env: dict[str, str] = {}
+        self.patient: dict[str, Any] = {}
+        self.labels: dict[str, str] = {}
+
+    def options(self, url: str) -> dict[str, Any]:
+        path = "/v1beta" if self.protocol.startswith("gemini") else "/v1"
+        named = {"model": "scripted-model", "key_env": "SCRIPTED_KEY"}
+        return {"protocol": self.protocol, "base_url": url + path, **named}
+
+    def variables(self) -> dict[str, str]:
+        return {"SCRIPTED_KEY": "scripted-key-1"}
+
+    def writes(self, path: str, content: str) -> Turn:
+        return Turn(calls=(Call(name="write_file", input={"path": path, "content": content}),))
+
+    def runs(self, command: str) -> Turn:
+        return Turn(calls=(Call(name="bash", input={"command": command}),))
+
+    def structured(self, value: Any) -> tuple[Turn, ...]:
+        return (Turn(text=json.dumps(value)),)
+
+
+def of_protocol(protocol: str) -> Callable[[], Agent]:
+    return lambda: Api(protocol)
+
+
+AGENTS: dict[str, Callable[[], Agent]] = {
+    **{f"api-{protocol}": of_protocol(protocol) for protocol in PROTOCOLS},
+    "claude": Claude, "codex": Codex, "copilot": Copilot, "gemini": Gemini, "kimi": Kimi,
+}  # fmt: skip
+
+
+@pytest.fixture(params=AGENTS)
+def agent(request: pytest.FixtureRequest) -> Agent:
+    return installed(AGENTS[request.param])
+
+
+async def test_the_same_order_is_the_same_story(ground: Ground) -> None:
+    writes = msgspec.structs.replace(ground.agent.writes("new.txt", "made\n"), usage=USAGE)
+    runs = msgspec.structs.replace(ground.agent.runs("echo two >> a.txt; echo seen; exit 3"), usage=USAGE)
+    seen = await ground.play([writes, runs, Turn(text="done", usage=USAGE, fault=Fault(first_byte_ms=1000))])
+    assert (seen.receipt.outcome, seen.words, seen.run.error) == ("complete", "done", None)
+    assert [type(event) for event in seen.events if type(event) in STORY] == STORY
+    assert len(seen.of(TurnEnded)) in (REQUESTS - 1, REQUESTS)
+    assert [event.tool_name for event in seen.of(ToolCall)] == ["write_file", "bash"]
+    assert [(event.exit_code, "seen" in event.output_preview) for event in seen.of(CommandExecuted)] == [(3, True)]
+    assert [event.is_error for event in seen.of(ToolResult)] == [False, True]
+    assert [event.path for event in seen.of(FileChanged)] == ["new.txt"]
+    assert [line in seen.patch.partition(f"b/{name}")[2] for name, line in PATCH] == [True, True]
+    used = seen.receipt.usage
+    told = (used.input_tokens, used.output_tokens, used.cache_read_tokens)
+    assert told == (REQUESTS * 130, REQUESTS * 7, REQUESTS * 50)
+
+
+@pytest.mark.parametrize("code", FAULTS)
+async def test_the_same_failure_has_the_same_code(code: str, ground: Ground) -> None:
+    seen = await ground.play([Turn(fault=FAULTS[code], times=None)])
+    assert seen.receipt.outcome == "failed"
+    assert [*seen.codes, seen.end.get("code")][-2:].count(code) >= 1
+
+
+BROKEN = {
+    "500": Fault(status=500, message="it broke"),
+    "503": Fault(status=503, message="too much to do", headers={"retry-after": "0"}),
+}
+"""Failures that an agent answers by asking again."""
+
+
+@pytest.mark.parametrize("agent", ["codex", "kimi"], indirect=True)
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_retries_are_the_requests_after_the_first(retries: int, broken: str, ground: Ground) -> None:
+    options = ground.agent.options
+    ground.agent.options = lambda url: {**options(url), "retries": retries}  # type: ignore[method-assign]
+    seen = await ground.play([Turn(fault=BROKEN[broken], times=None)])
+    assert seen.receipt.outcome == "failed"
+    assert len(seen.server.requests) <= retries + 1
