@@ -67,7 +67,6 @@ def test_hash_and_bytes_in_pieces_are_those_of_the_contract(receipt: Receipt) ->
     check_in_pieces(receipt)
 
 
-@pytest.mark.slow
 @given(receipt_cases.receipts)
 @settings(max_examples=1_000)
 def test_a_thousand_receipts_hash_in_pieces_as_the_contract_does(receipt: Receipt) -> None:

@@ -126,7 +126,6 @@ def _away(queue: Queue, server: Postgres | None) -> Iterator[None]:
         lock.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(ROUNDS * ROUND_S_MAX)
 @pytest.mark.parametrize("rule", ["rerun", "fail"] if LONG else ["either"])
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])

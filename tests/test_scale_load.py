@@ -70,7 +70,6 @@ def _rows(url: str) -> int:
         engine.dispose()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200 + 8 * ORDERS)
 @pytest.mark.skipif(not BINARIES, reason="no Postgres in /usr/lib/postgresql")
 def test_many_orders_leave_one_chain_a_worker_and_nothing_that_grows(tmp_path: Path) -> None:

@@ -248,7 +248,6 @@ def test_four_writers_at_once_lose_nothing_and_keep_one_chain(tmp_path: Path) ->
         assert [row.sequence for row in store.scan()] == list(range(1, 201))
 
 
-@pytest.mark.slow
 @pytest.mark.needs("strace")
 @pytest.mark.parametrize("calls", ["fsync,fdatasync:error=EIO", "write,pwrite64:error=ENOSPC"])
 @pytest.mark.parametrize("when", [2, 3, 4, 5, 7, 9, 12])

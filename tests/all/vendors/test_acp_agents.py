@@ -29,7 +29,7 @@ from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.testing import SIDE_TURNS, Call, Failure, Fault, ModelServer, ScriptUsage, Turn
 from tests.all.vendors.found import vendor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180)]
 
 IDLE_S = 60.0
 """An agent of 600 MiB on a loaded machine takes a while to say anything."""

@@ -18,7 +18,7 @@ from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_codex import adds
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
 SHOWN = "a picture beside the task"

@@ -30,7 +30,6 @@ def row(agent: Agent, url: str) -> str:
     return f'[backends.{agent.name}]\nhost = "{agent.host}"\noptions = {{ {words} }}\nenv = {{ {env} }}\n'
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_claude_and_codex_are_compared_from_the_same_tree(tmp_path: Path) -> None:
     with ExitStack() as opened:

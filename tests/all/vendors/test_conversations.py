@@ -21,7 +21,7 @@ from tests.all.vendors.test_copilot import Copilot
 from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 AGENTS: dict[str, Callable[[], Agent]] = {
     "claude": Claude,

@@ -27,7 +27,7 @@ from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 from tests.test_deltas import fold
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 AGENTS: Final[dict[str, type[Agent]]] = {
     "claude": Claude, "codex": Codex, "copilot": Copilot, "gemini": Gemini, "kimi": Kimi, **ACP_AGENTS,

@@ -18,7 +18,7 @@ from tests.all.vendors.test_codex import asks
 from tests.all.vendors.test_conversations import AGENTS
 from tests.peers import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 EXAMPLES = ROOT / "docs" / "examples"
 WAIT_S = 240.0

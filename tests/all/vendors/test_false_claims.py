@@ -29,7 +29,7 @@ from tests.all.vendors.test_copilot import Copilot
 from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 AGENTS = [Claude(), Codex(), Copilot(), Gemini(), Kimi()] if LONG else [Codex()]
 PROBE_S = 240

@@ -18,7 +18,7 @@ from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_acp_orders import LABELS
 
 CHANGED = "a hook changes the command, and the event names what ran"
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
 class Gemini(Agent):

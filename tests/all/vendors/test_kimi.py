@@ -18,7 +18,7 @@ from tests.all.vendors.found import program, vendor
 from tests.all.vendors.ground import Agent, Ground, Seen
 from tests.all.vendors.test_acp_orders import SHAPED
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 CHANGED = "a hook changes the command, and the event names what ran"
 
 

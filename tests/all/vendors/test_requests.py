@@ -13,7 +13,7 @@ from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground, Seen
 from tests.all.vendors.test_cuts import AGENTS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 USAGE: Final = ScriptUsage(input=100_000, output=10)
 PRICES: Final = {"prices": {"input": 1.0, "output": 1.0}}

@@ -31,7 +31,7 @@ from tests.all.vendors.test_copilot import Copilot
 from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 STORY = [ToolCall, Approval, FileChanged, ToolResult, ToolCall, Approval, CommandExecuted, ToolResult, AssistantMessage]
 """Kinds of events, in their order."""

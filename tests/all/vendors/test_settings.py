@@ -45,7 +45,7 @@ from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 from tests.all.vendors.test_same_order import of_protocol
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 AGENTS: dict[str, Callable[[], Agent]] = {
     "api": of_protocol("openai_compatible"), "claude": Claude, "codex": Codex, "copilot": Copilot, "gemini": Gemini,

@@ -12,7 +12,7 @@ from tests.all.vendors.ground import Agent, Ground, installed
 from tests.all.vendors.test_conversations import AGENTS
 from tests.test_budgets import parent_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.anyio]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.anyio]
 
 USED = ScriptUsage(input=9_000, output=1_000)
 """Tokens of each call of the model."""

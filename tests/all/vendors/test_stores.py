@@ -19,7 +19,7 @@ from backplane.providers import exchange
 from backplane.testing import ModelServer, Turn
 from tests.all.vendors.stores import VENDORS, Store, environ_of, script
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 FIRST, SECOND = "the word is zebra; write new.txt", "which word?"
 DIALECTS = {"claude": "claude", "codex": "codex", "gemini": "gemini"}
