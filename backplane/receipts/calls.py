@@ -1,8 +1,8 @@
 """The calls of a run, each with the question that was asked about it and its answer. Pure.
 
 Asks, answers and events go in; which calls were done without an answer, or against one, comes out. An answer counts for
-one call: the one that its ask names by `tool_use_id`, else one of the same tool with the same input. Of ids, inputs and
-commands only hashes are kept.
+one call: the one that its ask names by `tool_use_id`, else one of the same tool with the same input. Of ids, inputs,
+commands and paths only hashes are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ENDED_MAX: Final = 1000
 """Calls kept after their result, for a result in pieces and for what the host says of their command afterwards."""
 
 FILES_MAX: Final = 10_000
-"""Files kept of denied and allowed changes; agents change some dozens in a run."""
+"""Files kept of all calls together, of denied and of allowed changes; agents change some dozens in a run. Beyond that
+no call counts as asked about."""
 
 PARTS_MAX: Final = 16
 """Members of an input that are compared one by one; tools have some five."""
@@ -76,8 +77,8 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     answer: Answered = ""
     by_id: bool = False
     """The ask named the call by its id."""
-    files: tuple[str, ...] = ()
-    """Paths that it would change, relative to the root."""
+    files: tuple[bytes, ...] = ()
+    """Hashes of the paths that it would change, relative to the root."""
     began_at: int = 0
     """Number of its first message among all messages about calls. The next four count alike; 0 until they come."""
     told_at: int = 0
@@ -122,8 +123,10 @@ class CallBook:
         self._ended: deque[CallRecord] = deque()
         self._asks: dict[str, tuple[CallRecord, bool]] = {}
         """Ask that is open → its call, and whether it is about the call's result."""
-        self._denied_files: dict[str, CallRecord] = {}
-        self._allowed_files: set[str] = set()
+        self._files = 0
+        """Number of files of the calls that are kept."""
+        self._denied_files: dict[bytes, CallRecord] = {}
+        self._allowed_files: set[bytes] = set()
         self._now = 0
 
     # Asks -------------------------------------------------------------------------------------------------------------
@@ -135,14 +138,15 @@ class CallBook:
         self._open(ask_id, call, name, by_id=id is not None)
         call.asked = call.may = wanted
         call.may_parts = _parts(input)
-        call.files = tuple(files)
+        self._set_files(call, self._hashes(files))
         self._index(call, ("input", tool, wanted), *_commands(input))
 
     def ask_patch(self, ask_id: str, files: Collection[str], *, id: str | None = None) -> None:
         """Note a question about a patch: it settles a call that changes no other files."""
-        call = self._named(_id(id)) or self._changing(files) or self._begin(PATCH_TOOL, _id(id))
+        hashes = self._hashes(files)
+        call = self._named(_id(id)) or self._changing(hashes) or self._begin(PATCH_TOOL, _id(id))
         self._open(ask_id, call, PATCH_TOOL, by_id=id is not None)
-        call.files = tuple(files)[:FILES_MAX]
+        self._set_files(call, hashes)
         self._index(call, *(("patch", path) for path in call.files))
 
     def ask_result(self, ask_id: str, name: str, input: Json, *, id: str | None = None) -> None:
@@ -214,7 +218,7 @@ class CallBook:
         # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
 
-    def _changing(self, files: Collection[str]) -> CallRecord | None:
+    def _changing(self, files: tuple[bytes, ...]) -> CallRecord | None:
         """Return an open call that changes only files among these."""
         known = (one for path in files for one in self._at(("patch", path)))
         return next((one for one in known if _is_open(one) and not one.answer and {*one.files} <= {*files}), None)
@@ -227,11 +231,12 @@ class CallBook:
         again = [one for one in self._at(("id", known or b"")) if _is_open(one) and one.told == wanted]
         if again:
             return again[0]
-        call = self._asked_for(tool, wanted, parts, known, files) or self._begin(tool, known)
+        hashes = self._hashes(files)
+        call = self._asked_for(tool, wanted, parts, known, hashes) or self._begin(tool, known)
         self._now += 1
         call.told, call.told_parts, call.told_at = wanted, parts, self._now
         if not call.answer:
-            call.files = tuple(files)
+            self._set_files(call, hashes)
             self._index(call, *_commands(input), *(("patch", path) for path in call.files))
             self._note_ignored(call, wanted, known)
         keys: list[Key] = [("input", tool, wanted), ("tool", tool)]
@@ -239,7 +244,7 @@ class CallBook:
         return call
 
     def _asked_for(
-        self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: Collection[str]
+        self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: tuple[bytes, ...]
     ) -> CallRecord | None:
         """Return the call that was asked about before the host reported it."""
         asked = [one for one in self._at(("id", id or b"")) if one.may is None or parts <= one.may_parts]
@@ -347,9 +352,9 @@ class CallBook:
         """
         if self.opaque():
             return
-        denied = [(path, self._denied_files[path]) for path in sorted(files) if path in self._denied_files]
-        for path, call in denied:
-            if path not in self._allowed_files and not call.done:
+        for path in sorted(files) if self._denied_files else ():
+            call = self._denied_files.get(_hash(path))
+            if call is not None and _hash(path) not in self._allowed_files and not call.done:
                 call.done = True
                 self.denied_then_done += 1
                 self._breach(call, f"{path!r:.200} was changed although that was denied")
@@ -409,7 +414,19 @@ class CallBook:
         self._ended.append(call)
         while len(self._ended) > ENDED_MAX:
             old = self._ended.popleft()
+            self._files -= len(old.files)
             self._unindex(old, list(old.keys))
+
+    def _hashes(self, files: Collection[str]) -> tuple[bytes, ...]:
+        """Return hashes of these paths; none, and the book is full, if there are more than can be kept."""
+        if self._files + len(files) > FILES_MAX:
+            self.is_full = True
+            return ()
+        return tuple(map(_hash, files))
+
+    def _set_files(self, call: CallRecord, files: tuple[bytes, ...]) -> None:
+        self._files += len(files) - len(call.files)
+        call.files = files
 
     def _named(self, id: bytes | None) -> CallRecord | None:
         return next((one for one in self._at(("id", id or b"")) if not one.ended_at), None)

@@ -56,7 +56,7 @@ IDS_MAX: Final = 20_000
 """Ids of calls remembered, and as many changed files; the claims about further ones are unwitnessed."""
 
 ID_CHARS_MAX: Final = 200
-"""Longest id remembered; vendors' ids have 20 to 40 characters."""
+"""Longest id remembered, and as much of a tool's name; vendors' ids have 20 to 40 characters."""
 
 PATH_CHARS_MAX: Final = 1000
 """Longest path remembered; claims about longer ones are unwitnessed."""
@@ -213,12 +213,12 @@ class Judge:
         ext = event.ext if isinstance(event.ext, dict) else {}
         ask, answer = ext.get("ask"), ext.get("answer")
         if isinstance(ask, dict) and ask.get("kind") == "tool" and len(self._asked) < ASKS_MAX:
-            self._asked[str(ask.get("id"))] = str(ask.get("name"))
+            self._asked[_cut(str(ask.get("id")))] = _cut(str(ask.get("name")))
         if isinstance(answer, dict):
-            tool = self._asked.pop(str(answer.get("id")), "")
+            tool = self._asked.pop(_cut(str(answer.get("id"))), "")
             if answer.get("decision") == "modify":
-                self._modified.add(tool)
-            elif answer.get("decision") == "deny":
+                self._modified.add(tool if len(self._modified) < IDS_MAX else "")
+            elif answer.get("decision") == "deny" and len(self._denied) < IDS_MAX:
                 self._denied[tool] += 1
 
     def _look_for_forgery(self, number: int, ext: dict[str, Any]) -> None:
@@ -237,11 +237,11 @@ class Judge:
 
     def _call(self, number: int, event: ToolCall) -> None:
         self._add("tool_call", "unwitnessed")
-        id, parent = event.tool_use_id, event.parent_tool_use_id
+        id, parent, tool = event.tool_use_id, event.parent_tool_use_id, _cut(event.tool_name)
         if parent is not None:
-            self._refer("tool_call.parent", number, parent, event.tool_name)
+            self._refer("tool_call.parent", number, parent, tool)
         if id is None:
-            self._unnamed[event.tool_name[:ID_CHARS_MAX]] += 1
+            self._count_unnamed(tool, 1)
         elif len(id) > ID_CHARS_MAX or (id not in self._calls and len(self._calls) >= IDS_MAX):
             self._told_apart = False
             self._add("tool_call.id", "unwitnessed")
@@ -249,20 +249,28 @@ class Judge:
             self._open(number, event, id)
         self._foresee(number, event)
 
+    def _count_unnamed(self, tool: str, count: int) -> None:
+        if tool in self._unnamed or len(self._unnamed) < IDS_MAX:
+            self._unnamed[tool] += count
+        else:
+            self._told_apart = False
+
     def _open(self, number: int, event: ToolCall, id: str) -> None:
         empty = event.input in (None, {}, "", [])
-        call = _Reported(event.tool_name, "" if empty else canonical.sha256_hex(canonical.encode(event.input)), number)
+        sha256 = "" if empty else canonical.sha256_hex(canonical.encode(event.input))
+        call = _Reported(_cut(event.tool_name), sha256, number)
+        parent = event.parent_tool_use_id and _cut(event.parent_tool_use_id)
         same_id = self._calls.setdefault(id, {})
-        before = same_id.get(event.parent_tool_use_id)
+        before = same_id.get(parent)
         if before is None:
             self._add("tool_call.id", "true")
-        elif before.open and _is_other(before, call) and before.number > self._paused:
-            self._clashes.append(_Late(number, id, event.tool_name))
+        elif before.open and _is_other(before, call) and before.number > self._paused and len(self._clashes) < IDS_MAX:
+            self._clashes.append(_Late(number, id, call.name))
         else:
             # The same call once more, with all its input, or an id that begins anew with each answer of the model.
             self._add("tool_call.id", "unwitnessed")
         if len(same_id) < NAMES_MAX:
-            same_id[event.parent_tool_use_id] = call
+            same_id[parent] = call
 
     def _refer(self, kind: str, number: int, id: str, tool: str) -> None:
         """Note a claim about another call: it may be reported later."""
@@ -276,14 +284,14 @@ class Judge:
     def _result(self, number: int, event: ToolResult) -> None:
         self._add("tool_result", "unwitnessed")
         self._paused = number
-        id, tool = event.tool_use_id, event.tool_name
+        id, tool = event.tool_use_id, _cut(event.tool_name)
         if id is None:
-            self._unnamed[tool[:ID_CHARS_MAX]] -= 1
+            self._count_unnamed(tool, -1)
         else:
             self._answered = True
             self._refer("tool_result.id", number, id, tool)
             self._close(number, event, id)
-        write = self._writing.pop(id or f"\0{tool}", None)
+        write = self._writing.pop(_cut(id or f"\0{tool}"), None)
         if write is not None and not event.is_error and len(self._writes) < WRITES_MAX:
             self._writes[write.path] = write
 
@@ -294,7 +302,7 @@ class Judge:
         for call in calls.values():
             call.open = False
         names = [call.name for call in calls.values()]
-        alike = [_compare_names(event.tool_name, name) for name in names]
+        alike = [_compare_names(_cut(event.tool_name), name) for name in names]
         if True in alike:
             self._add("tool_result.name", "true")
         elif None in alike:
@@ -339,8 +347,9 @@ class Judge:
         self._touch(where)
         if content is not None and len(self._writing) < WRITES_MAX:
             sha256 = canonical.sha256_hex(content.encode("utf-8", "surrogatepass"))
-            write = _Write(where, event.tool_name, sha256, number, MARK in content)
-            self._writing[(event.tool_use_id or f"\0{event.tool_name}")[:ID_CHARS_MAX]] = write
+            tool = _cut(event.tool_name)
+            write = _Write(where, tool, sha256, number, MARK in content)
+            self._writing[_cut(event.tool_use_id or f"\0{tool}")] = write
 
     def _file(self, number: int, event: FileChanged) -> None:
         where = self._place(event.path)
@@ -709,6 +718,11 @@ def _with_folders(paths: Iterable[str]) -> set[str]:
 def _above(path: str, named: Set[str]) -> bool:
     """Return True if the path or a folder above it is named."""
     return not named.isdisjoint(_with_folders([path]))
+
+
+def _cut(text: str) -> str:
+    """Return as much of an id or a tool's name as is remembered."""
+    return text[:ID_CHARS_MAX]
 
 
 def _shown(value: Json) -> str:

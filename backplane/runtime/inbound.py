@@ -63,6 +63,9 @@ ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
 CALLS_OPEN_MAX: Final = 1000
 """Most open calls that are remembered; agents make dozens at once. Further ones do not get the longer limit."""
 
+CALL_CHARS_MAX: Final = 256
+"""Remembered of such a call's id, and of its tool's name; usual ones are shorter."""
+
 REMEMBERED_MAX: Final = 1000
 """Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
 
@@ -215,9 +218,9 @@ class Inbound:
 
     def _note_call(self, event: AgentEvent) -> None:
         if isinstance(event, ToolCall) and len(self._calls_open) < CALLS_OPEN_MAX:
-            self._calls_open[event.tool_use_id or event.tool_name] = event.tool_name
+            self._calls_open[_call_key(event)] = event.tool_name[:CALL_CHARS_MAX]
         elif isinstance(event, ToolResult):
-            self._calls_open.pop(event.tool_use_id or event.tool_name, None)
+            self._calls_open.pop(_call_key(event), None)
 
     def open_call(self) -> str:
         """Return the tool of the last call without a result; empty if there is none."""
@@ -584,6 +587,10 @@ _TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
 
 _QUIET: Final[frozenset[object]] = frozenset((AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted))
 """Event types that say nothing about files, tools, usage or errors."""
+
+
+def _call_key(event: ToolCall | ToolResult) -> str:
+    return (event.tool_use_id or event.tool_name)[:CALL_CHARS_MAX]
 
 
 def _carries_something(event: AgentEvent) -> bool:

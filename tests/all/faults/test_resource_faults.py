@@ -120,6 +120,8 @@ MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "losses": ("warn({'loss': {'path': '/x', 'reason': long}})", ()),
     "streams": ("warn({'output': {'stream': f's{n}', 'text': long}})", ("--env", "A_KEY=a-secret-of-some-length")),
     "tool names": ("ask(name=f't{n}' + long, input={}); line()", ("--pre-tool", "true")),
+    "patches": ("ask(kind='patch', files=[f'f{n}' + long], default='deny'); line()", ()),
+    "calls": ("call(f't{n}' + long, tool_use_id=str(n), parent_tool_use_id=f'p{n}' + long)", ()),
     "open asks": ("ask(name='bash', input={'command': long})", ("--pre-tool", "sleep 2")),
 }
 
@@ -132,14 +134,16 @@ def warn(ext):
     told = {{"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "x", "ext": ext}}
     say("event", ref_id=RUN["id"], event=told)
 def ask(**members):
-    say("ask", ref_id=RUN["id"], id=str(n), kind="tool", **members)
+    say("ask", ref_id=RUN["id"], id=str(n), **{{"kind": "tool", **members}})
+def call(name, **members):
+    say("event", ref_id=RUN["id"], event=body(kind="tool_call", **{{"tool_name": name, "input": {{}}, **members}}))
 hello(extensions=["ask/1"]); take(); long = "y" * 4_000_000
 for n in range(25):
     {one}
 final(); rest()
 """
     ended = ground.start("run", "do it", "--sidecar", ground.host(body), *options).end()
-    assert (ended.code, ended.left) == (0, [])
+    assert (ended.code, ended.left) == (3 if what == "calls" else 0, [])  # No rule can judge such names.
     assert ended.peak_bytes - ground.base_bytes < 64 << 20
 
 
