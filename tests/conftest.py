@@ -13,6 +13,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 import time
 import tomllib
 from collections import Counter
@@ -319,6 +321,30 @@ ALL_ADDS = (
     "xtask.py test --all adds tests/all: the vendors' agents, clients in five languages, the fault catalogue, "
     "the queue on Postgres, browsers, trio; and the gate of coverage"
 )
+
+
+MEASURE = Path(sys.prefix) / "measure.py"
+"""Is there while a suite with coverage runs: every Python of this environment that starts meanwhile runs it."""
+MEASURES = (
+    "import coverage\n"
+    f"if os.access({str(ROOT)!r}, os.W_OK):\n"  # not so in a sandbox
+    f"    c = coverage.Coverage(data_file={str(ROOT / '.coverage')!r}, data_suffix=True, auto_data=True,\n"
+    f"                          config_file={str(ROOT / 'pyproject.toml')!r})\n"
+    "    c.start()\n"
+)
+PTH = f"import os; os.path.exists({str(MEASURE)!r}) and exec(open({str(MEASURE)!r}).read())\n"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let coverage follow the children, whatever environment they get: `kill -9` alone loses what it has seen."""
+    if session.config.getoption("cov_source", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        Path(sysconfig.get_path("purelib"), "measure.pth").write_text(PTH, encoding="utf-8")
+        MEASURE.write_text(MEASURES, encoding="utf-8")
+
+
+def pytest_sessionfinish() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        MEASURE.unlink(missing_ok=True)
 
 
 def pytest_collection_finish() -> None:
