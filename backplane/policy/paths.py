@@ -160,6 +160,12 @@ SPELLINGS: Final[dict[str, str]] = {
 
 SECOND_SPELLINGS: Final[dict[str, str]] = {neutral: spelling for spelling, neutral in SPELLINGS.items()}
 
+SHELLS: Final = frozenset({
+    *("Shell", "shell", "local_shell", "run_shell_command", "run_command", "run_terminal_cmd", "run_in_terminal"),
+    *("execute_command", "exec_command", "Terminal", "terminal"),
+})  # fmt: skip
+"""Names by which other agents call a tool that runs a command line: rules on `bash` judge them, too."""
+
 
 class Touched(msgspec.Struct, frozen=True):
     """Everything that one tool call names, as it was written."""

@@ -24,7 +24,16 @@ from backplane.contract.unheard import nearest_name
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, comparable_glob, locate, touched
+from backplane.policy.paths import (
+    SECOND_SPELLINGS,
+    SHELLS,
+    SPELLINGS,
+    TOOLS,
+    ToolShape,
+    comparable_glob,
+    locate,
+    touched,
+)
 from backplane.policy.urls import NetworkRule, network_rule, network_rules, read_target
 
 POLICY_BYTES_MAX: Final = 1 << 20
@@ -112,7 +121,7 @@ def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str
     Args:
         aliases: a dialect's table, vendor name → neutral name.
     """
-    neutral = aliases.get(name) or SPELLINGS.get(name, name)
+    neutral = aliases.get(name) or SPELLINGS.get(name) or ("bash" if name in SHELLS else name)
     second = SECOND_SPELLINGS.get(neutral)
     if second is None:
         return (name,) if neutral == name else (name, neutral)

@@ -616,10 +616,18 @@ var spellings = map[string]string{
 	"Grep": "grep", "Bash": "bash", "WebFetch": "web_fetch", "WebSearch": "web_search",
 }
 
+// Names by which agents call a tool that runs a command line; each is bash, too.
+var shells = map[string]bool{
+	"Shell": true, "shell": true, "local_shell": true, "run_shell_command": true, "run_command": true, "run_terminal_cmd": true,
+	"run_in_terminal": true, "execute_command": true, "exec_command": true, "Terminal": true, "terminal": true,
+}
+
 // Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling.
 func namesOf(name string) []string {
 	neutral, known := spellings[name]
-	if !known {
+	if shells[name] {
+		neutral = "bash"
+	} else if !known {
 		neutral = name
 	}
 	names := []string{name, neutral}

@@ -326,9 +326,13 @@ const SPELLINGS = {
   Bash: 'bash', WebFetch: 'web_fetch', WebSearch: 'web_search',
 };
 
+/** Names by which agents call a tool that runs a command line; each is bash, too. */
+const SHELLS = new Set(['Shell', 'shell', 'local_shell', 'run_shell_command', 'run_command', 'run_terminal_cmd', 'run_in_terminal',
+  'execute_command', 'exec_command', 'Terminal', 'terminal']);
+
 /** Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling. */
 function namesOf(name) {
-  const neutral = Object.hasOwn(SPELLINGS, name) ? SPELLINGS[name] : name;
+  const neutral = Object.hasOwn(SPELLINGS, name) ? SPELLINGS[name] : SHELLS.has(name) ? 'bash' : name;
   const second = Object.keys(SPELLINGS).find((spelling) => SPELLINGS[spelling] === neutral);
   return [...new Set([name, neutral, second ?? neutral])];
 }

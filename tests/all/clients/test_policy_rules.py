@@ -15,7 +15,7 @@ import pytest
 
 from backplane import resources
 from backplane.contract.work import PolicyProfile
-from backplane.policy.paths import SPELLINGS, TOOLS
+from backplane.policy.paths import SHELLS, SPELLINGS, TOOLS
 from backplane.policy.rules import compile_policy, unknown_tools
 from tests.peers import run as message
 
@@ -116,5 +116,6 @@ def test_the_control_plane_decides_the_contracts_vectors(
 
 def test_the_table_of_names_is_the_one_in_use() -> None:
     assert VECTORS["names"] == SPELLINGS
+    assert set(VECTORS["shells"]) == SHELLS
     assert set(SPELLINGS.values()) <= set(TOOLS)
     assert unknown_tools(PolicyProfile(disallowed_tools=tuple(SPELLINGS))) == {}
