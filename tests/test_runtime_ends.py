@@ -303,6 +303,10 @@ put(final(run, trace=[event(run, "one")["event"], event(run, "two", ts="2026-01-
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root), script(tmp_path, body))
     assert ended(run) == ("complete", None, "complete")
+    mark, *events = events
+    assert mark.ext == {"trace_of_final": {"events": 3}}
+    assert "nothing came while the host worked" in mark.message
+    assert mark == run.receipt.trace[0]
     assert texts(events) == ["one", "two"]
     assert len(events) == 3
     assert events[1].ts == "2026-01-15T12:00:00.100Z"

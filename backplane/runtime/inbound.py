@@ -335,7 +335,7 @@ class Inbound:
         return [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
-        """A trace inside the final: taken when nothing was streamed, else kept as a claim."""
+        """A trace inside the final: taken, and marked, when nothing was streamed; else kept as a claim."""
         if not trace:
             return []
         if self._facts.accepted:
@@ -344,7 +344,9 @@ class Inbound:
         instead = now()
         events = [carried(read_event(value, now=lambda: instead)) for value in trace]
         self._accept(events)
-        return [Events.of(self._run_id, events)]
+        # They were not seen as they happened: a question may have been due, and their times are the host's word.
+        fact = f"nothing came while the host worked; its receipt tells the rest afterwards (events: {len(events)})"
+        return [self._add("trace_of_final", {"events": len(events)}, fact), Events.of(self._run_id, events)]
 
     def _fatal(self, fatal: wire.Fatal) -> list[Events]:
         if self.over.is_set():
