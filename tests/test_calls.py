@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backplane.contract.approval import Decision
 from backplane.contract.work import PolicyProfile, RuntimeConfig
-from backplane.policy.paths import SECOND_SPELLINGS, TOOLS
+from backplane.policy.paths import SECOND_SPELLINGS, SHELLS, SPELLINGS, TOOLS
 from backplane.receipts.calls import CALLS_MAX, ENDED_MAX, CallBook
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
@@ -495,7 +495,7 @@ USED = [
 async def test_rules_on_places_are_held_by_a_host_that_names_each_place(
     tool: str, isolation: Any, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
-    neutral = {spelling: name for name, spelling in SECOND_SPELLINGS.items()}.get(tool, tool)
+    neutral = {**dict.fromkeys(SHELLS, "bash"), **SPELLINGS}.get(tool, tool)
     input = INPUT_OF.get(neutral, {"path": "a.txt"})
     steps = [(CALL, "t1", input), (ASK, "t1", input, "allow"), (RESULT, "t1")]
     async with plane(backplane_home, isolation=isolation) as control:

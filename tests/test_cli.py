@@ -28,6 +28,7 @@ from backplane.cli import COMMANDS, EXITS, help_text, streams
 from backplane.cli.remedies import REMEDIES
 from backplane.contract.receipt import verify_bytes
 from backplane.errors import CODES, OWN_CODES, CapabilityError
+from backplane.policy.rules import PROFILES
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.schemas import build
@@ -592,7 +593,10 @@ def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
     *checks, level = lines(done.stdout)
     assert level.startswith("level: none")
     assert all(line.split()[0] in ("pass", "fail", "skip") for line in checks if not line.startswith(" "))
+    skips = [line for line in checks if line.startswith("skip")]
+    assert len(skips) == len({line.partition("): ")[2] for line in skips}) == 1, "one line a reason"
     report = json.loads(cli("conform", "--json", "--", "false").stdout)
+    assert skips[0].startswith(f"skip  {sum(one['verdict'] == 'skip' for one in report['results'])} checks (S")
     assert report["level"] == "none"
     assert report["command"] == ["false"]
 
@@ -1040,6 +1044,7 @@ def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_ho
     assert kept["config"]["max_turns"] == 3
     assert kept["workspace"]["exclude"] == ["*.log"]
     assert kept["policy"]["disallowed_tools"] == ["bash"]
+    assert kept["policy"]["deny_write"] == list(PROFILES["default"].deny_write), "a rule is added to the default ones"
     assert b"geheim-9" not in head
 
 

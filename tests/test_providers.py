@@ -272,6 +272,15 @@ async def test_a_turns_policy_is_a_name_a_file_or_a_profile_and_its_root_a_path(
             assert "forbidden by 'bash'" in denied.error.message
 
 
+async def test_a_turns_policy_leaves_the_default_rules_in_force(ground: Ground, tmp_path: Path) -> None:
+    calls = (Call(name="write_file", input={"path": ".git/config", "content": "new\n"}, id="a"),)
+    with ModelServer([Turn(calls=calls), Turn(text="done")]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            (await session.run("write", policy=PolicyProfile(disallowed_tools=("bash",)))).check()
+            assert session.receipt is not None
+            assert session.receipt.findings.denied == 1
+
+
 async def test_a_turn_without_usage_leaves_what_the_others_used_known(ground: Ground) -> None:
     turns = [Turn(text="one", usage=USED), Turn(fault=Fault(status=401), times=None)]
     with ModelServer(turns) as server:

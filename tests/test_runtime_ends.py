@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from backplane.contract.events import Warned
 from backplane.runtime.backends import Backend, MemoryBackend
 from tests.runs import QUICK, backplane_of, check, counts, ended, go, order, plane, script, texts, within
 
@@ -304,6 +305,7 @@ put(final(run, trace=[event(run, "one")["event"], event(run, "two", ts="2026-01-
         run, events = await go(control, order(root), script(tmp_path, body))
     assert ended(run) == ("complete", None, "complete")
     mark, *events = events
+    assert isinstance(mark, Warned)
     assert mark.ext == {"trace_of_final": {"events": 3}}
     assert "nothing came while the host worked" in mark.message
     assert mark == run.receipt.trace[0]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
@@ -14,6 +14,9 @@ from backplane.errors import BackplaneError, ConfigError
 
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
+
+RULES_SHOWN: Final = 8
+"""Rules that a line of `conform` names; more of them are counted."""
 
 
 def validate_files(options: Options) -> int:
@@ -99,13 +102,16 @@ def conform_host(options: Options) -> int:
 
     from backplane.conform.runner import conform
 
-    progress = None if options.json else partial(_say, only_failed=options.failed)
+    skipped: dict[str, list[Result]] = {}
+    progress = None if options.json else partial(_say, skipped=skipped, only_failed=options.failed)
     cwd = str(streams.folder())
     report = anyio.run(partial(conform, options.command, cwd=cwd, progress=progress))
     failed = report.count("fail")
     if options.json:
         streams.write_record(report)
     else:
+        for reason, results in skipped.items() if not options.failed else ():
+            streams.write(_skip_line(reason, results))
         follow = sum(result.follows is not None for result in report.results)
         also = f" ({follow} of them follow from another)" if follow else ""
         counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
@@ -113,8 +119,11 @@ def conform_host(options: Options) -> int:
     return 1 if failed else 0
 
 
-def _say(result: Result, *, only_failed: bool) -> None:
-    """Print one check as soon as it is made: all of them take some seconds."""
+def _say(result: Result, *, skipped: dict[str, list[Result]], only_failed: bool) -> None:
+    """Print one check as soon as it is made, as all of them take some seconds; keep those that do not apply."""
+    if result.verdict == "skip":
+        skipped.setdefault(result.seen, []).append(result)
+        return
     if only_failed and result.verdict != "fail":
         return
     if result.follows is not None:
@@ -124,3 +133,11 @@ def _say(result: Result, *, only_failed: bool) -> None:
     streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
     for line in result.lines if result.verdict == "fail" else ():
         streams.write(f"      {streams.one_line(line)}\n")
+
+
+def _skip_line(reason: str, results: list[Result]) -> str:
+    """Return one line for all checks that do not apply for the same reason, with their rules."""
+    rules = list(dict.fromkeys(result.rule for result in results))
+    named = ", ".join(rules[:RULES_SHOWN]) + (f" and {len(rules) - RULES_SHOWN} more" * (len(rules) > RULES_SHOWN))
+    checks = "1 check" if len(results) == 1 else f"{len(results)} checks"
+    return f"skip  {checks} ({named}): {streams.one_line(reason)}\n"

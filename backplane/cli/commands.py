@@ -517,8 +517,8 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
                 flag("--junit", "a JUnit test report instead; an incomplete end is a failure"),
             ),
             flag("--full", "draw every row, for paper; a long run's page opens slowly"),
-            value("--omit", "WHAT", "of a page for others: outputs, prompts, paths, with commas between",
-                  default=""),
+            value("--omit", "WHAT", "of a page for others: outputs, prompts, paths (folders of absolute paths; names "
+                  "in the workspace stay), with commas between", default=""),
             about="Write a run, or two side by side, as one HTML file that needs nothing beside it.",
         ),
         "web": CommandRow(

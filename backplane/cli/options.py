@@ -98,7 +98,7 @@ POLICY = value("--policy", "FILE", "policy as JSON, or `default`, `strict` or `c
 RIGHTS = (
     POLICY,
     many("--allow-tool", "T", "only these tools"),
-    many("--deny-tool", "T", "not these tools"),
+    many("--deny-tool", "T", "not these tools, beside the rules that count already"),
     flag("--lenient", "take a stranger's order though some of its members are unknown"),
     many(
         "--fail-on",

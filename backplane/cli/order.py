@@ -20,6 +20,7 @@ from backplane.contract.receipt import FINDINGS
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
+from backplane.policy.rules import with_defaults
 from backplane.protocol import strict
 from backplane.runtime.orders import read_policy
 
@@ -229,6 +230,8 @@ def _policy(
         profile = name
     elif name is not None:
         profile = read_policy(name)
+    if options.allow_tool or options.deny_tool:
+        profile = with_defaults(profile)  # A rule is added to what would count without it.
     return _replace(
         profile,
         allowed_tools=(*profile.allowed_tools, *options.allow_tool),

@@ -345,7 +345,12 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
     Raises:
         PolicyError: `policy_invalid`, for a pattern that cannot be read or costs too much to match.
     """
-    return Policy(PROFILES["default"] if defaults and profile == PolicyProfile() else profile)
+    return Policy(with_defaults(profile) if defaults else profile)
+
+
+def with_defaults(profile: PolicyProfile) -> PolicyProfile:
+    """Return the shipped `default` profile in the place of one that says nothing at all; any other as it is."""
+    return PROFILES["default"] if profile == PolicyProfile() else profile
 
 
 def has_rules_of(profile: PolicyProfile, shipped: str) -> bool:

@@ -28,7 +28,7 @@ from backplane.contract.pictures import IMAGES_BYTES_MAX
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, ConfigError
 from backplane.policy.paths import CHANGE_NOTHING
-from backplane.policy.rules import tool_names
+from backplane.policy.rules import tool_names, with_defaults
 from backplane.providers.reading import PREFIX, text_of
 from backplane.providers.tools import Tool, ToolDefinition
 from backplane.runtime.hooks import Hook
@@ -406,6 +406,7 @@ def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
         ConfigError: `config_invalid`, the later one allows what the session's does not.
     """
     merged: dict[str, tuple[str, ...]] = {}
+    base = with_defaults(base)  # What counts in a session that was given no policy.
     for name in PolicyProfile.__struct_fields__:
         ours: tuple[str, ...] = getattr(base, name)
         theirs: tuple[str, ...] = getattr(turn, name)

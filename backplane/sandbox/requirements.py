@@ -32,6 +32,12 @@ STRICT: Final[Demands] = MappingProxyType({"credentials": "os", "deny_read_outsi
 """Demands of the shipped profiles `strict` and `ci`, and of each policy with all their rules."""
 
 
+_UNCONTAINED: Final = (
+    "--isolation off, with which the operating system keeps no file, credential or host of the network from the agent"
+)
+"""The other way out of a refusal; not only what was missing is given up by it."""
+
+
 def demands_of(profile: PolicyProfile, isolation: Isolation) -> Demands:
     """Return what a policy demands by itself; nothing with isolation off, which the user has to ask for."""
     return STRICT if isolation != "off" and has_rules_of(profile, "strict") else {}
@@ -80,7 +86,7 @@ def refuse(
     if missing:
         steps = "; ".join(_steps(found, networked)) or "run it as a program of its own"
         of_profile = isolation == "best_effort" and STRICT.keys() >= {name for name, why in unheld.items() if why}
-        otherwise = "--isolation off, which leaves them readable" if of_profile else "ask for less"
+        otherwise = _UNCONTAINED if of_profile else "ask for less"
         raise CapabilityError("capability_unsupported", "; ".join(missing), hint=f"{steps}, or {otherwise}")
 
 
