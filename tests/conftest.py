@@ -2,6 +2,9 @@
 
 A test that needs a program says `@pytest.mark.needs("node")` or takes the fixture `needs`; its skip then reads
 "needs node: not found". `BACKPLANE_REQUIRE=node,jq` turns a skip whose reason names one of these into a failure.
+
+Exact words stand in `tests/words.txt` alone; `pytest tests/test_words.py --words` writes them anew, and `git diff`
+shows what changed. Every other test asserts codes, exit codes and places.
 """
 
 from __future__ import annotations
@@ -163,6 +166,39 @@ def npm_programs(needs: Callable[[str], str]) -> Callable[..., Path]:
         return cache / "node_modules" / ".bin"
 
     return installed
+
+
+# Exact words ----------------------------------------------------------------------------------------------------------
+
+WORDS = Path(__file__).with_name("words.txt")
+MARKS = (
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\b", "ID"),
+    (r"\b[0-9a-f]{16,64}\b", "HASH"),
+    (r"\b\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d+\.\d s\b", "TIME"),
+)
+"""What differs from run to run, and the mark that stands for it."""
+
+
+@pytest.fixture
+def said(request: pytest.FixtureRequest, tmp_path: Path, backplane_home: Path) -> Callable[[str, str], None]:
+    """A function that compares a text with the section of this name in `words.txt`, or writes that section anew."""
+
+    def compare(name: str, text: str) -> None:
+        text = text.replace(str(backplane_home), "HOME").replace(str(tmp_path), "FOLDER")
+        for found, mark in MARKS:
+            text = re.sub(found, mark, text)
+        _, *parts = re.split(r"^== (.*) ==\n", WORDS.read_text(), flags=re.M)
+        sections = dict(zip(parts[::2], parts[1::2], strict=True))
+        if request.config.getoption("words"):
+            sections[name] = text.strip() + "\n\n"
+            WORDS.write_text("".join(f"== {key} ==\n{sections[key]}" for key in sorted(sections)))
+        assert sections.get(name, "").strip() == text.strip(), f"{name}: pytest tests/test_words.py --words takes it"
+
+    return compare
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--words", action="store_true", help="write tests/words.txt anew")
 
 
 # Children left behind -------------------------------------------------------------------------------------------------
