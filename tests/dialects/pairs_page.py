@@ -244,10 +244,10 @@ your own, an entry point instead:
 
 ```toml
 [project.entry-points."backplane.dialects"]
-lorem = "your_package.lorem:DIALECT"
+acme = "your_package.acme:DIALECT"
 ```
 
-`tests/dialects/lorem.py` is a whole one for a made-up vendor, `acme.py` beside it a smaller one. In its order:
+`tests/dialects/acme.py` is a whole one for a made-up vendor. In its order:
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
@@ -280,8 +280,8 @@ lorem = "your_package.lorem:DIALECT"
 9. **The value.** Each member of `Dialect` is described in `backplane/dialects/vendor.py`; most have a default.
 
 Then the measures: `tests/dialects/measures.py` says what M1 to M6 are, `test_measures.py` runs them. They want a corpus
-(`contracts/dialects/NAME/` for a row of the table), a judge (`referees.py`: the vendor's SDK, else its page as types
-like `lorem_page.py`), what its server refuses (`rules.py`), and its words that say only a kind, a reason or a count
+(`contracts/dialects/NAME/` for a row of the table), a judge (`referees.py`: the vendor's SDK, else types written from
+its page), what its server refuses (`rules.py`), and its words that say only a kind, a reason or a count
 (`KIND_WORDS` and `COUNTERS` of `differ.py`, `STOP_WORDS` of `measures.py`).
 """
 

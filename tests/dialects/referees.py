@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.dialects import lorem_page
-
 FAMILY = {"openai": "chat", "kimi": "chat", "copilot": "chat", "claude": "claude", "gemini": "gemini", "codex": "codex"}
 SDK_OF = {"chat": "openai", "codex": "openai", "claude": "anthropic", "gemini": "google.genai"}
 
@@ -74,8 +72,6 @@ def _adapter(family: str) -> Any:
 
 def invalid(dialect: str, kind: str, document: Any) -> str | None:
     """Return why the vendor's own types refuse a document, None when they take it."""
-    if dialect == "lorem":
-        return lorem_page.invalid(kind, document)
     family = FAMILY[dialect]
     try:
         with warnings.catch_warnings():
@@ -105,8 +101,6 @@ def _chunk_adapter(family: str) -> Any:
 
 def invalid_chunk(dialect: str, chunk: Any) -> str | None:
     """Return why the vendor's types refuse a chunk; errors have no type there."""
-    if dialect == "lorem":
-        return lorem_page.invalid("chunk", chunk)
     family = FAMILY[dialect]
     if "error" in chunk and (family != "codex" or chunk.get("type") == "error"):
         return None
@@ -170,7 +164,7 @@ def facts(dialect: str, chunks: list[Any]) -> dict[str, Any]:
     Raises:
         Refused: the accumulator fails on it.
     """
-    add = lorem_page.facts if dialect == "lorem" else globals()[f"_{FAMILY[dialect]}_facts"]
+    add = globals()[f"_{FAMILY[dialect]}_facts"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

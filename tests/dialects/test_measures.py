@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint
 
 import pytest
 
-from backplane import dialects
-from tests.dialects import dialect_corpus, lorem_page, measures, referees
-from tests.dialects.dialect_corpus import Corpus
+from tests.dialects import dialect_corpus, measures, referees
 
 OBJECTS_MIN = 40
 STREAMS_MIN = 12
@@ -60,45 +57,6 @@ def test_m4_a_stream_says_the_same_to_another_vendors_sdk() -> None:
     missed = wrong(found)
     assert all("'failed half way'" in miss for miss in missed), missed
     assert len(missed) * 100 <= (100 - M4_PERCENT_MIN) * len(found)
-
-
-INTO = Corpus(
-    lambda name, kind: lorem_page.DOCUMENTS[kind] if name == "lorem" else dialect_corpus.documents(name, kind),
-    lambda name: lorem_page.STREAMS if name == "lorem" else dialect_corpus.streams(name),
-    ("lorem",), [(name, "lorem") for name in dialect_corpus.NAMES],
-)  # fmt: skip
-OUT = INTO._replace(pairs=[("lorem", name) for name in dialect_corpus.NAMES])
-
-
-@pytest.fixture
-def lorem(monkeypatch: pytest.MonkeyPatch) -> None:
-    brought = EntryPoint("lorem", "tests.dialects.lorem:DIALECT", dialects.GROUP)
-    monkeypatch.setattr(dialects, "entries", lambda: (brought,))
-
-
-@pytest.mark.usefixtures("lorem")
-@pytest.mark.parametrize("name", measures.MEASURES)
-def test_a_vendor_of_another_wheel_meets_every_measure(name: str) -> None:
-    assert wrong(measures.MEASURES[name](INTO)) == []
-
-
-@pytest.mark.usefixtures("lorem")
-def test_what_leaves_it_is_named_and_comes_back() -> None:
-    assert wrong([*measures.m2(OUT, with_types=False), *measures.m6(OUT)]) == []
-
-
-@pytest.mark.usefixtures("lorem")
-def test_what_leaves_it_is_valid_for_the_vendors_sdks() -> None:
-    referees.need(*dialect_corpus.NAMES)
-    assert wrong([*measures.m2(OUT), *measures.m4(OUT)]) == []
-
-
-@pytest.mark.usefixtures("lorem")
-def test_a_loss_of_its_stream_names_the_kind_of_its_chunk() -> None:
-    done = dialects.StreamTranslation("lorem", "claude")
-    done.feed({"e": "open", "ticket": "a", "engine": "lorem-1"})
-    done.feed({"e": "yawn"})
-    assert [(loss.chunk, loss.chunk_type) for loss in done.losses] == [(1, "yawn")]
 
 
 def members(value: object) -> set[str]:
