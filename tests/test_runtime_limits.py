@@ -133,6 +133,12 @@ hello(); run = take()
             "(idle_s)",
         ),
         (
+            "put(call(run, 'a'), event(run, type='warning', text=None, message='', ext={'turn': "
+            "{'stop_reason': 'tool_use'}})); time.sleep(60)",
+            "idle",
+            "(tool_s)",
+        ),
+        (
             "put(call(run, 'a'))\nfor _ in range(6): time.sleep(0.5); put(event(run, 'still at it'))\n"
             "put(result(run, 'a'), final(run)); end()",
             "complete",

@@ -141,7 +141,7 @@ for line in sys.stdin:
         ("hangs", {"tool_ms": 500}, Limits(), "no answer to tools/call within 0.5 s"),
         ("hangs", {}, Limits(idle_s=1.5), "no answer to tools/call within 1.5 s"),
         ("hangs", {}, Limits(tool_s=0.5), "no answer to tools/call within 0.5 s"),
-        ("hangs", {"tool_ms": 5000}, Limits(idle_s=4.0), "no answer to tools/call within 5 s"),
+        ("hangs", {"tool_ms": 1800}, Limits(idle_s=1.5), "no answer to tools/call within 1.8 s"),
         ("dies", {}, Limits(), "the program ended; its stderr: no DATABASE_URL"),
     ],
 )

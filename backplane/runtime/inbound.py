@@ -119,7 +119,8 @@ class Inbound:
         """What the first message with another run's id was, in words."""
         self.asks_open: dict[str, wire.Ask] = {}
         self._calls_open: dict[str, str] = {}
-        """Calls of tools without a result in this turn: id, or the tool's name where there is none → that name."""
+        """Calls without a result: id, or the tool's name where it has none → that name. A turn that ends otherwise than
+        for its tools drops them."""
         self._asks_bytes = 0
         self._run_id = run_id
         self._facts = facts
@@ -212,8 +213,6 @@ class Inbound:
             self.keep_limit()
         if events:
             self._facts.resting = type(events[-1]) is TurnEnded
-        if self._facts.resting:
-            self._calls_open.clear()
         self.progressed = self.progressed or any(map(_carries_something, events))
 
     def _note_call(self, event: AgentEvent) -> None:
@@ -221,6 +220,8 @@ class Inbound:
             self._calls_open[_call_key(event)] = event.tool_name[:CALL_CHARS_MAX]
         elif isinstance(event, ToolResult):
             self._calls_open.pop(_call_key(event), None)
+        elif isinstance(event, TurnEnded) and "tool" not in str(event.body.get("stop_reason")):
+            self._calls_open.clear()  # `tool_use` is ours; other hosts write `tool_calls`.
 
     def open_call(self) -> str:
         """Return the tool of the last call without a result; empty if there is none."""
