@@ -855,14 +855,14 @@ class Run:
             self._inbound.close()
             self._stop()
             return
+        # What is kept is handed on, whatever raises afterwards; all of a batch may be held back as part of a secret.
+        self._queue += [batch for batch in batches if batch.events]
         for batch in batches:
             if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
                 self.facts.own_lines.append(at)
             if not batch.text_only:
                 self.facts.fold_claims(batch.events, at, ours=batch.ours)
             at += len(batch.events)
-            if batch.events:  # All of them may be held back as what may be the beginning of a secret.
-                self._queue.append(batch)
 
     def _hand_in(self, batches: list[Events]) -> None:
         """What did not come from the child: whoever waits for the child's output is to see it at once."""

@@ -54,7 +54,7 @@ EDGES = frozenset(
         "runtime/plane.py:ControlPlane._end < runtime/plane.py:ControlPlane.start",
         "runtime/run.py:Run.leave < runtime/plane.py:ControlPlane._end",
         "runtime/run.py:Run.batches < …",
-        "runtime/run.py:_Batches.__init__ < runtime/run.py:Run.batches",
+        "runtime/run.py:_RunReader.__init__ < runtime/run.py:Run.batches",
         "runtime/run.py:_Batches.__aiter__ < …",
         "runtime/run.py:_Batches.__anext__ < …",
         "runtime/run.py:Run._next_batch < runtime/run.py:_Batches.__anext__",
@@ -126,10 +126,11 @@ async def serve(stdin: int, stdout: int) -> None:
         ref_id, order = run["id"], run["work_order"]
         Path(order["workspace"]["root"], "made.txt").write_text("made\n")  # noqa: ASYNC240
         put(*said(ref_id), {"t": "strange", "ref_id": ref_id})
-        for number, name in enumerate(("deploy", "peek")):
-            put({"t": "ask", "ref_id": ref_id, "id": f"a{number}", "kind": "tool", "name": name, "input": {}})
+        deploying = {"to": "prod"}  # The answer to the ask counts for the call with the same input.
+        for number, (name, wanted) in enumerate((("deploy", deploying), ("peek", {}))):
+            put({"t": "ask", "ref_id": ref_id, "id": f"a{number}", "kind": "tool", "name": name, "input": wanted})
             await take()
-        call = {"type": "tool_call", "tool_name": "deploy", "input": {"to": "prod"}}
+        call = {"type": "tool_call", "tool_name": "deploy", "input": deploying}
         result = {"type": "tool_result", "tool_name": "deploy", "output": "done", "is_error": False}
         changed = {"type": "file_changed", "path": "made.txt", "summary": "made"}
         put(*({"t": "event", "ref_id": ref_id, "event": {"ts": TIME, **body}} for body in (call, result, changed)))
