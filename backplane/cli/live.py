@@ -112,8 +112,6 @@ def _end(plan: Plan, live: _Live) -> int:
     if not live.outlet.gone:
         streams.write(live.clear())
         _say_the_end(plan, ended, live, saved)
-    for line in show.remarks_on(ended.receipt):
-        streams.note(line)
     left = live.outlet.gone and live.signal is None
     why = ended.end_error if ended.end_error is not None or live.signal is not None else failure_of(ended.receipt)
     if why is not None and (failure is not None or not left):
@@ -122,6 +120,10 @@ def _end(plan: Plan, live: _Live) -> int:
         streams.note(f"{ended.receipt.outcome} ({ended.end.reason}): backplane why {ended.id}")
     if failure is not None:
         streams.error(failure)
+    # Below the error: its code, at the beginning of the first line, says why the exit code is what it is.
+    for line in show.remarks_on(ended.receipt):
+        streams.note(line)
+    if failure is not None:
         return failure.facts.exit_code
     if left:
         return READER_GONE

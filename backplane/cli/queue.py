@@ -274,10 +274,10 @@ async def _brought(
         else:
             patch = patch_lines(receipt, store.patch(row), root or "DIR")
             streams.write("\n".join((_ended(row, result, receipt), *patch)) + "\n")
-        for line in remarks_on(receipt):
-            streams.note(line)
         if (failure := failure_of(receipt)) is not None:
             streams.error(failure)
+        for line in remarks_on(receipt):
+            streams.note(line)
         return code_of(receipt)
 
 
