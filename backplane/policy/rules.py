@@ -100,7 +100,8 @@ _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 ALLOWED: Final = Ruling("allow", "no rule forbids it")
 _OUTSIDE: Final = Rule("workspace")
-_MALFORMED: Final = Rule("malformed")
+MALFORMED: Final = Rule("malformed")
+"""Of what no rule can be held against."""
 _UNKNOWN_TOOL: Final = ToolShape()
 _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 
@@ -189,7 +190,7 @@ class Policy:
 
         place, shown = read_target(target), _shown(_UNTOLD.sub("", target))
         if place is None:
-            return Ruling("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
+            return Ruling("deny", f"{shown} does not say clearly where it leads", MALFORMED)
         denied = next((rule for rule in self._hosts_denied if rule.matches(place, unsaid=True)), None)
         if denied is not None:
             reason = f"connecting to {shown} is forbidden by {denied.pattern!r}"
@@ -270,9 +271,9 @@ class Policy:
     def _places(self, tool: _KnownTool, input: Json, root: str | None, cwd: str | None) -> Ruling:
         shape, found, name = tool.shape, touched(tool.shape, input), tool.names[0]
         if found.unreadable is not None:
-            return Ruling("deny", f"tool '{name}': {found.unreadable}", _MALFORMED)
+            return Ruling("deny", f"tool '{name}': {found.unreadable}", MALFORMED)
         if shape.names_place and not found.paths and not found.urls:
-            return Ruling("deny", f"tool '{name}' names no place that could be checked", _MALFORMED)
+            return Ruling("deny", f"tool '{name}' names no place that could be checked", MALFORMED)
         targets: Sequence[str | None] = found.urls or ([None] if shape.connects and not shape.names_place else [])
         rulings = itertools.chain(
             (ruling for path in found.paths for ruling in self._path_rulings(shape, path, root, cwd)),
@@ -300,7 +301,7 @@ class Policy:
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:
         if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
-            return Ruling("deny", f"a tool's name has 1 to {TOOL_NAME_CHARS_MAX} characters", _MALFORMED)
+            return Ruling("deny", f"a tool's name has 1 to {TOOL_NAME_CHARS_MAX} characters", MALFORMED)
         shown = names[0]
         pattern = _first(self._tools_denied, names)
         if pattern is not None:
@@ -320,7 +321,7 @@ class Policy:
     ) -> Ruling:
         place = locate(path, root, cwd)
         if place is None:
-            return Ruling("deny", f"{_shown(path)} names no file", _MALFORMED)
+            return Ruling("deny", f"{_shown(path)} names no file", MALFORMED)
         pattern = globs.matches(place.path) if globs is not None else None
         if pattern is None:
             return ALLOWED

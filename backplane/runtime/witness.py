@@ -16,6 +16,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, ToolCall
 from backplane.contract.receipt import NAMES_MAX, Receipt
+from backplane.policy.rules import MALFORMED
 from backplane.receipts.build import RunState, workspace_path
 from backplane.receipts.claimed_texts import Likeness, likeness, written
 from backplane.receipts.claims import Files, Judge, Seen
@@ -99,7 +100,7 @@ def _seen(
         backend_version=facts.backend.backend_version,
         capabilities={**facts.manifest.unknown, **facts.manifest.to_wire()},
         mode=facts.mode,
-        violations=len(facts.violations()),
+        violations=sum(row["rule"] != MALFORMED.name for row in facts.violations()),
         changed=changed if changed is not None and len(changed) <= NAMES_MAX else None,
         hidden=patch is not None and bool(patch.ignored_count),
         git_diff=diff,
