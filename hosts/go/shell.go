@@ -28,10 +28,9 @@ func (t *teller) Write(data []byte) (int, error) {
 
 func work(ctx context.Context, run *host.Run) (host.Done, error) {
 	command, root, told := run.Order.Task, run.Order.Workspace.Root, &teller{run: run}
-	input := host.Members{"command": command}
+	input, more := host.Members{"command": command}, host.Members{"command": command, "cwd": root, "tool_use_id": "bash-1"}
 	run.Event("tool_call", host.Members{"tool_name": "bash", "tool_use_id": "bash-1", "input": input})
 	result := host.Members{"tool_name": "bash", "tool_use_id": "bash-1", "is_error": true}
-	more := host.Members{"command": command, "cwd": root, "tool_use_id": "bash-1"}
 	if verdict := run.May("bash", input, more); verdict.Decision != "allow" {
 		result["output"] = "policy_denied: " + verdict.Reason
 		run.Event("tool_result", result)
