@@ -224,6 +224,10 @@ def python(needs: Callable[[str], str], built: Path) -> Command:
 DRIVERS: dict[str, Driver] = {"node": node, "go": go, "sh": sh, "java": java, "python": python}
 
 OTHERWISE: dict[tuple[str, str], tuple[str, Record]] = {
+    ("python", "cancel"): (
+        "its `run.error` says why any run did not complete; the line has a `final` without a code, as nothing failed",
+        {"code": "run_cancelled"},
+    ),
     ("python", "server killed"): (
         "a control plane of its own seals what it saw of a host that died",
         {"outcome": "failed", "reason": "host_exit", "verified": True},

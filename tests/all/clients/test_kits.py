@@ -88,7 +88,8 @@ def test_a_short_host_on_a_kit_reaches_the_highest_level(language: str, host: Ho
 @pytest.mark.parametrize("language", SOURCES)
 def test_a_command_runs_and_tells_its_output(language: str, host: Host, tmp_path: Path) -> None:
     run = play(host(language), WorkOrder("echo 'hé 漢'; echo $TONE > made; exit 3"), tmp_path)
-    assert (run.error, told(run)) == (None, ["hé 漢\n"])
+    assert run.error is not None
+    assert (run.error.code, told(run)) == ("execution_tool_failed", ["hé 漢\n"])
     assert run.receipt.outcome == "failed"
     assert run.patch is not None
     assert "+++ b/made" in run.patch.read_text()
