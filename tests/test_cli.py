@@ -1514,11 +1514,11 @@ def test_the_live_line_is_gone_before_the_summary(work: Path) -> None:
     # A host that goes on for a while after its last event: the line is drawn, and no event comes to clear it.
     (work / "late.sh").write_text(
         'echo \'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"late"},"capabilities":{}}\'\n'
-        'read -r line\nsleep 1.6\necho \'{"t":"fatal","ref_id":null,"error":"too late"}\'\n'
+        'read -r line\nsleep 3\necho \'{"t":"fatal","ref_id":null,"error":"too late"}\'\n'
     )
     _, seen = on_terminal(["run", "task", "--sidecar", "sh late.sh"], work, {})
-    assert b"  1 s  sidecar:sh" in seen
-    assert not any("1 s" in line for line in screen(seen.decode())), seen
+    assert re.search(rb"  \d s  sidecar:sh", seen), seen  # Of whichever second: a busy machine draws some of them.
+    assert not any(re.search(r"\d s  sidecar:sh", line) for line in screen(seen.decode())), seen
 
 
 def test_the_trials_of_an_agent_say_which_one_they_are_at(work: Path) -> None:
