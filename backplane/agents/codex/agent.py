@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import anyio.abc
 import msgspec
 
 from backplane.agents.codex import answers, hooked
 from backplane.agents.codex.reader import EventReader, TurnEnd
-from backplane.agents.codex.start import hooks_of, thread_of
+from backplane.agents.codex.start import hooks_of, mcp_servers, thread_of
 from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import is_count, mapping
 from backplane.agents.failures import code_of
@@ -40,6 +41,9 @@ OFFER: Final[dict[str, Any]] = {
 }
 """Who we are, and that we know the experimental parts of the protocol."""
 
+SERVERS_S: Final = 30.0
+"""Longest wait for MCP servers before the first turn; the program itself gives up on one after 10 s, unless told."""
+
 
 class Agent(BaseAgent):
     """The agent of one run."""
@@ -56,6 +60,7 @@ class Agent(BaseAgent):
         self._turn_members: dict[str, Json] = {}
         if isinstance(schema, dict) and is_strict(schema):
             self._turn_members["outputSchema"] = schema
+        self._servers = mcp_servers(run, options).keys()
         self._is_kept = session.spec.conversation.kept or options.own_state
         self._is_listed = options.own_state or options.base_url == "https://api.openai.com/v1"
         """Whether the model's list price holds: it is its vendor's own service."""
@@ -87,6 +92,9 @@ class Agent(BaseAgent):
         await self.session.announce(self.reader.thread, model=self._model, **more)
         if method != "thread/start" and "developerInstructions" in params:
             await self.session.run.warn("config.vendor.codex.system is told where a conversation begins, and not again")
+        # A turn begins without the tools of a server that is not ready, and its model does not hear of them later.
+        with anyio.move_on_after(SERVERS_S):
+            await self.until(lambda: self._servers <= self.reader.settled)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

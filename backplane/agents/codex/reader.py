@@ -83,6 +83,8 @@ class EventReader(BaseReader):
         self.current = ""
         """The turn that goes on, or went last."""
         self.ends: list[TurnEnd] = []
+        self.settled: set[str] = set()
+        """MCP servers that are ready, or will never be."""
         self._acted_since = False
         """Whether there was a call since the last answer of the model."""
         self.hidden: dict[str, str] = {}
@@ -252,6 +254,11 @@ class EventReader(BaseReader):
         body = {name: params.get(name) for name in ("fromModel", "toModel", "reason")}
         return [self._make.carried("loss", body, f"another model answers: {body['toModel']}")]
 
+    def _server(self, data: dict[str, Any]) -> list[AgentEvent]:
+        if data.get("status") != "starting":
+            self.settled.add(str(data.get("name")))
+        return super()._server(data)
+
     READS: ClassVar = {
         "item/agentMessage/delta": _delta,
         "item/reasoning/summaryTextDelta": _thought,
@@ -266,7 +273,7 @@ class EventReader(BaseReader):
         "turn/completed": _over,
         "error": _refused,
         "warning": BaseReader._warned,
-        "mcpServer/startupStatus/updated": BaseReader._server,
+        "mcpServer/startupStatus/updated": _server,
         "guardianWarning": BaseReader._warned,
         "configWarning": BaseReader._warned,
         "deprecationNotice": BaseReader._warned,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
+from backplane.agents.codex.agent import SERVERS_S
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
@@ -258,6 +260,22 @@ async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground
     seen = await ground.play(turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL)
     assert "mcp__house__word" in [event.body.get("name") for event in seen.of(Approval)]
     assert "walrus" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_the_first_turn_waits_for_a_slow_server_of_tools(ground: Ground) -> None:
+    row = house("walrus")
+    slow = ["-c", 'sleep 3; exec "$0" "$@"', row["command"], *row["args"]]
+    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    seen = await ground.play(turns, abp={"mcp_servers": [{**row, "command": "sh", "args": slow}]}, model=MODEL)
+    assert "walrus" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_a_server_of_tools_that_is_not_there_is_not_waited_for(ground: Ground) -> None:
+    began_s = time.monotonic()
+    row = {"name": "house", "command": "false"}
+    seen = await ground.play([Turn(text="done")], abp={"mcp_servers": [row]}, model=MODEL)
+    assert seen.receipt.outcome == "complete"
+    assert time.monotonic() - began_s < SERVERS_S
 
 
 async def test_no_run_warns_of_what_a_user_need_not_know(ground: Ground) -> None:

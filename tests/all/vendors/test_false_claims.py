@@ -95,7 +95,8 @@ def test_a_host_that_claims_everything_is_found_out_in_each_claim(agent: Agent, 
     true = {name for name, found in honest.items() if found["claim"] in CLAIMS}
     (tmp_path / "liar").mkdir()
     code, lying = probe(agent, project(tmp_path / "copy", shipped.HOSTS[agent.host][0]), tmp_path / "liar")
-    assert code == 1
+    # A claim that no trial can show is listed as untried, and is not called false.
+    assert code == any(found["claim"] in CLAIMS and found["proof"] == "failed" for found in lying.values())
     assert set(lying) == set(CAPABILITIES)
     assert false_claims(lying, agent.name) == set(CAPABILITIES) - true
     assert len(false_claims(lying, agent.name)) >= 20
