@@ -338,9 +338,9 @@ async def test_a_session_says_what_it_is_and_is_found_by_the_beginning_of_its_id
     async with ground.registry() as registry:
         provider = registry.get("words")
         async with await provider.create_session() as session:
-            assert repr(session) == f"<Session {session.id} with 'words': 0 turns, at rest>"
+            assert repr(session) == f"<Session {session.id} with 'words', turns: 0, at rest>"
             (await session.run("one")).check()
-        assert repr(session) == f"<Session {session.id} with 'words': 1 turns, closed>"
+        assert repr(session) == f"<Session {session.id} with 'words', turns: 1, closed>"
         for name in (session.id[:8], session.id.upper(), "last"):
             async with await provider.resume(name) as again:
                 assert again.id == session.id

@@ -450,7 +450,7 @@ def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
     assert "tool: work" in said
     assert "backend_crashed" in said
     listed = shell("sessions", "list")
-    assert "1 turns" in listed
+    assert "1 turn " in listed
     assert "do the work" in listed
     shown = shell("sessions", "show")
     assert "no result was recorded of work (step-1)" in shown

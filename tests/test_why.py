@@ -175,7 +175,7 @@ def test_changes_that_git_ignores_alone_are_told(backplane_home: Path, tmp_path:
     result_of(tmp_path, work)
     found = diagnosed(backplane_home)
     assert found.kind == "only_ignored"
-    assert "1 files that git ignores" in found.verdict
+    assert "1 file that git ignores" in found.verdict
 
 
 @pytest.mark.parametrize(("command", "kind"), [("pytest -q", "done_but_red"), ("grep -r x .", "nothing")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -271,6 +272,7 @@ async def test_a_denial_by_a_person_is_named(
     found = test_why.diagnosed(backplane_home)
     assert found.kind == kind, found
     assert any(evidence in row.text for row in found.evidence), found
+    assert not re.search(r"\b1 (calls|files|turns)\b|\b1 of its \w+ .* were\b", found.verdict)
 
 
 async def test_a_hook_that_hangs_is_named(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from backplane.errors import BackplaneError
 from backplane.upstream.baseurl import Check
+from backplane.view.figures import counted
 
 if TYPE_CHECKING:
     from backplane.config import ServerSettings, Settings
@@ -70,4 +71,4 @@ def _asked(name: str, row: Mapping[str, Any], environ: Mapping[str, str], cwd: s
     if faults:
         return Check("missing", faults[0], "run its command by hand, or take it out of the configuration")
     more = f" and {len(tools) - TOOLS_MAX} more" if len(tools) > TOOLS_MAX else ""
-    return Check("ok", f"{len(tools)} tools: {', '.join(tools[:TOOLS_MAX])}{more}", "")
+    return Check("ok", f"{counted(len(tools), 'tool')}: {', '.join(tools[:TOOLS_MAX])}{more}", "")

@@ -12,7 +12,7 @@ import anyio
 from backplane import config
 from backplane.cli import asking, order, streams
 from backplane.cli.parser import Options
-from backplane.cli.start import load_settings, wrong
+from backplane.cli.start import load_settings, wrong_words
 from backplane.cli.talk import Teller
 from backplane.contract import canonical
 from backplane.contract.conversation import AgentMessage, SessionFile, UserMessage, unresolved
@@ -56,7 +56,7 @@ def _readable(files: Iterable[SessionFile | BackplaneError]) -> Iterator[Session
 
 
 def _row(home: Path, file: SessionFile) -> str:
-    state = "open" if store.is_open(home, file.id) else f"{len(file.turns)} turns"
+    state = "open" if store.is_open(home, file.id) else streams.count(len(file.turns), "turn")
     said = streams.one_line(_first_words(file), WORDS_CHARS_MAX)
     return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {said}"
 
@@ -111,7 +111,7 @@ def export_session(options: Options) -> int:
 
 def _give_out(options: Options) -> int:
     if options.into_store and options.file != "-":
-        raise wrong("both FILE and --into-store", "leave one out")
+        raise wrong_words("both FILE and --into-store", "leave one out")
     file = _file(options.id)
     written = exchange.give_out(file, options.to, os.environ, root=file.root or str(streams.folder()))
     if options.into_store:

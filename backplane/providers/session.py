@@ -203,7 +203,7 @@ class Session:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "a turn is under way" if self._open is not None else "at rest"
-        return f"<Session {self.id} with {self.provider!r}: {len(self._file.turns)} turns, {state}>"
+        return f"<Session {self.id} with {self.provider!r}, turns: {len(self._file.turns)}, {state}>"
 
     async def __aenter__(self) -> Session:
         return self

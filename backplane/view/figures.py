@@ -75,6 +75,11 @@ def money(micros: int | None) -> str:
     return f"${micros / 1e6:.2f}" if micros >= 1_000_000 else f"${micros / 1e6:.4f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as `1 call` and `2 calls`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def count(number: int | None) -> str:
     """A number in few characters, as `950`, `12.3k`, `4.5M`; `?` where it is unknown."""
     if number is None:

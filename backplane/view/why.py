@@ -18,7 +18,7 @@ from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
 from backplane.process.table import Process
 from backplane.view.asked import decided
-from backplane.view.figures import count, lasting, milliseconds
+from backplane.view.figures import count, counted, lasting, milliseconds
 from backplane.view.findings import fail_on_words
 from backplane.view.picture import Denial, Ended, Picture, ShownCall
 from backplane.view.text import in_workspace, one_line
@@ -163,16 +163,16 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
                     "allow that in the policy (--policy), if it may do so",
                     "backplane replay {run}, to try a rule"),
     "rule_broken": ("it did what the policy forbids", "or mend the rule"),
-    "denied": ("{denials} of its calls or questions were denied, and it ended as {outcome}",
+    "denied": ("of its calls or questions, denied: {denials}; it ended as {outcome}",
                "run it again, and allow what it needs", "or say in the task what it should do instead"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
-    "nobody_asked": ("{denials} calls were denied, as nobody could be asked",
+    "nobody_asked": ("{denied} denied, as nobody could be asked",
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
-    "done_but_denied": ("it says that it is done, and {denials} of its calls were denied",
+    "done_but_denied": ("it says that it is done, and {denied} denied",
                         "allow what it needs, and run it again"),
     "failed_on": ("it is complete, and its exit code is 3: {found}", "or take it as it is: run --fail-on none"),
     "false_claims": ("it is complete, and it made {count}", "backplane receipts audit {run}, for what was seen"),
-    "only_ignored": ("it changed {ignored} files that git ignores, and no other: they are in no patch",
+    "only_ignored": ("it changed {ignored} that git ignores, and nothing else: no patch has ignored files",
                      "take them out of .gitignore, or work with run --mode pass_through"),
     "done_but_unchanged": ("it says that it changed files, and none is changed",
                            "backplane receipts show {run}, for what it did"),
@@ -431,7 +431,7 @@ def _is_retried(picture: Picture, moment: Moment) -> Cause | None:
         return None
     what, after_ms = _LIMITS.get(retry.code or ""), picture.folded.retry_after_ms
     pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
-    rows = [Evidence(retry.message, retry.number), *pause, Evidence(f"{picture.retries} times in this run")]
+    rows = [Evidence(retry.message, retry.number), *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
     kind, code = "overloaded" if what else "asked_again", f" ({retry.code})" if retry.code else ""
     return _cause(kind, picture, rows, since=picture.last_ts, what=what, code=code)
 
@@ -534,7 +534,7 @@ def _sub_agent_spends(picture: Picture, moment: Moment) -> Cause | None:
     for id, call in picture.open_calls.items():
         spent = picture.tokens - call.tokens
         if picture.parents.get(id) and spent >= SPENT_TOKENS_MIN:
-            inner = Evidence(f"{picture.parents[id]} calls of its own")
+            inner = Evidence(f"{counted(picture.parents[id], 'call')} of its own")
             rows = [Evidence(f"{call.tool}: {call.about}", call.number), inner]
             return _cause("sub_agent_spends", picture, rows, since=call.ts, spent=count(spent))
     return None
@@ -668,7 +668,7 @@ _LIMITS_MET: Final = {"idle": "idle_limit", "deadline": "deadline", "budget": "b
 
 
 def _limit_met(picture: Picture, end: Ended) -> Cause:
-    done = Evidence(f"{picture.turns} turns, {picture.calls} calls of tools")
+    done = Evidence(f"{counted(picture.turns, 'turn')}, {counted(picture.calls, 'call')} of tools")
     return _cause(_LIMITS_MET[end.reason], picture, [*_said(end), *_at_work(picture), done], hint=end.hint)
 
 
@@ -777,7 +777,7 @@ def _model(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
 
 def _too_long(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
     found = _by_code(picture, end)
-    given = f"{picture.context} files and texts were given along, {picture.calls} calls gave results"
+    given = f"files and texts given along: {picture.context}, calls that gave results: {picture.calls}"
     return msgspec.structs.replace(found, evidence=[*found.evidence, Evidence(given)])
 
 
@@ -847,7 +847,8 @@ def _denied(picture: Picture, denied: Sequence[Denial], kind: Kind = "done_but_d
     rows = _denial_rows(denied)
     if any(row.by == "default" for row in denied):
         kind = "nobody_asked"
-    return _cause(kind, picture, rows, denials=picture.denials, outcome=outcome)
+    calls = counted(picture.denials, "call")
+    return _cause(kind, picture, rows, denials=picture.denials, denied=calls, outcome=outcome)
 
 
 def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
@@ -896,7 +897,11 @@ def _done_but_denied(picture: Picture, moment: Moment) -> Cause | None:
 
 def _done_but_ignored(picture: Picture, moment: Moment) -> Cause | None:
     patch = _empty_patch(picture)
-    return _cause("only_ignored", picture, ignored=patch["ignored"]) if patch and patch.get("ignored") else None
+    return (
+        _cause("only_ignored", picture, ignored=counted(patch["ignored"], "file"))
+        if patch and patch.get("ignored")
+        else None
+    )
 
 
 def _done_but_unchanged(picture: Picture, moment: Moment) -> Cause | None:
