@@ -527,7 +527,8 @@ def test_validate_holds_a_shipped_hosts_options_against_what_it_takes(
 )
 def test_what_cannot_be_used_is_told_with_the_next_step(cli: Cli, words: list[str], fact: str, step: str) -> None:
     done = cli(*words)
-    assert (fault(done), done.returncode) == ("config_invalid", 2), done
+    code = "usage_invalid" if fact.startswith(("no effect", "the task")) else "config_invalid"
+    assert (fault(done), done.returncode) == (code, 2), done
     first, *rest = lines(done.stderr)
     assert fact in first
     assert any(line.startswith(f"  {step}") for line in rest), done.stderr
@@ -585,6 +586,27 @@ def test_validate_and_doctor_refuse_settings_that_every_run_would(
 def test_validate_refuses_what_every_run_would(cli: Cli, text: str) -> None:
     done = cli("validate", "-", stdin=text.encode())
     assert (done.returncode, b", valid" in done.stdout) == (1, False), done
+
+
+@pytest.mark.parametrize(
+    ("words", "choice"),
+    [
+        (["schema", "nope"], b"`backplane schema` lists all"),
+        (["schema", "work_orde"], b"did you mean work_order?"),
+        (["compare", "x", "-b", "shell"], b"backends: "),
+        (["run", "x", "--param", "nope"], b"KEY=JSON"),
+        (["run", "x", "--mcp", "nope"], b"NAME=COMMAND"),
+        (["run", "x", "--require", "a=nope"], b"native"),
+        (["doctor", "--url", "x"], b"anthropic"),
+        (["replay", "--policy", "ci"], b"--all"),
+        (["compare", "x", "-b", "shell", "-b", "shell"], b", mock"),
+        (["compare", "x", "-b", "shell", "-b", "mock/"], b"BACKEND/MODEL"),
+    ],
+)
+def test_a_wrong_word_is_usage_and_names_the_choice(cli: Cli, words: list[str], choice: bytes) -> None:
+    done = cli(*words)
+    assert (fault(done), done.returncode) == ("usage_invalid", 2), done
+    assert choice in done.stderr
 
 
 def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:

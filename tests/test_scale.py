@@ -416,7 +416,8 @@ def test_what_a_queue_cannot_do_is_refused_before_anything_is_opened(
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert main(list(words)) == 2
-    assert capfd.readouterr().err.startswith(f"config_invalid: {told}")
+    code = "usage_invalid" if told.startswith("--") else "config_invalid"
+    assert capfd.readouterr().err.startswith(f"{code}: {told}")
     assert not list(tmp_path.rglob("*.sqlite"))
 
 

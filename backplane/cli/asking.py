@@ -15,7 +15,7 @@ import msgspec
 
 from backplane.cli import streams
 from backplane.cli.show import Look, diff_line
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
 from backplane.process.pipes import Pair
@@ -56,7 +56,7 @@ def callback(
         environ: of the command.
 
     Raises:
-        ConfigError: `config_invalid`, to prompt there must be a terminal.
+        ConfigError: `usage_invalid`, to prompt there must be a terminal.
     """
     if how == "prompt":
         return _Person(clear).answer
@@ -155,7 +155,7 @@ class _Person:
             self._fd = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             if not os.isatty(streams.STDIN):
-                raise wrong("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
+                raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
             self._fd = streams.STDIN
 
     async def answer(self, ask: Approval) -> Decision:

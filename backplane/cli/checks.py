@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options
+from backplane.cli.parser import Options, did_you_mean
+from backplane.cli.start import wrong_words
 from backplane.errors import BackplaneError, ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +94,12 @@ def print_schema(options: Options) -> int:
     if options.name is None:
         streams.write("".join(f"{name}\n" for name in build.names()))
         return 0
-    streams.write_bytes(build.load_schema(options.name))
+    try:
+        schema = build.load_schema(options.name)
+    except ConfigError as error:
+        near = did_you_mean(options.name, build.names())
+        raise wrong_words(error.message, f"{near}`backplane schema` lists all {len(build.names())}") from error
+    streams.write_bytes(schema)
     return 0
 
 

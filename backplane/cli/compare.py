@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,9 +12,12 @@ import msgspec
 from backplane import config
 from backplane.cli import DONE, FAILED, streams
 from backplane.cli.parser import Options
-from backplane.cli.start import load_settings
+from backplane.cli.start import load_settings, wrong_words
+from backplane.config import Settings
+from backplane.errors import ConfigError
 from backplane.process.aio import ending_signals
 from backplane.routing.compare import Side, compare, read_side, so_far
+from backplane.runtime import backends
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.view.columns import padded, width
@@ -32,7 +35,7 @@ def compare_backends(options: Options) -> int:
     # Every run starts its host alike: a first round without a warm one would be the slower.
     settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, warm_max=0))
     order = make_order(options.task, root=os.path.normpath(cwd / options.root))
-    sides = tuple(map(read_side, options.backend))
+    sides = _sides(options.backend, settings, environ)
     plane = ControlPlane(settings, config.home(environ), environ)
     worked = _Work(plane, order, options)
     anyio.run(worked.follow, sides)
@@ -48,6 +51,19 @@ def compare_backends(options: Options) -> int:
     if worked.signal:
         return 128 + worked.signal
     return DONE if any(trial.succeeded for trial in worked.found.trials) else FAILED
+
+
+def _sides(given: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> tuple[Side, ...]:
+    """Read the sides. Raises ConfigError: `usage_invalid`, one names nothing, or there are not two different ones."""
+    try:
+        sides = tuple(map(read_side, given))
+    except ConfigError as error:
+        raise wrong_words(error.message, error.hint) from error
+    if len(sides) < 2 or len(set(sides)) < len(sides):
+        names = ", ".join(status.id for status in backends.known(settings, dict(environ)))
+        step = f"-b A -b B; BACKEND/MODEL for a model of one; backends: {names}"
+        raise wrong_words("a comparison needs two backends or more, each once", step)
+    return sides
 
 
 class _Work:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.cli.streams import STDERR, STDOUT
 from backplane.errors import StoreError
 
@@ -41,7 +41,7 @@ class Copy:
         own = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", name)
         number = int(own[1]) if own is not None else _NAMED.get(name)
         if stdout_taken and number == STDOUT:
-            raise wrong(f"{name!r}: stdout has the messages of --json", "name a file")
+            raise wrong_words(f"{name!r}: stdout has the messages of --json", "name a file")
         self._fd: int | None = None
         """What was there; None where the file is to be made."""
         self._folder: int | None = None

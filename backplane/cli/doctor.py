@@ -21,7 +21,7 @@ import msgspec
 from backplane import __version__, config
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong_words
 from backplane.errors import BackplaneError
 from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
@@ -60,7 +60,7 @@ def doctor(options: Options) -> int:
     environ = dict(os.environ)
     if options.url is not None:
         if options.config is not None:
-            raise wrong("--config has no effect beside --url, which tries this address alone", "leave one out")
+            raise wrong_words("--config has no effect beside --url, which tries this address alone", "leave one out")
         from backplane.cli.services import check_url
 
         findings = iter([DoctorCheck("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.runtime import backends
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def init(options: Options) -> int:
     backend = options.backend or (_asked_backend(found) if asks else _ready(found)[0])
     if backend not in {status.id for status in found}:
         there = ", ".join(status.id for status in found)
-        raise wrong(f"there is no backend {backend!r}", f"one of: {there}")
+        raise wrong_words(f"there is no backend {backend!r}", f"one of: {there}")
     policy = options.policy or (_asked_policy() if asks else "default")
     text = _text(backend, policy)
     streams.write(text)

@@ -51,7 +51,7 @@ def build(
         policy: the configuration's policy, for an order that brings none.
 
     Raises:
-        ConfigError: `config_invalid`, an option or a file cannot be used.
+        ConfigError: `usage_invalid` or `config_invalid`, an option or a file cannot be used.
         PolicyError: `policy_invalid`.
     """
     order = given or _start(options)
@@ -86,7 +86,7 @@ def wishes(options: Options) -> dict[str, Json]:
     """What these options say, as members of `config.vendor.abp.route`.
 
     Raises:
-        ConfigError: `config_invalid`, an amount is none.
+        ConfigError: `usage_invalid`, an amount is none.
     """
     said: dict[str, Any] = {
         "type": options.type,
@@ -106,7 +106,7 @@ def _scaled(value: float | None, scale: int, option: str) -> int | None:
     if value is None:
         return None
     if not 0 <= value < 1e9:
-        raise wrong(f"{option} {value} is no amount", "give a number from 0 on")
+        raise wrong_words(f"{option} {value} is no amount", "give a number from 0 on")
     return scaled(value, scale, option)
 
 
@@ -133,15 +133,15 @@ def told_without(env: Mapping[str, str]) -> Iterator[None]:
 
 def _start(options: Options) -> WorkOrder:
     if (options.task is None) == (options.order is None):
-        raise wrong("give a TASK or --order FILE, one of the two", "both are in --help")
+        raise wrong_words("give a TASK or --order FILE, one of the two", "both are in --help")
     if options.order is not None:
         return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
     if not options.task.strip():
-        raise wrong("the task is empty", "say in words what to do")
+        raise wrong_words("the task is empty", "say in words what to do")
     try:
         options.task.encode()
     except UnicodeEncodeError as error:
-        raise wrong("the task is no UTF-8 text", "write it in UTF-8") from error
+        raise wrong_words("the task is no UTF-8 text", "write it in UTF-8") from error
     return _shaped({"task": options.task}, "the task")
 
 
@@ -242,7 +242,7 @@ def _policy(
 def requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
-        raise wrong(f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
+        raise wrong_words(f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
@@ -251,7 +251,7 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     for text in options.param:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise wrong(f"--param {text!r} is not of the form KEY=JSON")
+            raise wrong_words(f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
     if options.image:
         own = vendor.get("abp")
@@ -269,12 +269,12 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     if options.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
     if options.model is not None and not options.model.strip():
-        raise wrong("--model names no model", "leave it out for the backend's own choice")
+        raise wrong_words("--model names no model", "leave it out for the backend's own choice")
     budget, turns = options.max_budget_usd, options.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
-        raise wrong(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
+        raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
-        raise wrong(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
+        raise wrong_words(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
     return RuntimeConfig(
         model=options.model if options.model is not None else config.model,
         vendor=vendor,
@@ -310,7 +310,7 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
         return {**vendor, first: value}
     inner = vendor.get(first, {})
     if not isinstance(inner, dict):
-        raise wrong(f"{option}: config.vendor already has a value at {first!r}")
+        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}")
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
@@ -331,9 +331,9 @@ def _variable(text: str, environ: Mapping[str, str], source: str) -> dict[str, s
     """One `K=V`, or `K` with our own value. Errors name the variable, never its value."""
     name, equals, value = text.partition("=")
     if not name or "\0" in text:
-        raise wrong(f"{source}: a variable without a name")
+        raise wrong_words(f"{source}: a variable without a name")
     if equals:
         return {name: value}
     if name not in environ:
-        raise wrong(f"{source}: {name!r} is not set here", f"{name}=VALUE gives one")
+        raise wrong_words(f"{source}: {name!r} is not set here", f"{name}=VALUE gives one")
     return {name: environ[name]}

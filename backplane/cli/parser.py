@@ -125,7 +125,7 @@ def scaled(value: str | float, scale: int, option: str) -> int:
     """A finite number in parts of which so many make one, exactly.
 
     Raises:
-        ConfigError: `config_invalid`, it has a part that is smaller.
+        ConfigError: `usage_invalid`, it has a part that is smaller.
     """
     from fractions import Fraction
 
@@ -133,7 +133,7 @@ def scaled(value: str | float, scale: int, option: str) -> int:
 
     parts = Fraction(str(value)) * scale
     if parts.denominator != 1:
-        raise ConfigError("config_invalid", f"{option} {value}", hint=f"the smallest part of it is {1 / scale:f}")
+        raise ConfigError("usage_invalid", f"{option} {value}", hint=f"the smallest part of it is {1 / scale:f}")
     return int(parts)
 
 

@@ -21,7 +21,7 @@ from backplane import config
 from backplane.cli import code_of, order, streams
 from backplane.cli.parser import Options, scaled
 from backplane.cli.show import patch_lines, remarks_on
-from backplane.cli.start import load_settings, open_store, wrong
+from backplane.cli.start import load_settings, open_store, wrong, wrong_words
 from backplane.contract import canonical
 from backplane.errors import ConfigError
 from backplane.receipts.build import failure_of
@@ -149,11 +149,11 @@ def _require_folder(folder: Path, option: str) -> None:
 
 
 def _within(options: Options, name: str, least: float, most: float = float("inf")) -> None:
-    """Raise ConfigError `config_invalid` for an option whose number is outside these bounds, or none."""
+    """Raise ConfigError `usage_invalid` for an option whose number is outside these bounds, or none."""
     value = getattr(options, name, None)
     if value is not None and not least <= value <= most:
         more = f"{least:g} to {most:g}" if most < float("inf") else f"{least:g} or more"
-        raise wrong(f"--{name} {value:g}", more)
+        raise wrong_words(f"--{name} {value:g}", more)
 
 
 def _do(work: Callable[[], Awaitable[int]], engine: DurableEngine) -> int:
@@ -170,7 +170,9 @@ def submit(options: Options) -> int:
     place = find_queue(options)
     settings, content, home = load_settings(options), place.contents(), config.home(os.environ)
     if options.jsonl is not None and (options.wait or options.task is not None or options.order is not None):
-        raise wrong("--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`")
+        raise wrong_words(
+            "--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`"
+        )
     given = _lines_of(options) if options.jsonl is not None else [None]
     jobs = [_job_of(options, each, settings, content, home) for each in given]
     engine = place.open()  # Last, so that a wrong order is refused without waiting for the engine.
@@ -546,7 +548,7 @@ def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
 
 
 def _limits_of(options: Options) -> tuple[int | None, tuple[int, int] | None, int | None]:
-    """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `config_invalid`."""
+    """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `usage_invalid`."""
     concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
     is_money = _number(options.budget_usd, "--budget-usd", float) is not None
     return concurrency, rate, scaled(options.budget_usd, 1_000_000, "--budget-usd") if is_money else None
@@ -559,7 +561,7 @@ def _usd(micros: int) -> str:
 
 
 def _number(text: str | None, name: str, kind: type[Any]) -> Any:
-    """A positive number; None for none and for `off`. Raises ConfigError `config_invalid`."""
+    """A positive number; None for none and for `off`. Raises ConfigError `usage_invalid`."""
     if text is None or text == "off":
         return None
     try:
@@ -567,7 +569,7 @@ def _number(text: str | None, name: str, kind: type[Any]) -> Any:
     except ValueError:
         number = -1
     if not 0 < number < (1 << 31) or not math.isfinite(number):
-        raise wrong(f"{name} {text}", "a number over 0, or off")
+        raise wrong_words(f"{name} {text}", "a number over 0, or off")
     return number
 
 
@@ -580,7 +582,7 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:
-        raise wrong(f"--rate {text}", "for example 10/60: ten in a minute, or off")
+        raise wrong_words(f"--rate {text}", "for example 10/60: ten in a minute, or off")
     return most, scaled(seconds, 1000, "--rate")
 
 

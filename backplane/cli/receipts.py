@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.cli import show, streams
 from backplane.cli.parser import Options
-from backplane.cli.start import before_ms, load_settings, open_store, wrong
+from backplane.cli.start import before_ms, load_settings, open_store, wrong, wrong_words
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError, StoreError
 from backplane.receipts import signatures
@@ -118,7 +118,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 def verify(options: Options) -> int:
     key = signatures.public_key(options.key) if options.key is not None else None
     if options.names and options.checkpoint is not None:
-        raise wrong("--checkpoint is about everything stored", "name no receipt with it")
+        raise wrong_words("--checkpoint is about everything stored", "name no receipt with it")
     found = _verify_named(options.names, key) if options.names else _verify_all(options.checkpoint, key)
     if options.json:
         streams.write_record(found)
@@ -185,7 +185,7 @@ def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
 
 def _number(option: str, value: int, hint: str) -> int:
     if not 0 <= value <= NUMBER_MAX:
-        raise wrong(f"{option} {value} is no number of receipts", hint)
+        raise wrong_words(f"{option} {value} is no number of receipts", hint)
     return value
 
 
@@ -216,15 +216,15 @@ def _bounds(options: Options) -> dict[str, int]:
         found["keep"] = _number("--keep", options.keep, "0 keeps none of them whole")
     if options.older is not None:
         if options.older.strip().isdigit():  # Seconds elsewhere; days were meant here, and all would go.
-            raise wrong(f"--older {options.older!r} has no unit", f"as {options.older.strip()}d for days")
+            raise wrong_words(f"--older {options.older!r} has no unit", f"as {options.older.strip()}d for days")
         found["ended_before_ms"] = before_ms("--older", options.older)
     if options.size is not None:
         size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", options.size.strip().lower())
         if size is None:
-            raise wrong(f"--size {options.size!r} is no number of bytes", "as 500m or 2g")
+            raise wrong_words(f"--size {options.size!r} is no number of bytes", "as 500m or 2g")
         found["bytes_max"] = int(size[1]) * _UNITS[size[2]]
     if not found:
-        raise wrong("nothing says what is to go", "--keep N, --older SPAN or --size BYTES")
+        raise wrong_words("nothing says what is to go", "--keep N, --older SPAN or --size BYTES")
     return found
 
 
@@ -345,7 +345,7 @@ def diff(options: Options) -> int:
 
 def export_run(options: Options) -> int:
     if options.to == "":
-        raise wrong("--to is empty", "name a new folder, or leave it out for ./RUN-ID")
+        raise wrong_words("--to is empty", "name a new folder, or leave it out for ./RUN-ID")
     with open_store() as store:
         run_id = store.find(options.id).run_id
         folder = export(store, run_id, Path(run_id if options.to is None else options.to))

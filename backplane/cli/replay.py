@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from backplane.cli import DONE, FAILED, REFUSED, streams
 from backplane.cli.parser import Options
 from backplane.cli.show import Look
-from backplane.cli.start import open_store, wrong
+from backplane.cli.start import open_store, wrong_words
 from backplane.contract.work import WorkOrder
 from backplane.receipts.backtest import Rejudge, Rejudged
 from backplane.runtime.orders import read_policy, without_effect
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def replay(options: Options) -> int:
     """Judge stored runs; 0 where no decision would be another, 1 where one would, 4 where no run could be judged."""
     if options.policy is None:
-        raise wrong("no policy to try is named", "--policy NEW: a file, or default, strict or ci")
+        raise wrong_words("no policy to try is named", "--policy NEW: a file, or default, strict or ci")
     if bool(options.runs) == options.all:
-        raise wrong("name a RUN or more, or --all", "backplane replay --help")
+        raise wrong_words("name a RUN or more, or --all", "backplane replay --help")
     profile = read_policy(options.policy)
     for _, _, fact in without_effect(WorkOrder("", policy=profile), ()):
         streams.note(fact)  # That it changes no decision would be said of such a rule, and be no comfort.

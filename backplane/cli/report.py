@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import open_store, wrong, wrong_words
+from backplane.cli.start import open_store, wrong_words
 from backplane.receipts.memory import find
 from backplane.shown.report import shown_of
 from backplane.view import report
@@ -24,11 +24,11 @@ def write_report(options: Options) -> int:
         raise wrong_words(fact, f"one of: {', '.join(report.OMISSIBLE)}")
     as_page = not (options.summary or options.junit)
     if not as_page and (omit or options.full):
-        raise wrong("--omit and --full are of a page", "without --summary and --junit")
+        raise wrong_words("--omit and --full are of a page", "without --summary and --junit")
     if as_page and len(options.runs) > SIDES:
-        raise wrong(f"a page has at most {SIDES} runs", "--summary or --junit take more")
+        raise wrong_words(f"a page has at most {SIDES} runs", "--summary or --junit take more")
     if as_page and streams.is_terminal(streams.STDOUT):
-        raise wrong("a page on a terminal helps nobody", "backplane report RUN > run.html")
+        raise wrong_words("a page on a terminal helps nobody", "backplane report RUN > run.html")
     rows_max = None if options.full else ROWS_MAX
     with open_store() as store:
         shown = [

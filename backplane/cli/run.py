@@ -15,7 +15,7 @@ from backplane import config
 from backplane.cli import asking, live, order, streams
 from backplane.cli.copies import Copy
 from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
@@ -62,7 +62,7 @@ def run(options: Options) -> int:
     if wanted:
         work = order.with_settings(work, wanted)
     if options.with_patch and not (options.sidecar is None and name and name.startswith(REPLAY)):
-        raise wrong("--with-patch is for the replay of a stored run", "--backend replay:RUN --with-patch")
+        raise wrong_words("--with-patch is for the replay of a stored run", "--backend replay:RUN --with-patch")
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
     for hook in typed:
@@ -132,11 +132,11 @@ def _choose(
 
 
 def _require_no_files(options: Options) -> None:
-    """Refuse what a run alone would write; raises ConfigError `config_invalid`."""
+    """Refuse what a run alone would write; raises ConfigError `usage_invalid`."""
     for name in ("receipt", "patch", "run_id_file"):
         if getattr(options, name) is not None:
             fact = f"--{name.replace('_', '-')} has no effect with --dry-run, which starts nothing"
-            raise wrong(fact, "leave one of them out")
+            raise wrong_words(fact, "leave one of them out")
 
 
 def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -> int:
@@ -183,12 +183,12 @@ def _router_asked(options: Options) -> dict[str, Json]:
     """What the options say to the router.
 
     Raises:
-        ConfigError: `config_invalid`, they do so beside a backend that is named.
+        ConfigError: `usage_invalid`, they do so beside a backend that is named.
     """
     asked = order.wishes(options)
     if asked and (options.backend is not None or options.sidecar is not None):
         fact = f"{', '.join(asked)}: the router is told so, and it is not asked where a backend is named"
-        raise wrong(fact, "leave out --backend, or these")
+        raise wrong_words(fact, "leave out --backend, or these")
     return asked
 
 
@@ -200,7 +200,8 @@ def _conversation(options: Options, home: Path, backend: str | None) -> dict[str
         backend: the name of the backend that the run is on; `last` is its last conversation.
 
     Raises:
-        ConfigError: `config_invalid`, two options exclude each other, or a file or conversation is not there.
+        ConfigError: `usage_invalid`, two options exclude each other; `config_invalid`, a file or conversation
+            is not there.
     """
     found: dict[str, Json] = {}
     session = _session(options, home, backend)
@@ -220,7 +221,7 @@ def _conversation(options: Options, home: Path, backend: str | None) -> dict[str
 def _session(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
     given = [(name, value) for name, value in (("resume", options.resume), ("fork", options.fork)) if value is not None]
     if len(given) > 1:
-        raise wrong("--resume and --fork exclude each other", "--fork ID leaves it as it is")
+        raise wrong_words("--resume and --fork exclude each other", "--fork ID leaves it as it is")
     if not given:
         return {"keep": True} if options.keep else {}
     ((name, wanted),) = given
@@ -257,7 +258,7 @@ def _schema(path: str) -> Json:
 def _server(text: str) -> Json:
     """Read `NAME=COMMAND` or `NAME=URL`."""
     name, equals, value = text.partition("=")
-    form = wrong(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
+    form = wrong_words(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
     if not (name.strip() and equals and value.strip()):
         raise form
     if value.startswith(("http://", "https://")):
@@ -265,7 +266,7 @@ def _server(text: str) -> Json:
     try:
         command, *arguments = shlex.split(value)
     except ValueError as error:
-        raise wrong(f"--mcp {name}: the command cannot be read: {error}") from error
+        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}") from error
     made: dict[str, Any] = {"name": name, "command": command}
     return {**made, "args": arguments} if arguments else made
 
@@ -297,5 +298,5 @@ def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise wrong(f"--sidecar cannot be read: {error}", "check its quotes") from error
+        raise wrong_words(f"--sidecar cannot be read: {error}", "check its quotes") from error
     return absolute_command(words, cwd) if words else words

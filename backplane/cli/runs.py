@@ -16,7 +16,7 @@ from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.show import Look, names
-from backplane.cli.start import before_ms, open_store, wrong
+from backplane.cli.start import before_ms, open_store, wrong, wrong_words
 from backplane.errors import CODES, BackplaneError, ConfigError
 from backplane.receipts.memory import Remembered, find, mentions, remembered
 from backplane.receipts.store import Store
@@ -62,7 +62,7 @@ def _now_ms() -> int:
 
 def list_runs(options: Options) -> int:
     if not 0 <= options.limit <= ROWS_MAX:
-        raise wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
+        raise wrong_words(f"--limit {options.limit} is no number of runs", "0 lists none of them")
     look = Look.here()
     with open_store() as store:
         chosen = islice(_chosen(store, options), options.limit)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.errors import BackplaneError, ConfigError
 from backplane.upstream import presets
 from backplane.upstream.baseurl import Check, key_doubts, path_doubts
@@ -24,11 +24,11 @@ def check_url(options: Options, environ: Mapping[str, str]) -> list[Check]:
     """Try the address that the command line names.
 
     Raises:
-        ConfigError: `config_invalid`, the protocol or the key's variable is missing.
+        ConfigError: `usage_invalid` without a protocol, `config_invalid` without the key's variable.
     """
     if options.protocol not in PROTOCOLS:
         named = f"no protocol {options.protocol!r}" if options.protocol else "--url needs --protocol"
-        raise wrong(named, f"one of: {', '.join(PROTOCOLS)}")
+        raise wrong_words(named, f"one of: {', '.join(PROTOCOLS)}")
     key = None
     if options.key_env is not None:
         key = environ.get(options.key_env, "").strip()

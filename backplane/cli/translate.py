@@ -14,7 +14,7 @@ import msgspec
 from backplane.cli import streams
 from backplane.cli.copies import Copy
 from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.start import wrong, wrong_words
 from backplane.contract import canonical
 from backplane.dialects import StreamTranslation, dialect, framing, unread
 from backplane.errors import TranslationError
@@ -32,7 +32,7 @@ def translate_input(options: Options) -> int:
     else:
         dialect(options.source), dialect(options.target)
     if options.asked is not None and options.target != AUGMENT:
-        raise wrong(f"--asked is for --to {AUGMENT}", "leave it out")
+        raise wrong_words(f"--asked is for --to {AUGMENT}", "leave it out")
     # Tried before anything is translated: a stream cannot be said again for its losses.
     copy = Copy(options.losses) if options.losses is not None else None
     try:

@@ -7,14 +7,14 @@ import os
 from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import load_settings, wrong
+from backplane.cli.start import load_settings, wrong, wrong_words
 
 PORTS_MAX = 65_535
 
 
 def serve_web(options: Options) -> int:
     if not 0 <= options.port <= PORTS_MAX:
-        raise wrong(f"--port {options.port} is no port", f"0 to {PORTS_MAX}")
+        raise wrong_words(f"--port {options.port} is no port", f"0 to {PORTS_MAX}")
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
