@@ -192,7 +192,10 @@ class ControlPlane:
 
     async def __aenter__(self) -> ControlPlane:
         self._closed = False
-        self.keep_warm()
+        try:
+            self.keep_warm()
+        except Exception as error:
+            raise unforeseen(error) from error
         return self
 
     def keep_warm(self) -> None:

@@ -856,7 +856,9 @@ class Run:
             self._stop()
             return
         # What is kept is handed on, whatever raises afterwards; all of a batch may be held back as part of a secret.
-        self._queue += [batch for batch in batches if batch.events]
+        for batch in batches:
+            if batch.events:
+                self._queue.append(batch)
         for batch in batches:
             if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
                 self.facts.own_lines.append(at)
