@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import random
 import resource
-import shutil
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from backplane.errors import BackplaneError, StoreError
-from backplane.receipts.database import ChainCheckpoint
+from backplane.errors import StoreError
 from backplane.receipts.pieces import is_intact, seal
 from backplane.receipts.store import Store
-from backplane.runtime.state import StateFolder, left_behind, settle
-from backplane.workspace import apply_patch
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 
 ROOT = Path(__file__).parent.parent
@@ -152,39 +147,7 @@ def test_after_a_failed_fsync_the_journal_is_not_trusted_again(store: Store, mon
     assert store.list() == []
 
 
-@pytest.mark.needs("mount")
-def test_a_content_beside_the_patch_that_cannot_be_synced_fails_the_store(store: Store) -> None:
-    journal = open_journal(store.home)
-    sealed = seal(receipt_of(journal.trace, journal.run_id))
-    contents = journal.folder / "patch.blobs"
-    contents.mkdir()
-    for number in range(300):
-        (contents / f"{number}").write_bytes(b"x")
-    unreadable = contents / "last"
-    unreadable.symlink_to("nothing")
-    journal.sync()
-    unreadable.unlink()
-    # A file of the kernel that no disk is behind: a real EINVAL from the real call.
-    subprocess.run(["mount", "--bind", "/proc/version", str(contents / "299")], check=True)
-    try:
-        with pytest.raises(StoreError, match=r"receipt_store_failed.*EINVAL"):
-            store.append(sealed, journal)
-    finally:
-        subprocess.run(["umount", str(contents / "299")], check=True)
-    journal.close()
-    assert store.list() == []
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_a_host_put_beside_the_journal_keeps_nobody_from_sealing(store: Store) -> None:
-    journal = open_journal(store.home)
-    os.mkfifo(journal.folder / "pipe")
-    (journal.folder / "loop").symlink_to("loop")
-    (journal.folder / "there").symlink_to(journal.folder / "pipe")
-    with closing(journal):
-        journal.sync()
 
 
 def writer(home: Path, runs: int, events_each: int, *before: str) -> subprocess.Popen[str]:
@@ -222,7 +185,7 @@ def check_promises(home: Path, lines: list[str]) -> None:
 def test_nothing_promised_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     rng = random.Random(20)
     cut = 0
-    for number in range(20):
+    for number in range(10):
         home = tmp_path / str(number % 4)
         child = writer(home, 1_000, 30)
         assert child.stdout is not None
@@ -234,7 +197,7 @@ def test_nothing_promised_is_lost_when_the_writer_is_killed(tmp_path: Path) -> N
         check_promises(home, lines)
         stored, events = promised(lines)
         cut += len(events.keys() - stored.keys())
-    assert cut >= 10, "the kills must fall into runs, or this shows nothing"
+    assert cut >= 5, "the kills must fall into runs, or this shows nothing"
 
 
 def test_four_writers_at_once_lose_nothing_and_keep_one_chain(tmp_path: Path) -> None:
@@ -250,7 +213,7 @@ def test_four_writers_at_once_lose_nothing_and_keep_one_chain(tmp_path: Path) ->
 
 @pytest.mark.needs("strace")
 @pytest.mark.parametrize("calls", ["fsync,fdatasync:error=EIO", "write,pwrite64:error=ENOSPC"])
-@pytest.mark.parametrize("when", [2, 3, 4, 5, 7, 9, 12])
+@pytest.mark.parametrize("when", [3, 5, 9])
 def test_whatever_call_fails_nothing_is_acknowledged_that_is_not_there(tmp_path: Path, calls: str, when: int) -> None:
     home = tmp_path / "home"
     with Store.open(home):
@@ -284,55 +247,6 @@ def test_a_process_that_ends_does_not_take_the_log_of_one_that_has_two_stores_op
         assert reader.has(run.run_id)
 
 
-@pytest.mark.parametrize("sequence", [2**62, 2**63 - 2, -(2**62)])
-def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: int) -> None:
-    first, last = stored_run(store, ["a"]), stored_run(store, ["b"])
-    with closing(sqlite3.connect(store.home / "receipts.sqlite")) as foreign, foreign:
-        foreign.execute("UPDATE receipts SET sequence = ? WHERE sequence = 2", (sequence,))
-    stored_run(store, ["c"])
-    assert {first.run_id, last.run_id} < {row.run_id for row in store.list()} == {row.run_id for row in store.scan()}
-    assert {finding.code for finding in store.verify_all().findings} == {"receipt_chain_broken"}
-
-
-@pytest.mark.parametrize("readonly", [False, True])
-@pytest.mark.parametrize(("version", "fact"), [(-1, "schema version -1"), (0, "EINVAL"), (1, "schema version 1")])
-def test_a_table_that_is_not_of_the_version_it_says_is_named(
-    tmp_path: Path, version: int, fact: str, readonly: bool
-) -> None:
-    Store.open(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as foreign, foreign:
-        foreign.execute(f"PRAGMA user_version={version}")
-    with pytest.raises(StoreError, match=f"receipt_store_failed.*{fact}") as caught:
-        Store.open(tmp_path, readonly=readonly)
-    assert "another folder" in str(caught.value.hint)
-
-
-def test_a_store_whose_writer_died_before_it_was_in_wal_mode_can_be_read(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "home") as store:
-        stored_run(store, ["a"])
-    path, copy = tmp_path / "home/receipts.sqlite", tmp_path / "copy.sqlite"
-    with closing(sqlite3.connect(path, isolation_level=None)) as writer, writer:
-        writer.execute("PRAGMA journal_mode=DELETE")
-        writer.execute("PRAGMA cache_size=1")
-        writer.execute("BEGIN IMMEDIATE")
-        writer.execute("CREATE TABLE x (y)")
-        writer.execute("INSERT INTO x SELECT randomblob(100000) FROM receipts")
-        shutil.copyfile(path, copy)
-        shutil.copyfile(f"{path}-journal", f"{copy}-journal")
-        writer.execute("ROLLBACK")
-    copy.replace(path)
-    Path(f"{copy}-journal").replace(f"{path}-journal")
-    with Store.open(tmp_path / "home", readonly=True) as store:
-        whole(store, receipts=1)
-
-
-def test_a_loop_of_links_in_place_of_the_state_folder_is_an_error_and_no_empty_store(tmp_path: Path) -> None:
-    (tmp_path / "home").symlink_to(tmp_path / "home")
-    for readonly in (False, True):
-        with pytest.raises(StoreError, match=r"receipt_store_failed.*ELOOP"):
-            Store.open(tmp_path / "home", readonly=readonly)
-
-
 def test_a_refusal_under_the_id_of_a_run_at_work_does_not_take_the_place_of_its_receipt(store: Store) -> None:
     """Two control planes may be given one id: the second has no journal, and nothing to say about the first's run."""
     journal = open_journal(store.home)
@@ -345,86 +259,9 @@ def test_a_refusal_under_the_id_of_a_run_at_work_does_not_take_the_place_of_its_
     whole(store, receipts=1)
 
 
-def test_a_checkpoint_beyond_all_numbers_is_of_no_receipt_here(store: Store) -> None:
-    stored_run(store, ["a"])
-    for sequence in (10**20, -(10**20), 2**63 - 1, 0):
-        findings = store.verify_all(ChainCheckpoint(sequence, "0" * 64, "2026-01-15T12:00:00Z")).findings
-        assert [finding.code for finding in findings] == ["receipt_chain_broken"]
-
-
 def test_nobody_says_what_a_pruned_run_changed(store: Store) -> None:
     row = stored_run(store, ["a"])
     assert store.patch(row) is None
     store.prune(keep=0)
     with pytest.raises(StoreError, match="was pruned"):
         store.patch(store.find(row.run_id))
-
-
-@pytest.mark.needs("mount")
-def test_what_is_stored_can_be_read_on_a_disk_that_is_full(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "size=400k"):
-        home = tmp_path / "disk/home"
-        with Store.open(home) as store:
-            row = stored_run(store, ["a"])
-        with (tmp_path / "disk/filler").open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(b"x" * 512):
-                pass
-        with pytest.raises(StoreError, match="ENOSPC"), Store.open(home) as store:
-            stored_run(store, ["b"])
-        with Store.open(home, readonly=True) as store:
-            assert list(store.load(row.run_id).trace) == [delta("a")]
-            whole(store, receipts=1)
-
-
-def said_of(home: Path, run: str) -> list[object]:
-    """What everything that looks at a state folder gives, or the code it fails with."""
-
-    def reads(look: Callable[[Store], object]) -> object:
-        with Store.open(home, readonly=True) as store:
-            return look(store)
-
-    looks: list[Callable[[], object]] = [
-        lambda: reads(lambda store: [row.run_id for row in store.listed()]),
-        lambda: reads(lambda store: left_behind(home, store)),
-        lambda: reads(lambda store: [one.code for one in store.verify_all().findings]),
-        lambda: reads(lambda store: store.patch(store.find(run))),
-        lambda: settle(home),
-        lambda: apply_patch(home / "runs" / run),
-        lambda: StateFolder(home).store().close(),
-    ]
-    said: list[object] = []
-    for look in looks:
-        try:
-            said.append(look())
-        except BackplaneError as error:
-            said.append(error.code)
-    return said
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-@pytest.mark.parametrize("closed", ["home", "home/runs", "home/runs/RUN"])
-def test_a_state_folder_of_another_user_is_an_error_in_words(tmp_path: Path, closed: str) -> None:
-    home = tmp_path / "home"
-    with Store.open(home) as store:
-        run = stored_run(store, ["a"]).run_id
-    said_of(home, run)  # Everything is loaded from here on: an interpreter may be closed to others, too.
-    with Store.open(home, readonly=True):
-        for path in (home, *home.rglob("*")):
-            path.chmod(0o777 if path.is_dir() else 0o666)
-        (tmp_path / closed.replace("RUN", run)).chmod(0o700)
-        for above in (tmp_path, *list(tmp_path.parents)[:-2]):
-            above.chmod(above.stat().st_mode | 0o055)
-        os.seteuid(65534)
-        try:
-            said = said_of(home, run)
-        finally:
-            os.seteuid(0)
-    failed, wrong = "receipt_store_failed", "execution_workspace_error"
-    assert (
-        said
-        == {
-            "home": [failed, failed, failed, failed, failed, wrong, failed],
-            "home/runs": [[run], failed, ["receipt_hash_mismatch", failed], None, failed, wrong, failed],
-            "home/runs/RUN": [[run], (), ["receipt_hash_mismatch", failed], None, [], wrong, None],
-        }[closed]
-    )
