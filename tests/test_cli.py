@@ -1196,7 +1196,7 @@ def test_a_patch_that_a_rule_forbids_makes_the_run_partial_and_is_applied_only_w
 ) -> None:
     (work / "policy.json").write_text('{"deny_write": ["made"]}')
     done = cli("run", "echo x > made", "--backend", "shell", "--policy", "policy.json")
-    assert (done.returncode, b"\npolicy_denied: the policy was not kept" in done.stderr) == (3, True)
+    assert (done.returncode, b"policy_denied: the policy was not kept" in done.stderr) == (3, True)
     assert b"policy not kept:" in done.stdout
     run = re.search(r"^run (\S+)", done.stdout.decode(), re.MULTILINE)
     assert run is not None
