@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -48,57 +44,6 @@ def test_a_receipt_goes_out_and_comes_into_another_store_with_its_patch(store: S
             import_bundle(other, folder)
     with pytest.raises(ConfigError, match="not empty"):
         export(store, row.run_id, folder)
-
-
-def test_a_place_that_cannot_be_written_is_named_and_not_the_state_folder(store: Store, tmp_path: Path) -> None:
-    row = stored_run(store, ["a"])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError) as refused:
-        export(store, row.run_id, tmp_path / "file" / "out")
-    assert str(tmp_path / "file" / "out") in refused.value.message
-    assert "one that this user can write" in (refused.value.hint or "")
-
-
-KILLED: Final = """
-import os, sys
-from pathlib import Path
-from backplane.receipts.bundle import import_bundle
-from backplane.receipts.store import Store
-left = int(sys.argv[1])
-def killing(event, words):
-    global left
-    if event in ("os.mkdir", "os.rename", "fcntl.flock") or event == "open" and "/runs/" in str(words[0]):
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), 9)
-with Store.open(Path(sys.argv[2])) as store:
-    sys.addaudithook(killing)
-    import_bundle(store, Path(sys.argv[3]))
-"""
-
-
-def test_an_import_that_was_killed_at_any_step_can_be_made_again(store: Store, tmp_path: Path) -> None:
-    diff = "diff --git a/a b/a\n"
-    row = stored_run(store, ["a", "b"], verification=Verification(harness_ok=True, git_diff=diff))
-    (store.folder(row.run_id) / "patch.diff").write_text(diff)
-    folder, outcomes = export(store, row.run_id, tmp_path / "bundle"), set()
-    for step in range(100):
-        home = tmp_path / f"home-{step}"
-        words = [sys.executable, "-c", KILLED, str(step), str(home), str(folder)]
-        done = subprocess.run(words, capture_output=True, timeout=60, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        with Store.open(home) as other:
-            try:
-                outcomes.add(import_bundle(other, folder).sha256)
-            except StoreError as error:
-                outcomes.add(error.message.rpartition(row.run_id)[2])
-            assert other.load(row.run_id) == store.load(row.run_id)
-            assert (other.folder(row.run_id) / "patch.diff").read_text() == diff
-            whole(other, receipts=1)
-        if done.returncode == 0:
-            break
-    assert outcomes == {row.sha256, " is stored already"}
-    assert 5 < step < 99
 
 
 def test_a_receipt_of_another_maker_is_kept_exactly(store: Store, tmp_path: Path) -> None:
