@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +15,8 @@ import pytest
 
 from backplane.errors import WorkspaceError
 from backplane.runtime.state import StateFolder
-from backplane.workspace.checkpoints import Checkpoints, rewind_original
+from backplane.workspace.checkpoints import Checkpoints
 from backplane.workspace.workspace import Workspace
-from tests.receipt_writer import memory_of
 from tests.test_workspace import Place, git, place, snapshot
 
 __all__ = ["place"]
@@ -195,65 +192,6 @@ def test_a_tracked_file_that_rules_ignore_is_in_the_patch(place: Place, kind: st
     assert changed(place, "api.gen", "new.gen", "sub/x.gen") == (named, 0 if unknown else 1)
 
 
-def sparse(path: Path, text: bytes, size: int) -> None:
-    """Make a file that is a hole but for its beginning."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(text)
-    os.truncate(path, size)
-
-
-def test_shared_indexes_that_the_index_does_not_name_cost_no_memory(place: Place) -> None:
-    generated(place)
-    git("config", "splitIndex.maxPercentChange", "100", cwd=place.original)
-    git("update-index", "--split-index", cwd=place.original)
-    (shared,) = place.original.glob(".git/sharedindex.*")
-    place.write({"more.gen": "m\n", "link.gen": "n\n", "other.gen": "o\n", "link": "l\n"})
-    git("add", "-f", "more.gen", "link.gen", "other.gen", "link", cwd=place.original)
-    oids = [git("hash-object", name, cwd=place.original).decode().strip() for name in ("more.gen", "link.gen", "link")]
-    # All of these stand in the index somewhere.
-    for hash_hex in ("00", "0000", "000000", *oids):
-        sparse(place.original / f".git/sharedindex.{hash_hex}", b"", 250 << 20)
-    with memory_of(200 << 20):
-        assert changed(place, "api.gen", "more.gen", "new.gen") == (["api.gen", "more.gen"], 1)
-    # The one that is named is not read beyond what both may have together.
-    shared.chmod(0o600)
-    os.truncate(shared, 256 << 20)
-    with memory_of(200 << 20):
-        assert changed(place, "api.gen", "new.gen") == (["api.gen", "new.gen"], 0)
-
-
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-def test_rules_that_are_holes_cost_no_memory_and_are_obeyed(place: Place, mode: str) -> None:
-    for number in range(300):
-        sparse(place.original / f"d{number}/.gitignore", b"*.gen\n", 1 << 20)
-    with memory_of(150 << 20), place.staged(mode=mode) as found:
-        for number in range(300):
-            sparse(found.root / f"e{number}/.gitignore", b"*.gen\nx\0hidden\n*.o", 1 << 20)
-        forge(found, "d7/a.gen", "d7/a.txt", "e7/a.gen", "e7/x", "e7/x.o", "e7/hidden")
-        for number in range(300):
-            if number != 7:
-                (found.root / f"e{number}/.gitignore").unlink()
-        patch = found.difference()
-    assert [change.path for change in patch.changes] == ["d7/a.txt", "e7/.gitignore", "e7/hidden"]
-    assert patch.ignored_count == 4
-
-
-def test_more_rules_than_fit_are_an_error_that_names_them_and_what_helps(place: Place) -> None:
-    rules = b"# what is not to be seen\n" * 40_000
-    place.write({f"d{number}/.gitignore": rules for number in range(18)})
-    with pytest.raises(WorkspaceError, match=r"workspace_staging_failed: the \.gitignore files .* 16 MiB") as told:
-        place.open()
-    assert told.value.hint is not None
-    assert "--exclude '**/.gitignore'" in told.value.hint
-    with place.staged(exclude=["**/.gitignore"]) as found:
-        place.write({f"e{number}/.gitignore": rules for number in range(18)}, found.root)
-        assert found.difference().changes == ()
-    with place.staged(exclude=["d?*"]) as found:
-        place.write({f"e{number}/.gitignore": rules for number in range(18)}, found.root)
-        with pytest.raises(WorkspaceError, match=r"execution_workspace_error: the \.gitignore files"):
-            found.difference()
-
-
 def test_a_submodules_tracked_files_are_in_the_patch(place: Place) -> None:
     (place.base / "part").mkdir()
     git("init", "-q", ".", cwd=place.base / "part")
@@ -319,56 +257,6 @@ def test_a_file_that_is_removed_while_it_is_staged_is_not_part_of_the_start(plac
         assert found.difference().changes == ()
 
 
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-@pytest.mark.parametrize("kind", ["file to link", "link to file", "file to pipe", "file to socket"])
-def test_a_file_that_becomes_something_else_meanwhile_is_told_with_what_helps(
-    place: Place, mode: str, kind: str
-) -> None:
-    place.write({f"f{number}": "x" for number in range(10)})
-    changing = place.original / "f9"
-    if kind == "link to file":
-        changing.unlink()
-        changing.symlink_to("f1")
-    looks = iter(range(1000))
-
-    def stopped() -> bool:
-        if next(looks) == 5:
-            changing.unlink()
-            if kind == "file to link":
-                changing.symlink_to("f1")
-            elif kind == "link to file":
-                changing.write_text("x")
-            elif kind == "file to pipe":
-                os.mkfifo(changing)
-            else:
-                with socket.socket(socket.AF_UNIX) as made:
-                    made.bind(str(changing))
-        return False
-
-    if (mode, kind) == ("pass_through", "file to pipe"):
-        # Nobody needs it there: it is no part of the start, and named at the end.
-        with place.staged(mode=mode, stopped=stopped) as found:
-            assert found.difference().left_out == ("f9",)
-        return
-    with pytest.raises(WorkspaceError, match=r"cannot (copy|read) 'f9': (ELOOP|ENOTSUP|EOPNOTSUPP|ENXIO)") as told:
-        place.open(mode=mode, stopped=stopped)
-    assert told.value.hint == "nobody else may move or replace anything there meanwhile; try again"
-
-
-def test_a_rewind_that_cannot_write_the_state_folder_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.write({"a.txt": "a\n"})
-    place.patch_of([("a.txt", "b\n")])
-    place.write({"a.txt": "b\n"})
-
-    def refuse(*words: object, **more: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(WorkspaceError, match="cannot be rewound: Read-only file system") as caught:
-        rewind_original(place.run_dir, None)
-    assert caught.value.hint is not None
-
-
 # What the user ignores everywhere
 
 
@@ -381,35 +269,13 @@ def by_default(home: Path) -> dict[str, str]:
     return {}
 
 
-def in_another_folder(home: Path) -> dict[str, str]:
-    (home / "xdg/git").mkdir(parents=True)
-    (home / "xdg/git/ignore").write_text(RULES)
-    return {"XDG_CONFIG_HOME": str(home / "xdg")}
-
-
 def by_the_users_configuration(home: Path) -> dict[str, str]:
     (home / ".gitconfig").write_text("[core]\n\texcludesFile = ~/my rules\n")
     (home / "my rules").write_text(RULES)
     return {}
 
 
-def by_an_included_file(home: Path) -> dict[str, str]:
-    (home / ".gitconfig").write_text("[include]\n\tpath = more\n")
-    (home / "more").write_text('[core]\n\texcludesfile = "~/rules"\n')
-    (home / "rules").write_text(RULES)
-    return {}
-
-
-def by_the_systems_configuration(home: Path) -> dict[str, str]:
-    (home / "system").write_text(f"[core]\n\texcludesFile = {home}/rules\n")
-    (home / "rules").write_text(RULES)
-    return {"GIT_CONFIG_SYSTEM": str(home / "system")}
-
-
-@pytest.mark.parametrize(
-    "set_up",
-    [by_default, in_another_folder, by_the_users_configuration, by_an_included_file, by_the_systems_configuration],
-)
+@pytest.mark.parametrize("set_up", [by_default, by_the_users_configuration])
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 def test_what_the_user_ignores_everywhere_is_not_in_the_patch(
     place: Place, monkeypatch: pytest.MonkeyPatch, set_up: Callable[[Path], dict[str, str]], mode: str
