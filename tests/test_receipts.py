@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import tracemalloc
-import uuid
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ from backplane.contract.receipt import Receipt, Usage, read_receipt, receipt_has
 from backplane.errors import StoreError
 from backplane.receipts.comparison import ABSENT, Difference, compare
 from backplane.receipts.folded import Folded, fold
-from backplane.receipts.journal import Journal, read_facts
+from backplane.receipts.journal import read_facts
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.pieces import canonical_chunks, digest, is_intact, seal
 from backplane.receipts.trace import BATCH_EVENTS, CHUNK_BYTES, Trace, trace_chunks
@@ -53,24 +52,15 @@ def test_the_known_vector_is_written_and_hashed_as_its_maker_did() -> None:
     assert seal(receipt).receipt_sha256 == VECTOR_SHA256
 
 
-def check_in_pieces(receipt: Receipt) -> None:
+@given(receipt_cases.receipts)
+@settings(max_examples=200)
+def test_hash_and_bytes_in_pieces_are_those_of_the_contract(receipt: Receipt) -> None:
     kept = msgspec.structs.replace(receipt, trace=Trace.of(receipt.trace))
     assert digest(kept) == digest(receipt) == receipt_hash(receipt)
     assert b"".join(canonical_chunks(kept)) == canonical.encode(receipt)
     sealed = seal(kept)
     assert is_intact(sealed)
     assert verify_bytes(b"".join(canonical_chunks(sealed))) is None
-
-
-@given(receipt_cases.receipts)
-def test_hash_and_bytes_in_pieces_are_those_of_the_contract(receipt: Receipt) -> None:
-    check_in_pieces(receipt)
-
-
-@given(receipt_cases.receipts)
-@settings(max_examples=1_000)
-def test_a_thousand_receipts_hash_in_pieces_as_the_contract_does(receipt: Receipt) -> None:
-    check_in_pieces(receipt)
 
 
 def test_a_receipt_without_a_hash_or_with_another_is_not_intact() -> None:
@@ -229,12 +219,6 @@ def test_facts_end_at_a_torn_or_foreign_line(tmp_path: Path) -> None:
         assert read_facts(folder) == [{"fact": "order"}]
 
 
-def test_a_journal_on_a_path_that_cannot_be_says_so(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(StoreError, match=r"receipt_store_failed"):
-        Journal.create(tmp_path, str(uuid.uuid4()), {"fact": "order"})
-
-
 # Kept manifests -------------------------------------------------------------------------------------------------------
 
 
@@ -253,12 +237,6 @@ def test_a_manifest_that_cannot_be_read_is_not_there(tmp_path: Path, content: by
     keep_manifest(tmp_path, "k", {"capabilities": {}})
     next((tmp_path / "manifests").iterdir()).write_bytes(content)
     assert kept_manifest(tmp_path, "k") is None
-
-
-def test_a_manifest_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
-    (tmp_path / "manifests").write_text("a file")
-    with pytest.raises(StoreError, match="receipt_store_failed"):
-        keep_manifest(tmp_path, "k", {})
 
 
 # Comparing ------------------------------------------------------------------------------------------------------------
