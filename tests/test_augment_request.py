@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.dialects import DIALECTS, augment, dialect
+from backplane.dialects import DIALECTS, augment
 from backplane.dialects.losses import is_named, placed_leaves
 from backplane.errors import TranslationError
 from backplane.ir import Conversation, Media, Text, ToolOutput, ToolUse
@@ -125,21 +125,10 @@ def test_code_around_the_selection_comes_with_the_message(name: str) -> None:
 
 # Tools ----------------------------------------------------------------------------------------------------------------
 
-SHAPES: dict[str, Any] = {
-    "openai": lambda request: request["tools"][0]["function"]["parameters"],
-    "codex": lambda request: request["tools"][0]["parameters"],
-    "claude": lambda request: request["tools"][0]["input_schema"],
-    "gemini": lambda request: request["tools"][0]["functionDeclarations"][0]["parametersJsonSchema"],
-    "kimi": lambda request: request["tools"][0]["function"]["parameters"],
-    "copilot": lambda request: request["tools"][0]["function"]["parameters"],
-}
 
-
-@pytest.mark.parametrize("target", DIALECTS)
 @pytest.mark.parametrize("tool", [TOOL, {"name": "read", "inputSchema": SCHEMA}], ids=["text", "object"])
-def test_tool_definitions_become_each_upstreams_own_tools(target: str, tool: dict[str, Any]) -> None:
-    written = augment.translate_request({"message": "m", "tool_definitions": [tool]}, target).value
-    assert SHAPES[target](written) == SCHEMA
+def test_the_schema_of_a_tool_is_text_or_an_object(tool: dict[str, Any]) -> None:
+    assert [tool.schema for tool in read({"message": "m", "tool_definitions": [tool]}).tools] == [SCHEMA]
 
 
 def test_a_tool_whose_schema_cannot_be_read_takes_any_object_and_is_named() -> None:
@@ -166,27 +155,6 @@ def test_calls_come_one_at_a_time_unless_the_flag_is_true_or_there_are_no_tools(
         assert augment.translate_request(request, target).value.get("parallel_tool_calls") is expected
     claude = augment.translate_request(request, "claude").value.get("tool_choice", {})
     assert claude.get("disable_parallel_tool_use") is (None if expected is None else True)
-
-
-@pytest.mark.parametrize("target", DIALECTS)
-def test_results_are_paired_with_their_calls_in_every_upstreams_shape(target: str) -> None:
-    request = {
-        "chat_history": [{"request_message": "q", "response_nodes": [call("c1"), call("c2", "list")]}],
-        "nodes": [result("c2", "two", is_error=True), result("c1", "one")],
-    }
-    written = augment.translate_request(request, target).value
-    back = dialect(target).to_ir(written).value
-    found = [part for message in back.messages for part in message.parts if isinstance(part, ToolUse | ToolOutput)]
-    assert [(type(part).__name__, part.id) for part in found] == [
-        ("ToolUse", "c1"), ("ToolUse", "c2"), ("ToolOutput", "c1"), ("ToolOutput", "c2"),
-    ]  # fmt: skip
-
-
-def test_gemini_gets_the_ids_of_calls_and_of_results() -> None:
-    request = {"chat_history": [{"request_message": "q", "response_nodes": [call("c1")]}], "nodes": [result("c1")]}
-    contents = augment.translate_request(request, "gemini").value["contents"]
-    assert contents[1]["parts"][0]["functionCall"]["id"] == "c1"
-    assert contents[2]["parts"][0]["functionResponse"]["id"] == "c1"
 
 
 def test_a_result_without_its_call_becomes_words_of_the_user() -> None:
@@ -267,12 +235,6 @@ def test_images_have_the_type_of_their_format_or_of_their_first_bytes(
     (image,) = read({"nodes": [node]}).messages[0].parts
     assert isinstance(image, Media)
     assert (image.kind, image.media_type, image.data) == ("image", media_type, data)
-
-
-@pytest.mark.parametrize("target", DIALECTS)
-def test_an_image_reaches_every_upstream(target: str) -> None:
-    request = {"message": "m", "nodes": [{"type": 2, "imageNode": {"imageData": PNG, "format": 1}}]}
-    assert PNG in json.dumps(augment.translate_request(request, target).value)
 
 
 def test_results_may_hold_texts_and_images() -> None:

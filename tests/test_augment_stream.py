@@ -81,15 +81,6 @@ def test_every_known_stream_becomes_lines_that_say_the_same(source: str, title: 
     assert found == known
 
 
-@pytest.mark.parametrize("source", DIALECTS)
-def test_each_chunk_gives_its_line_before_the_next_chunk_comes(source: str) -> None:
-    """An async generator would hand them on one by one, too."""
-    chunks = dialect_corpus.streams(source)[0][1]
-    stream = augment.ChunkStream(source)
-    counts = [sum(len(line["text"]) for line in stream.feed(chunk)) for chunk in chunks]
-    assert sum(1 for count in counts if count) > 1
-
-
 def test_a_piece_of_text_is_text_and_a_raw_response_node() -> None:
     lines = render("openai", chat({"content": "He"}, {"content": "llo"}))
     assert [(line["text"], [(node["type"], node["content"]) for node in line["nodes"]]) for line in lines[:2]] == [
@@ -168,10 +159,7 @@ def counted(source: str, usage: dict[str, Any]) -> Any:
     [
         ("claude", {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7,
                     "output_tokens": 2}, (5, 2, 90, 7)),
-        ("claude", {"input_tokens": 5, "cache_read_input_tokens": 90, "output_tokens": 2}, (5, 2, 90, None)),
-        ("claude", {"input_tokens": 0, "cache_creation_input_tokens": 8, "output_tokens": 2}, (0, 2, None, 8)),
         ("claude", {"input_tokens": 5, "output_tokens": 2}, (5, 2, None, None)),
-        ("gemini", {"promptTokenCount": 9, "candidatesTokenCount": 4, "thoughtsTokenCount": 30}, (9, 4, None, None)),
         ("gemini", {"promptTokenCount": 9, "candidatesTokenCount": 4, "cachedContentTokenCount": 6,
                     "toolUsePromptTokenCount": 3}, (9, 4, 6, None)),
         ("gemini", {"promptTokenCount": 9, "thoughtsTokenCount": 30}, (9, 0, None, None)),
@@ -267,24 +255,6 @@ def test_thinking_is_a_node_and_no_text() -> None:
     assert "".join(line["text"] for line in lines) == ""
 
 
-def test_geminis_ids_of_calls_are_kept_and_a_repeated_call_is_one() -> None:
-    part = {"functionCall": {"id": "g7", "name": "f", "args": {"a": 1}}}
-    chunk = {"candidates": [{"content": {"role": "model", "parts": [part]}}]}
-    end = {"candidates": [{"content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}]}
-    lines = render("gemini", [chunk, end], START)
-    assert [node["tool_use"]["tool_use_id"] for node in nodes(lines, 5)] == ["g7"]
-    assert lines[-1]["stop_reason"] == 3
-
-
-@pytest.mark.parametrize("sent", [
-    ["T", "The quick", "The quick brown"], ["I", "I think"], ["The", " quick"], ["OK", "OK"],
-])  # fmt: skip
-def test_geminis_text_so_far_is_said_once_as_by_the_host_api(sent: list[str]) -> None:
-    chunks = [{"candidates": [{"content": {"role": "model", "parts": [{"text": one}]}}]} for one in sent]
-    expected = "".join(sent) if sent[1].startswith(" ") else sent[-1]
-    assert "".join(line["text"] for line in render("gemini", chunks)) == expected
-
-
 @pytest.mark.parametrize(("sent", "shown"), [("[1]", [{"input": [1]}]), ("[1", [])])
 def test_arguments_that_are_no_object_are_put_into_one_and_cut_ones_are_no_call(sent: str, shown: list[Any]) -> None:
     stream = augment.ChunkStream("openai")
@@ -340,8 +310,6 @@ def test_the_command_writes_each_line_when_its_chunk_came(tmp_path: Path) -> Non
     [
         (["--from", "augment", "--to", "claude", "--kind", "stream"], "no stream goes from augment to claude"),
         (["--from", "claude", "--to", "augment", "--kind", "request"], "no request goes from claude to augment"),
-        (["--from", "claude", "--to", "augment", "--kind", "response"], "no response goes from claude to augment"),
-        (["--from", "augment", "--to", "augment"], "no request goes from augment to augment"),
         (["--from", "openai", "--to", "claude", "--asked", "x"], "--asked is for --to augment"),
     ],
 )
@@ -349,4 +317,3 @@ def test_a_direction_that_does_not_exist_says_which_do(words: list[str], fact: s
     done = translate(*words, data=b"{}")
     assert done.returncode == 2
     assert fact in done.stderr.decode()
-    assert len(done.stderr.splitlines()) <= 3
