@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-import backplane
 from backplane.agents.codex.agent import failure_of, plain
 from backplane.agents.codex.answers import read_question
 from backplane.agents.codex.items import called
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.command import plain_command
-from backplane.config import BackendSettings, Settings
-from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned, carried
-from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned
 from backplane.protocol.jsonrpc import Notification
+from backplane.runtime.run import Run
+from tests import by_hand
 
 ROOT = "/work"
 
@@ -241,26 +240,10 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-async def play(folder: Path, script: str) -> tuple[Any, list[AgentEvent], Any]:
+async def play(folder: Path, script: str) -> tuple[Run, list[AgentEvent]]:
     """Run an order on an agent that does this once a turn has begun."""
-    program = folder / "agent"
-    body = "\n".join(f"        {line}" for line in script.splitlines())
-    program.write_text(AGENT.format(python=sys.executable, script=body))
-    program.chmod(0o755)
-    (folder / "work").mkdir()
-    order = WorkOrder("work", workspace=WorkspaceSpec(root=str(folder / "work")))
-    declared = BackendSettings(host="codex", options={"program": str(program), "silence_s": 30})
-    settings = Settings(backends={"by-hand": declared}, isolation="off")
-    events = []
-    async with backplane.start(order, backend="by-hand", settings=settings) as run:
-        async for event in run:
-            events.append(carried(event))
-    return run.receipt, events, run.error
+    agent = AGENT.format(python=sys.executable, script=by_hand.steps(script, 8))
+    return await by_hand.play(folder, "codex", agent)
 
 
 DONE = """tell("turn/completed", turn={"id": "u", "status": "completed", "error": None})"""
@@ -274,8 +257,8 @@ tell("thread/dreamt", of="sheep")
 say(id=99, method="item/dream/requestApproval", params={{"threadId": "t"}})
 tell("item/completed", item={{"type": "agentMessage", "id": "m", "text": "here I am"}})
 {DONE}"""
-    receipt, events, _ = await play(tmp_path, script.strip())
-    assert receipt.outcome == "complete"
+    run, events = await play(tmp_path, script)
+    assert run.receipt.outcome == "complete"
     assert any("not for you" in str(getattr(event, "message", "")) for event in events)
     assert {"threadId": "t", "turnId": "u", "of": "sheep"} in [
         event.ext["raw_message"] for event in events if isinstance(event.ext, dict) and "raw_message" in event.ext
@@ -285,15 +268,15 @@ tell("item/completed", item={{"type": "agentMessage", "id": "m", "text": "here I
 @pytest.mark.anyio
 async def test_an_agent_that_dies_in_its_turn_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
     script = 'sys.stderr.write("out of ink\\n")\nsys.stderr.flush()\nsys.exit(3)'
-    receipt, _, error = await play(tmp_path, script)
-    assert (receipt.outcome, receipt.usage_raw["backplane"]["end"]["code"]) == ("failed", "backend_crashed")
-    assert "out of ink" in str(error)
+    run, _ = await play(tmp_path, script)
+    assert (run.receipt.outcome, run.receipt.usage_raw["backplane"]["end"]["code"]) == ("failed", "backend_crashed")
+    assert "out of ink" in str(run.error)
 
 
 @pytest.mark.anyio
 async def test_done_without_a_word_is_not_done(tmp_path: Path) -> None:
-    receipt, events, _ = await play(tmp_path, DONE)
-    assert receipt.outcome == "failed"
+    run, events = await play(tmp_path, DONE)
+    assert run.receipt.outcome == "failed"
     assert "backend_unavailable" in [getattr(event, "error_code", None) for event in events]
 
 
@@ -302,6 +285,6 @@ async def test_a_failure_told_before_the_end_counts_where_the_end_tells_none(tmp
     script = """
 tell("error", willRetry=False, error={"message": "no more of this", "agentErrorInfo": "usageLimitExceeded"})
 tell("turn/completed", turn={"id": "u", "status": "failed", "error": None})"""
-    receipt, events, _ = await play(tmp_path, script.strip())
-    assert receipt.outcome == "failed"
+    run, events = await play(tmp_path, script)
+    assert run.receipt.outcome == "failed"
     assert "backend_rate_limited" in [getattr(event, "error_code", None) for event in events]

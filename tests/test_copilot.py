@@ -11,21 +11,16 @@ from typing import Any
 
 import pytest
 
-import backplane
 from backplane.agents.copilot.reader import EventReader
-from backplane.config import BackendSettings, Settings
-from backplane.contract.events import AgentEvent, AssistantMessage, CommandExecuted, FileChanged, ToolResult, carried
-from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
+from backplane.contract.events import AgentEvent, AssistantMessage, CommandExecuted, FileChanged, ToolResult
+from backplane.contract.work import PolicyProfile
 from backplane.protocol.jsonrpc import Notification
+from backplane.runtime.run import Run
+from tests import by_hand
 from tests.test_deltas import fold
 
 pytestmark = pytest.mark.anyio
 TOOLS = {"create": "write_file"}
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def take(reader: EventReader, kind: str, agent: str | None = None, **data: Any) -> list[AgentEvent]:
@@ -135,33 +130,10 @@ tell("assistant.message", messageId="m", content="here I am", toolRequests=[])
 tell("session.idle")"""
 
 
-async def play(folder: Path, script: str, version: int = 3, **order: Any) -> tuple[Any, list[AgentEvent], Any]:
+async def play(folder: Path, script: str, version: int = 3, **order: Any) -> tuple[Run, list[AgentEvent]]:
     """Run an order on an agent that does this once it is told the task."""
-    program = folder / "agent"
-    body = "\n".join(f"        {line}" for line in script.strip().splitlines())
-    program.write_text(AGENT.format(python=sys.executable, script=body, version=version))
-    program.chmod(0o755)
-    (folder / "work").mkdir()
-    work = WorkOrder("work", workspace=WorkspaceSpec(root=str(folder / "work")), **order)
-    declared = BackendSettings(host="copilot", options={"program": str(program), "silence_s": 30})
-    settings = Settings(backends={"by-hand": declared}, isolation="off")
-    events = []
-    async with backplane.start(work, backend="by-hand", settings=settings) as run:
-        async for event in run:
-            events.append(carried(event))
-    return run.receipt, events, run.error
-
-
-async def test_noise_and_unknown_questions_end_nothing(tmp_path: Path) -> None:
-    script = f"""
-out.write(b"not for you\\r\\n\\r\\n")
-say(id=99, method="dream.request", params={{}})
-refused = hear()
-assert refused["error"]["code"] == -32601
-{ANSWER}"""
-    receipt, events, _ = await play(tmp_path, script)
-    assert receipt.outcome == "complete"
-    assert any("not for you" in str(getattr(event, "message", "")) for event in events)
+    agent = AGENT.format(python=sys.executable, script=by_hand.steps(script, 8), version=version)
+    return await by_hand.play(folder, "copilot", agent, **order)
 
 
 async def test_a_permission_beside_a_call_is_refused_and_that_of_an_allowed_call_given(tmp_path: Path) -> None:
@@ -177,8 +149,8 @@ tell("tool.execution_start", toolCallId="1", toolName="bash", arguments={{"comma
 tell("tool.execution_start", toolCallId="2", toolName="create", arguments={{"path": "a"}})
 assert [may("0"), may("1"), may("2")] == ["reject", "approve-once", "reject"]
 {ANSWER}"""
-    receipt, events, error = await play(tmp_path, script, policy=PolicyProfile(disallowed_tools=("write_file",)))
-    assert (receipt.outcome, error) == ("complete", None)
+    run, events = await play(tmp_path, script, policy=PolicyProfile(disallowed_tools=("write_file",)))
+    assert (run.receipt.outcome, run.error) == ("complete", None)
     results = {event.tool_use_id: str(event.output) for event in events if isinstance(event, ToolResult)}
     assert "policy_denied" in results["2"]
 
@@ -196,22 +168,16 @@ assert [may("0"), may("1"), may("2")] == ["reject", "approve-once", "reject"]
 )
 async def test_a_failure_has_its_code_whatever_was_said_before(tmp_path: Path, said: str, code: str) -> None:
     script = f'tell("assistant.message", content="so far", toolRequests=[])\ntell("session.error", {said})'
-    receipt, events, _ = await play(tmp_path, f'{script}\ntell("session.idle")')
-    assert receipt.outcome == "failed"
+    run, events = await play(tmp_path, f'{script}\ntell("session.idle")')
+    assert run.receipt.outcome == "failed"
     assert [getattr(event, "error_code", None) for event in events].count(code) == 1
 
 
 async def test_done_without_a_word_is_not_done(tmp_path: Path) -> None:
-    receipt, *_ = await play(tmp_path, 'tell("session.idle")')
-    assert receipt.outcome == "failed"
-
-
-async def test_an_agent_that_dies_in_its_turn_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
-    receipt, _, error = await play(tmp_path, 'sys.stderr.write("out of ink\\n")\nsys.stderr.flush()\nsys.exit(3)')
-    assert (receipt.outcome, receipt.usage_raw["backplane"]["end"]["code"]) == ("failed", "backend_crashed")
-    assert "out of ink" in str(error)
+    run, _ = await play(tmp_path, 'tell("session.idle")')
+    assert run.receipt.outcome == "failed"
 
 
 async def test_another_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
-    receipt, *_ = await play(tmp_path, ANSWER, version=4)
-    assert receipt.usage_raw["backplane"]["end"]["code"] == "protocol_version_mismatch"
+    run, _ = await play(tmp_path, ANSWER, version=4)
+    assert run.receipt.usage_raw["backplane"]["end"]["code"] == "protocol_version_mismatch"

@@ -13,22 +13,17 @@ from typing import Any
 
 import pytest
 
-import backplane
 from backplane.agents.kimi.reader import EventReader
-from backplane.config import BackendSettings, Settings
-from backplane.contract.events import AgentEvent, AssistantMessage, CommandExecuted, FileChanged, ToolResult, carried
-from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
+from backplane.contract.events import AgentEvent, AssistantMessage, CommandExecuted, FileChanged, ToolResult
+from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.protocol.jsonrpc import Notification
+from backplane.runtime.run import Run
+from tests import by_hand
 from tests.test_deltas import fold
 
 pytestmark = pytest.mark.anyio
 TOOLS = {"Write": "write_file", "Bash": "bash"}
 STEP = {"finishReason": "end_turn", "rawFinishReason": "stop"}
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -198,26 +193,16 @@ tell("turn.step.completed", finishReason="end_turn", rawFinishReason="stop", usa
 tell("turn.ended", reason="completed")"""
 
 
-async def play(folder: Path, script: str, **order: Any) -> tuple[Any, list[AgentEvent], Any]:
+async def play(folder: Path, script: str, **order: Any) -> tuple[Run, list[AgentEvent]]:
     """Run an order on an agent that does this once it is told the task."""
-    program = folder / "agent"
-    body = "\n".join(f"    {line}" for line in script.strip().splitlines())
-    program.write_text(AGENT.format(python=sys.executable, script=body))
-    program.chmod(0o755)
-    (folder / "work").mkdir()
-    work = WorkOrder("work", workspace=WorkspaceSpec(root=str(folder / "work")), **order)
-    declared = BackendSettings(host="kimi", options={"program": str(program), "silence_s": 30})
-    settings = Settings(backends={"by-hand": declared}, isolation="off")
-    events = []
-    async with backplane.start(work, backend="by-hand", settings=settings) as run:
-        async for event in run:
-            events.append(carried(event))
-    return run.receipt, events, run.error
+    agent = AGENT.format(python=sys.executable, script=by_hand.steps(script, 4))
+    return await by_hand.play(folder, "kimi", agent, **order)
 
 
 async def test_an_answer_is_told_with_its_tokens(tmp_path: Path) -> None:
-    receipt, events, error = await play(tmp_path, ANSWER)
-    assert (receipt.outcome, error) == ("complete", None)
+    run, events = await play(tmp_path, ANSWER)
+    receipt = run.receipt
+    assert (receipt.outcome, run.error) == ("complete", None)
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["here I am"]
     assert (receipt.usage.input_tokens, receipt.usage.output_tokens) == (3, 2)
     assert "secret-token" not in json.dumps(receipt.usage_raw)
@@ -232,8 +217,8 @@ tell("tool.call.started", toolCallId="c1", name="Bash", args={{"command": "ls"}}
 tell("tool.result", toolCallId="c1", output="a", isError=decision == "deny")
 {ANSWER}"""
     policy = PolicyProfile(disallowed_tools=("bash",) if forbidden else ())
-    receipt, events, _ = await play(tmp_path, script, policy=policy)
-    assert receipt.outcome == "complete"
+    run, events = await play(tmp_path, script, policy=policy)
+    assert run.receipt.outcome == "complete"
     (result,) = [event for event in events if isinstance(event, ToolResult)]
     assert ("policy_denied" in str(result.output)) is forbidden
     assert any(isinstance(event, CommandExecuted) for event in events) is not forbidden
@@ -249,8 +234,8 @@ tell("tool.result", toolCallId="c1", output="a", isError=decision == "deny")
     ],
 )
 async def test_a_failure_has_its_code(tmp_path: Path, error: dict[str, Any], code: str) -> None:
-    receipt, events, _ = await play(tmp_path, f'tell("turn.ended", reason="failed", error={error!r})')
-    assert receipt.outcome == "failed"
+    run, events = await play(tmp_path, f'tell("turn.ended", reason="failed", error={error!r})')
+    assert run.receipt.outcome == "failed"
     assert [getattr(event, "error_code", None) for event in events].count(code) == 1
 
 
@@ -274,22 +259,6 @@ async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatc
     assert "backplane[kimi]" in (error.value.hint or "")
 
 
-async def test_an_agent_that_dies_in_its_turn_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
-    script = 'sys.stderr.write("out of ink\\n")\nsys.stderr.flush()\nos._exit(3)'
-    receipt, _, error = await play(tmp_path, script)
-    assert (receipt.outcome, receipt.usage_raw["backplane"]["end"]["code"]) == ("failed", "backend_crashed")
-    assert "out of ink" in str(error)
-
-
 async def test_a_program_that_says_no_address_is_a_crash(tmp_path: Path) -> None:
-    program = tmp_path / "mute"
-    program.write_text("#!/bin/sh\necho hello\n")
-    program.chmod(0o755)
-    (tmp_path / "work").mkdir()
-    work = WorkOrder("work", workspace=WorkspaceSpec(root=str(tmp_path / "work")))
-    declared = BackendSettings(host="kimi", options={"program": str(program)})
-    settings = Settings(backends={"by-hand": declared}, isolation="off")
-    async with backplane.start(work, backend="by-hand", settings=settings) as run:
-        async for _ in run:
-            pass
+    run, _ = await by_hand.play(tmp_path, "kimi", "#!/bin/sh\necho hello\n")
     assert run.receipt.usage_raw["backplane"]["end"]["code"] == "backend_crashed"

@@ -22,12 +22,6 @@ from tests.api_agent import KEY, LIMITS
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Forty-two runs: one loop is enough, sessions are tried on both elsewhere."""
-    return "asyncio"
-
-
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PROOF = "cHJvb2Ytb2YtdGhpcy1jYWxs"
 DIALECTS = {
