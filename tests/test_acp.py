@@ -39,7 +39,6 @@ from backplane.protocol.jsonrpc import Notification, RpcError
 from backplane.runtime.backends import find, known
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
-from tests.all.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = "2026-01-15T12:00:00Z"
@@ -381,28 +380,22 @@ def test_a_plain_answer_is_complete_and_its_session_is_named(start: Start) -> No
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("named", ["on PATH", "by its path", "in a file of its own"])
-def test_an_agent_below_tmp_runs_contained(named: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_below_tmp_runs_contained(workspace: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # As `npm install` lays it out: a link, and a neighbour.
         packages = Path(folder) / "node_modules"
-        if named == "in a file of its own":
-            packages = Path(folder)
         for name in (".bin", "few", "neighbour"):
             (packages / name).mkdir(parents=True)
         (packages / "neighbour" / "words.py").write_text('WORDS = "Hello."')
         agent = packages / "few" / "agent.py"
-        turn = f"prompted()\nsys.path.append({str(packages / 'neighbour')!r})\n"
-        turn += 'text("Hi.")' if named == "in a file of its own" else "import words; text(words.WORDS)"
+        turn = f"prompted()\nsys.path.append({str(packages / 'neighbour')!r})\nimport words; text(words.WORDS)"
         agent.write_text(f"#!{sys.executable}\n{AGENT}{turn}\nend()")
         agent.chmod(0o755)
         (packages / ".bin" / "few-agent").symlink_to("../few/agent.py")
-        program = {"on PATH": "few-agent", "by its path": str(packages / ".bin" / "few-agent")}.get(named, str(agent))
-        monkeypatch.setenv("PATH", f"{packages / '.bin'}:{os.environ['PATH']}" if named == "on PATH" else os.defpath)
+        program = str(packages / ".bin" / "few-agent")
         settings = Settings(backends={"few": BackendSettings(host="acp", options={"program": program})})
         assert next(row for row in known(settings, os.environ) if row.id == "few").ready
         run = api.run("do it", backend="few", root=workspace, settings=settings)
-    assert run.receipt.outcome == "complete", run.error
-    assert run.text in ("Hello.", "Hi.")
+    assert (run.receipt.outcome, run.text) == ("complete", "Hello."), run.error
 
 
 def test_the_prompt_holds_the_context_and_the_agent_is_offered_nothing(start: Start, workspace: Path) -> None:
@@ -529,7 +522,6 @@ WORDY: dict[str, Any] = {
         {"says": "Info: .*[Rr]etrying", "retry": True},
         {"says": NUMBER % "(401|403)", "code": "backend_auth_failed"},
         {"says": NUMBER % "429", "code": "backend_rate_limited"},
-        {"says": NUMBER % "404", "code": "backend_model_not_found"},
         {"says": "Error: .*too long", "code": "backend_context_length"},
         {"says": "Error: ", "code": "backend_unavailable"},
     ],
@@ -551,10 +543,7 @@ MUTE: dict[str, Any] = {
     [
         (WORDY, ["Error: no way in (HTTP 401)"], "backend_auth_failed"),
         (WORDY, ["Info: once more. Retrying...", "Error: 429 not so fast, in 5.401 s"], "backend_rate_limited"),
-        (WORDY, ["Error: after 0.429 s it said 500"], "backend_unavailable"),
-        (WORDY, ["Error: it said 529, all busy"], "backend_unavailable"),
         (WORDY, ["Error: 400 that is too long for me"], "backend_context_length"),
-        (WORDY, ["Error: nobody of that name here (HTTP 404)"], "backend_model_not_found"),
         (WORDY, ["half an ans", "Error: it said 500"], "backend_unavailable"),
         (MUTE, ["Compacting it all", "Compaction cancelled, sorry"], "backend_context_length"),
         (MUTE, [], "backend_unavailable"),
@@ -598,19 +587,11 @@ def test_what_an_agent_says_of_itself_is_no_part_of_the_answer(start: Start) -> 
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Here."]
 
 
-def test_a_profile_of_ones_own_names_its_agents_failures(start: Start) -> None:
-    rows = [{"says": "sorry, .*tired", "code": "backend_rate_limited"}]
-    receipt, events = start('text("sorry, I am tired"); end()', options={"notices": rows})
-    assert (receipt.outcome, failure(events)) == ("failed", "backend_rate_limited")
-
-
 @pytest.mark.parametrize(
     ("row", "names"),
     [
         ({"says": "("}, "no regular expression"),
         ({"says": "x", "code": "tired"}, "'tired'"),
-        ({"says": ""}, "has a code"),
-        ({"says": "x", "code": "backend_timeout", "retry": True}, "not both"),
     ],
 )
 def test_a_notice_that_means_nothing_is_named(row: dict[str, Any], names: str) -> None:
@@ -865,11 +846,6 @@ def test_an_answer_that_never_has_the_shape_fails_the_run(start: Start) -> None:
     assert (receipt.outcome, failure(events), len(words(events))) == ("failed", "validation_failed", 3)
 
 
-def test_a_second_turn_without_a_word_is_no_answer_of_the_first(start: Start) -> None:
-    receipt, events = start("text('seven'); end(); prompted(); end()", config=abp(output_schema=SCHEMA))
-    assert (receipt.outcome, failure(events)) == ("failed", "backend_unavailable")
-
-
 def test_in_passthrough_every_message_of_the_agent_is_kept_with_its_first_event(start: Start) -> None:
     receipt, events = start('text("Hello."); end()', config=abp(mode="passthrough"))
     assert receipt.outcome == "complete"
@@ -1026,12 +1002,11 @@ def test_a_budget_that_cannot_be_counted_ends_the_run(start: Start) -> None:
     assert (receipt.outcome, failure(events)) == ("partial", "policy_denied")
 
 
-@pytest.mark.parametrize("usage", ["none", "turn", "last_call"])
+@pytest.mark.parametrize("usage", ["none", "last_call"])
 @pytest.mark.parametrize("budget", [{"max_budget_usd": 5.0}, {"vendor": {"abp": {"budget_tokens": 5}}}])
 def test_a_budget_is_refused_where_no_call_is_counted(start: Start, usage: str, budget: dict[str, Any]) -> None:
     receipt, _ = start("", options={"usage": usage}, config=RuntimeConfig(**budget))
     assert receipt.backplane["end"]["code"] == "capability_unsupported"
-    assert "does not tell what each call takes" in str(receipt.backplane["error"]["message"])
 
 
 SEES = {"modalities": {"input": ["text", "image"], "output": ["text"]}}
@@ -1043,13 +1018,8 @@ SEES = {"modalities": {"input": ["text", "image"], "output": ["text"]}}
         ({"model": "p/m"}, SEES),
         ({"model": "p/m", "provider": {"p": {"models": {"m": {"name": "M"}}}}}, {"name": "M", **SEES}),
         ({"model": "p/m", "provider": {"p": {"models": {"m": SEES}}}}, SEES),
-        ({"model": "p/m/n"}, None),
         ({}, "named"),
         ({"model": "m"}, "named"),
-        (
-            {"model": "p/m", "provider": {"p": {"models": {"m": {"modalities": {"input": ["text"]}}}}}},
-            "takes no images",
-        ),
         ({"model": "p/m", "provider": {"p": 3}}, "not an object"),
     ],
 )
@@ -1094,31 +1064,6 @@ text(outcome["optionId"]); end()
     assert words(events) == ["n"]
 
 
-@pytest.mark.parametrize("title", ["ls -la", "rm", "Read", "shell"])
-def test_a_hook_for_commands_is_asked_by_every_title(start: Start, title: str) -> None:
-    asked: list[str] = []
-    hook = Hook("pre_tool", lambda call: asked.append(call.tool), tools=("bash",))
-    body = f"""
-outcome = ask(toolCallId="c1", title={title!r}, kind="execute", rawInput={{"command": "ls"}})
-text(outcome["optionId"]); end()
-"""
-    start(body, hooks=(hook,))
-    assert asked == ["bash"]
-
-
-SPENDS = """
-for _ in range(2):
-    content = {"type": "text", "text": "a"}
-    update(sessionUpdate="agent_message_chunk", content=content, _meta={"usage": {"inputTokens": 7}})
-end()
-"""
-
-
-def test_tokens_of_each_call_of_the_model_are_summed(start: Start) -> None:
-    receipt, _ = start(SPENDS)
-    assert receipt.usage == Usage(input_tokens=14)
-
-
 # Backends -------------------------------------------------------------------------------------------------------------
 
 
@@ -1133,47 +1078,3 @@ def test_a_profile_nobody_knows_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         find("x", settings, {"PATH": ""})
     assert "opencode, qwen" in str(caught.value.hint)
-
-
-def test_an_option_nobody_knows_is_named() -> None:
-    options = {"program": sys.executable, "bogus": 1}
-    settings = Settings(backends={"x": BackendSettings(host="acp", options=options)})
-    with pytest.raises(ConfigError, match="bogus"):
-        find("x", settings, {"PATH": ""})
-
-
-# The public SDK -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_an_agent_made_with_the_public_sdk_reads_all_that_the_client_says(workspace: Path, allowed: bool) -> None:
-    receipt, events = on_the_sdk(workspace, PolicyProfile(disallowed_tools=() if allowed else ("write",)))
-    assert receipt.outcome == "complete"
-    words = "was completed" if allowed else "was failed"
-    assert [event.text for event in events if isinstance(event, AssistantMessage)] == [words]
-    assert bool(receipt.verification.git_diff) == allowed
-
-
-def test_an_agent_made_with_the_public_sdk_is_cancelled(workspace: Path) -> None:
-    receipt, _ = on_the_sdk(workspace, PolicyProfile(), task="wait for me", cancel_at="waiting")
-    assert receipt.usage_raw["stopReason"] == "cancelled"
-
-
-def on_the_sdk(
-    workspace: Path, policy: PolicyProfile, *, task: str = "do it", cancel_at: str = ""
-) -> tuple[Receipt, list[Any]]:
-    script = ROOT / "tests" / "vendors" / "sdk_agent_of_acp.py"
-    options = {"program": referee("acp"), "arguments": [str(script)]}
-    settings = Settings(backends={"sdk": BackendSettings(host="acp", options=options)}, isolation="off")
-    work = WorkOrder(task, workspace=WorkspaceSpec(root=str(workspace)), policy=policy)
-
-    async def run() -> tuple[Receipt, list[Any]]:
-        events: list[Any] = []
-        async with api.start(work, backend="sdk", settings=settings) as running:
-            async for event in running:
-                events.append(event)
-                if cancel_at and cancel_at in getattr(event, "text", ""):
-                    await running.cancel()
-        return running.receipt, events
-
-    return anyio.run(run)
