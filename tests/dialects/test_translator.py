@@ -10,8 +10,7 @@ import pytest
 
 from backplane.dialects import translate
 from backplane.dialects.translator import Translator
-from tests.dialects import measures
-from tests.dialects.dialect_corpus import NAMES, documents
+from tests.dialects.dialect_corpus import NAMES
 
 
 def history(turns: int, chars: int) -> dict[str, Any]:
@@ -46,16 +45,6 @@ def test_a_growing_history_is_translated_as_the_whole_would_be(target: str) -> N
         assert marks(done.losses) == marks(whole.losses)
 
 
-@pytest.mark.parametrize("source", NAMES)
-def test_every_known_request_is_translated_alike_by_a_translator(source: str) -> None:
-    for target in NAMES:
-        kept = Translator(source, target)
-        for title, document in documents(source, "request"):
-            if (whole := measures.across(document, source, target, "request")) is not None:
-                assert bare(kept.request(document).value) == bare(whole.value), f"{title} → {target}"
-                assert bare(kept.request(document).value) == bare(whole.value), f"{title} → {target}, again"
-
-
 def test_the_cost_is_linear_in_the_number_of_messages() -> None:
     def cost_s(turns: int) -> float:
         document = history(turns, 10)
@@ -64,4 +53,4 @@ def test_the_cost_is_linear_in_the_number_of_messages() -> None:
         return time.process_time() - began_s
 
     cost_s(10)
-    assert min(cost_s(2000) for _ in range(2)) < 25 * max(0.001, cost_s(200))
+    assert min(cost_s(800) for _ in range(2)) < 25 * max(0.001, cost_s(80))
