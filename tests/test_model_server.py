@@ -34,7 +34,6 @@ from backplane.testing import (
     When,
     read_script,
 )
-from backplane.testing.frames import cut_text
 from tests.scripted import PATHS, WAIT_S, ask, post, question, streamed, text_of
 
 ROOT = Path(__file__).parent.parent
@@ -300,10 +299,6 @@ def test_it_serves_the_loop_of_its_caller() -> None:
                 return b"".join([piece async for piece in stream])
 
     assert b"for any loop" in anyio.run(talk)
-
-
-def test_texts_are_cut_without_loss() -> None:
-    assert [cut_text("abcdefg", 3), cut_text("ab", 5), cut_text("", 4)] == [["ab", "cd", "efg"], ["a", "b"], []]
 
 
 def test_as_a_process_it_tells_its_port_and_keeps_a_record(tmp_path: Path) -> None:

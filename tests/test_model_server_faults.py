@@ -96,7 +96,7 @@ def test_a_call_may_take_the_old_form_and_arguments_may_be_broken() -> None:
 
 @each_protocol
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text", ['{"a": ', '{"a": "x\ny"}', '{"a": 1}{"b": 2}', "null", "[1]", "", "[" * 100_000])
+@pytest.mark.parametrize("text", ['{"a": ', "[1]", "[" * 100_000])
 def test_broken_arguments_are_an_answer_in_every_format(protocol: ProtocolName, stream: bool, text: str) -> None:
     turn = Turn(calls=(Call(name="f", input=text),))
     with ModelServer([turn]) as server:

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import stat
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -340,31 +338,6 @@ def test_a_schema_that_leads_in_a_circle_or_nowhere_is_an_answer_or_named() -> N
     assert "\n" in (
         AnswerSchema({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or ""
     )
-
-
-def test_a_check_that_lost_its_first_word_is_given_up_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structured, "CHECK_S_MAX", 0.05)
-    lost: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lost.append)
-
-    class Given:
-        def __del__(self) -> None:
-            spin()
-
-    def spin() -> None:
-        until_s = time.process_time() + 5
-        while time.process_time() < until_s:
-            pass
-
-    def check() -> None:
-        with structured._bounded():
-            Given()
-            spin()
-
-    with pytest.raises(structured._Slow):
-        check()
-    assert len(lost) == 1
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 DOUBLED: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -56,31 +55,8 @@ def test_a_failed_install_leaves_nothing_and_says_why(
     assert [one.name for one in (cache / "agent").iterdir() if one.is_dir()] == []
 
 
-def test_another_version_replaces_the_one_that_is_there(cache: Path) -> None:
-    install.main(["agent"])
-    before = found.folder("agent")
-    found.PINS.write_text(found.PINS.read_text().replace("1.2.3", "1.2.4"))
-    assert not found.installed("agent")
-    assert install.main(["agent"]) == 0
-    assert found.installed("agent")
-    assert not before.exists()
-
-
 def test_an_agent_that_is_absent_skips_the_test_with_the_command_that_installs_it(cache: Path) -> None:
     with pytest.raises(
         pytest.skip.Exception, match=r"^vendors: agent not installed \(python3 xtask.py vendors agent\)$"
     ):
         found.vendor("agent")
-
-
-def test_a_wrong_name_is_answered_with_those_there_are(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert install.main(["nobody"]) == 2
-    assert "no vendor nobody; there are agent" in capsys.readouterr().err
-
-
-def test_a_machine_without_npm_is_told_what_to_install(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert install.main(["agent"]) == 1
-    assert "npm is not on PATH" in capsys.readouterr().out

@@ -156,7 +156,7 @@ def test_a_stream_cut_after_output_was_handed_on_is_not_asked_for_again(protocol
 def test_an_answer_that_is_cut_anywhere_is_not_called_whole(protocol: str) -> None:
     """Closed cleanly, as a gateway does whose own upstream broke: between documents and inside of them."""
     whole = 0
-    for size in range(20, 4_000, 41):
+    for size in range(20, 4_000, 89):
         fault = Fault(cut_after_bytes=size, close_delimited=True)
         done = talk(protocol, [Turn(text=TEXT, pieces=4, usage=USAGE, fault=fault)], tries_max=1)
         if done.error is None:
