@@ -182,7 +182,7 @@ def _sqlite() -> Iterator[Iterator[str]]:
 
 @contextmanager
 def _postgres() -> Iterator[Iterator[str] | None]:
-    from tests.test_scale_faults import BINARIES, postgres
+    from tests.all.scale.test_queue_faults import BINARIES, postgres
 
     if not BINARIES:
         print("Postgres  not measured: none in /usr/lib/postgresql")

@@ -1,10 +1,34 @@
-"""What a test of a queue needs of this Python."""
+"""A queue of a test's own, with workers as real processes, and a server of contents."""
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import Event, Job
+from backplane.scale.orders import make_job
+from backplane.workspace import Quota
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
+
+LEASE_S = 4.0
+QUOTA = Quota(bytes_max=1 << 20, files_max=100)
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def needs_queue() -> None:
@@ -14,3 +38,147 @@ def needs_queue() -> None:
 
     if sqlite3.sqlite_version_info < SQLITE_MIN:
         pytest.skip("needs SQLite 3.42: older under this Python", allow_module_level=True)
+
+
+class Queue:
+    """A queue in a folder of the test's own, with workers as real processes."""
+
+    def __init__(self, folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> None:
+        self.folder = folder
+        self.url = url or f"sqlite:///{folder / 'queue.sqlite'}"
+        self.home = folder / "home"
+        self.content = ContentStore(folder / "content")
+        self.lease_s = lease_s
+        from backplane.scale.durable import DurableEngine  # A Python without dbos imports this file, too.
+
+        self.engine = DurableEngine(self.url, lease_s=lease_s)
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *words: str) -> list[str]:
+        shared = ["--engine", self.url]
+        if words[0] != "queue" or words[1] == "show" or "--follow" in words:
+            shared += ["--content", str(self.content.folder)]
+        return [sys.executable, "-m", "backplane", *words, *shared]
+
+    def env(self, home: Path, **more: str) -> dict[str, str]:
+        return {**os.environ, "BACKPLANE_HOME": str(home), "PYTHONPATH": str(ROOT), **more}
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), env=self.env(self.home), cwd=self.folder, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    def worker(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
+        home, log = self.folder / f"worker{len(self.workers)}", self.folder / f"worker{len(self.workers)}.log"
+        words = ("worker", "--lease", str(self.lease_s), "--poll", "0.2", *words)
+        with log.open("wb") as file:
+            started = subprocess.Popen(self.command(*words), env=self.env(home, **more), stdout=file, stderr=file)
+        self.workers.append(started)
+        return started
+
+    def job(self, task: str, **given: object) -> Job:
+        root = self.folder / "workspace"
+        root.mkdir(exist_ok=True)
+        (root / "calc.py").write_text("a - b\n")
+        abp = {name: value for name, value in given.items() if value is not None}
+        order = WorkOrder(task, workspace=WorkspaceSpec(root=str(root)), config=RuntimeConfig(vendor={"abp": abp}))
+        return make_job(order, self.content, self.home, QUOTA, backend="shell")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait(10)
+        self.engine.close()
+
+
+@contextmanager
+def a_queue(folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> Iterator[Queue]:
+    if url is None:
+        needs_queue()
+    queue = Queue(folder, url, lease_s)
+    try:
+        yield queue
+    finally:
+        queue.close()
+
+
+async def followed(engine: DurableEngine, order_id: str) -> Sequence[Event]:
+    return [event async for event in engine.events(order_id)]
+
+
+def check_events(events: Sequence[Event], winner: str) -> None:
+    """The winner's events are all there, once, in order, and last."""
+    assert events[-1].attempt == winner
+    for attempt in {event.attempt for event in events}:
+        numbers = [event.seq for event in events if event.attempt == attempt]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def until(true: object, limit_s: float = 100.0) -> None:
+    ends = time.monotonic() + limit_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < ends, "it did not come to pass"
+        time.sleep(0.05)
+
+
+class _Keeper(BaseHTTPRequestHandler):
+    """A server of contents: it takes PUT, gives GET, and wants a token."""
+
+    kept: dict[str, bytes]
+    token: str | None = None
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._may():
+            self.kept[self.path] = body
+            self._say(201)
+
+    def do_GET(self) -> None:
+        if self._may():
+            self._say(200 if self.path in self.kept else 404, self.kept.get(self.path, b""))
+
+    def _may(self) -> bool:
+        may = self.token is None or self.headers["Authorization"] == f"Bearer {self.token}"
+        if not may:
+            self._say(401)
+        return may
+
+    def _say(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def a_content_server(token: str | None = None) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A server of contents on loopback: its URL, and what it keeps by path."""
+    kept: dict[str, bytes] = {}
+    handler = type("Keeper", (_Keeper,), {"kept": kept, "token": token})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/contents", kept
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def here_cli(queue: Queue, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command that knows nothing of the queue."""
+    command, env = [sys.executable, "-m", "backplane", *words], queue.env(queue.home)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def mock_worker(queue: Queue, name: str, **more: str) -> None:
+    """Start a worker that has the host `mock` as a backend of this name."""
+    config = queue.folder / "worker.toml"
+    command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
+    config.write_text(f"[backends.{name}]\ncommand = {json.dumps(command)}\n")
+    queue.worker("--config", str(config), **more)

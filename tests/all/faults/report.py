@@ -167,7 +167,8 @@ def main(words: list[str]) -> int:
             reports.append(folder / f"{number}.xml")
             codes.append(run(["tests/all/faults", *rest], figures, reports[-1], long=long and number == 0))
         if long:
-            codes.append(run(["-s", "tests/test_scale_faults.py", *rest], figures, folder / "scale.xml", long=True))
+            queue = ["-s", "tests/all/scale/test_queue_faults.py", *rest]
+            codes.append(run(queue, figures, folder / "scale.xml", long=True))
         ordinary = run_as_nobody(folder / "nobody.xml")
         cases, found = outcomes([*reports, folder / "nobody.xml"]), read(figures)
     cores, load = os.cpu_count(), os.getloadavg()[1]

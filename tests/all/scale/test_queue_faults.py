@@ -1,13 +1,12 @@
 """The failure test of the queue, on SQLite and on a real Postgres.
 
-Workers are killed and stopped, the database is away, orders are submitted twice and cancelled, followers are cut off.
+Workers are killed and stopped, the database is away, orders are submitted twice and cancelled.
 Kills stop after a while, and then every order must end with its one receipt. `xtask.py faults --long` is the full size;
 `BACKPLANE_SCALE_ROUNDS` is how often.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import random
@@ -16,7 +15,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -33,14 +31,14 @@ pytest.importorskip("dbos")
 from backplane.receipts.store import Store
 from backplane.scale.engine import ATTEMPTS_MAX, Job, OrderResult
 from backplane.scale.orders import keep
-from tests.test_scale import ROOT, Queue, a_queue, check_events, until
+from tests.queues import Queue, a_queue, check_events, until
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 LONG = os.environ.get("BACKPLANE_FAULTS") == "long"
 ROUNDS = int(os.environ.get("BACKPLANE_SCALE_ROUNDS", "20" if LONG else "1"))
 SLOW = float(os.environ.get("BACKPLANE_SCALE_SLOW", "1"))
 """How much slower than two quiet cores this machine is: lease, kills and bounds are so much longer."""
-ORDERS, RUN_S, KILLS_S, FOLLOWED = (20, 10.0, 60.0 * SLOW, 5) if LONG else (8, 2.0 * SLOW, 9.0 * SLOW, 3)
+ORDERS, RUN_S, KILLS_S = (20, 10.0, 60.0 * SLOW) if LONG else (8, 2.0 * SLOW, 9.0 * SLOW)
 LEASE_S = 8.0 * SLOW
 KILL_EVERY_S = 4.0 * SLOW
 BEGIN_S_MAX = 10.0 * SLOW
@@ -137,17 +135,10 @@ def test_every_order_has_one_receipt_whatever_happens(database: str, rule: str, 
         folder.mkdir()
         if database == "sqlite":
             with a_queue(folder, lease_s=LEASE_S) as queue:
-                _play(_Round(queue, 2, None, rule, number))
+                anyio.run(_Round(queue, 2, None, rule, number).play)
         else:
             with postgres() as server, a_queue(folder, server.url, LEASE_S) as queue:
-                _play(_Round(queue, 3, server, rule, number))
-
-
-def _play(round: _Round) -> None:
-    try:
-        anyio.run(round.play)
-    finally:
-        round.close()
+                anyio.run(_Round(queue, 3, server, rule, number).play)
 
 
 class _Round:
@@ -171,12 +162,6 @@ class _Round:
             for number in range(ORDERS)
         ]
         self.cancelled: set[str] = set()
-        self.follower: subprocess.Popen[bytes] | None = None
-
-    def close(self) -> None:
-        if self.follower is not None:
-            self.follower.kill()
-            self.follower.wait()
 
     async def play(self) -> None:
         queue, jobs = self.queue, self.jobs
@@ -185,7 +170,6 @@ class _Round:
         await self._cancel(jobs[-1])  # Nobody has taken it yet.
         for _ in range(self.count):
             self.alive.append(self._worker())
-        self._follow()
         async with anyio.create_task_group() as tasks:
             for place, job in enumerate(jobs):
                 tasks.start_soon(self._watch, place, job)
@@ -217,13 +201,11 @@ class _Round:
         await self._cancel(jobs[-3])  # Its worker may just have been killed.
         opened = _away(queue, self.server)
         await anyio.to_thread.run_sync(opened.__enter__)
-        self._cut()
         async with anyio.create_task_group() as tasks:
             for job in jobs[2:5]:
                 tasks.start_soon(self._submit_again, job)
             await anyio.sleep(AWAY_S)
             await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
-        self._cut()
         self.faulted_at = time.monotonic()
         await anyio.sleep(max(woken_at - time.monotonic(), 0))
         if stopped.poll() is None:
@@ -259,19 +241,6 @@ class _Round:
                 if worker.poll() is not None:
                     self.alive[place] = self._worker()
 
-    def _follow(self) -> None:
-        words = [sys.executable, "-m", "tests.scale_follower", self.queue.url, str(self.queue.folder / "heard")]
-        words += [job.order.id for job in self.jobs[:FOLLOWED]]
-        with (self.queue.folder / "follower.log").open("ab") as log:
-            self.follower = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
-
-    def _cut(self) -> None:
-        """End the follower in the middle; the next one goes on where it was."""
-        assert self.follower is not None
-        self.follower.kill()
-        self.follower.wait()
-        self._follow()
-
     async def _watch(self, place: int, job: Job) -> None:
         """Wait for an order's end; its children are gone soon after."""
         result = await self.queue.engine.result(job.order.id, timeout_s=ROUND_S_MAX)
@@ -286,10 +255,6 @@ class _Round:
 
     async def _check(self) -> None:
         queue = self.queue
-        assert self.follower is not None
-        assert await anyio.to_thread.run_sync(self.follower.wait, 6 * BEGIN_S_MAX) == 0, (
-            queue.folder / "follower.log"
-        ).read_text()
         run_s = max(RUN_S, *(_longest_s(path) for path in self.marks.iterdir()))
         assert self.longest_s <= 1.25 * LEASE_S + 2 * run_s + BEGIN_S_MAX, run_s
         for state in ("running", "waiting", "broken"):
@@ -300,10 +265,6 @@ class _Round:
                 await self._check_order(store, place, job)
             assert len(store.list(2 * ORDERS)) == ORDERS
             assert not store.verify_all().findings
-        heard = _heard(queue.folder / "heard")
-        for job in self.jobs[:FOLLOWED]:
-            events = [event async for event in queue.engine.events(job.order.id)]
-            assert heard.get(job.order.id, []) == [[event.attempt, event.seq, event.cursor] for event in events]
 
     async def _check_order(self, store: Store, place: int, job: Job) -> None:
         result = self.ended[job.order.id]
@@ -357,11 +318,3 @@ def _processes(mark: bytes) -> list[str]:
             if mark in words:
                 found.append(words.decode(errors="replace"))
     return found
-
-
-def _heard(path: Path) -> dict[str, list[list[Any]]]:
-    heard: dict[str, list[list[Any]]] = {}
-    for line in path.read_text().splitlines():
-        order, *event = json.loads(line)
-        heard.setdefault(order, []).append(event)
-    return heard

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,9 +29,8 @@ pytest.importorskip("dbos")
 from backplane.scale import durable
 from backplane.scale.durable import DurableEngine
 from backplane.scale.ledger import Ledger, attempt_id
-from tests.queues import needs_queue
-from tests.test_scale import a_content_server, check_events, followed
-from tests.test_scale_faults import BINARIES, postgres
+from tests.all.scale.test_queue_faults import BINARIES, postgres
+from tests.queues import a_content_server, check_events, followed, needs_queue
 
 RESULT_S_MAX = 100
 WAIT_S_MAX = 30.0
@@ -207,49 +203,6 @@ def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: Durabl
         assert (budget.limit_usd_micros, budget.spent_usd_micros) == (None, 14)
 
     anyio.run(main)
-
-
-class _Evil:
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (self._mark,))
-
-
-def _plant(path: Path, column: str, row: str) -> None:
-    """Write a pickled row wherever the engine keeps such a value."""
-    connection, changed = sqlite3.connect(path), 0
-    with connection:
-        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            columns = {found[1] for found in connection.execute(f"PRAGMA table_info({table})")}
-            if {column, "serialization"} <= columns:
-                statement = f"UPDATE {table} SET {column} = ?, serialization = 'py_pickle'"
-                changed += connection.execute(statement, (row,)).rowcount
-    connection.close()
-    assert changed
-
-
-@pytest.mark.parametrize("column", ["output", "value"])
-def test_a_pickle_that_was_planted_for_the_submitter_is_never_read(
-    column: str, engine: DurableEngine, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-    row = base64.b64encode(pickle.dumps(_Evil(mark))).decode()
-
-    async def talk(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
-        await emit([b'{"n":1}'])
-        return OrderResult((attempt.id,), "done")
-
-    async def main() -> None:
-        (job,) = await submitted(engine, 1)
-        await play(engine, talk, [job], 1)  # type: ignore[arg-type]  # another run function
-        _plant(tmp_path / "queue.sqlite", column, row)
-        with pytest.raises(BackplaneError):
-            await (engine.result(job.order.id, timeout_s=5) if column == "output" else followed(engine, job.order.id))
-
-    anyio.run(main)
-    assert not mark.exists()
 
 
 # The mirrored run -----------------------------------------------------------------------------------------------------

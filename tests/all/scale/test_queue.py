@@ -1,0 +1,495 @@
+"""Orders in a queue: one receipt each whatever happens to their workers, and the same record as a local run's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from backplane.cli import main
+from backplane.errors import BackplaneError
+from backplane.receipts.store import Store
+from backplane.scale.content import ContentServer, open_contents
+from backplane.scale.engine import OrderResult
+from backplane.scale.orders import keep
+
+pytest.importorskip("dbos")
+from tests.queues import (
+    Queue,
+    a_content_server,
+    a_queue,
+    check_events,
+    followed,
+    here_cli,
+    mock_worker,
+    needs_queue,
+    until,
+)
+from tests.runs import HELLO, PRELUDE
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with a_queue(tmp_path) as opened:
+        yield opened
+
+
+def test_contents_travel_by_a_server_bounded_and_checked(tmp_path: Path) -> None:
+    with a_content_server("secret-of-the-server") as (url, kept):
+        store = open_contents(f"{url}/", {"BACKPLANE_CONTENT_TOKEN": "secret-of-the-server"})
+        name = store.put(iter((b"as it", b" was")))
+        assert kept == {f"/contents/{name}": b"as it was"}
+        store.fetch(name, tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == b"as it was"
+        for bad, why in (
+            (open_contents(url, {}), "answers 401"),
+            (ContentServer(url, "secret-of-the-server", 3), "3 bytes"),
+        ):
+            with pytest.raises(BackplaneError, match=why):
+                bad.fetch(name, tmp_path / why)
+            with pytest.raises(BackplaneError, match=why):
+                bad.put(iter((b"as it was",)))
+        with pytest.raises(BackplaneError, match="answers 404"):
+            store.fetch("0" * 64, tmp_path / "none")
+        kept[f"/contents/{name}"] = b"as it is"
+        with pytest.raises(BackplaneError, match="is not what its name says"):
+            store.fetch(name, tmp_path / "changed")
+        with pytest.raises(BackplaneError, match="is no name of a content"):
+            store.fetch("../calc.py", tmp_path / "odd")
+    with pytest.raises(BackplaneError, match="cannot be used for contents") as caught:
+        store.put(iter((b"x",)))
+    assert "secret-of-the-server" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A queue's URL, for commands in this process; its folder is the present one."""
+    needs_queue()
+    monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return f"sqlite:///{tmp_path / 'q.sqlite'}"
+
+
+@pytest.mark.parametrize("action", ["list", "prune", "show"])
+def test_a_queue_that_is_not_there_is_not_made_by_who_looks(
+    here: str, action: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = ["an-order"] if action == "show" else []
+    for url in (here, "sqlite:///", ""):
+        assert main(["queue", action, *order, "--engine", url]) == 2
+        assert capfd.readouterr().err.startswith("config_invalid: ")
+    # Of one's own queue nobody has to know whether it was made yet.
+    assert main(["queue", action, *order]) == (0 if action == "list" else 2)
+    assert not list(tmp_path.rglob("*.sqlite*"))
+
+
+def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
+    here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["submit", "true", "--engine", here]
+    for wrong in (["--engine", f"sqlite:///{tmp_path}/typo/q.sqlite"], ["--content", str(tmp_path / "typo" / "c")]):
+        assert main([*words, *wrong]) == 2
+    assert not (tmp_path / "typo").exists()
+    assert not (tmp_path / "q.sqlite").exists()
+    capfd.readouterr()
+    for told in (f"the queue {tmp_path / 'q.sqlite'} is new\n", ""):
+        assert main(words) == 0
+        assert capfd.readouterr().err == told
+
+
+def test_a_label_chooses_what_is_listed_and_counted(here: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ids = {}
+    for label in ("gpu", "other"):
+        assert main(["submit", "true", "--engine", here, "--label", label]) == 0
+        ids[label] = capfd.readouterr().out.strip()
+    for label, counted in (("gpu", 1), ("none", 0)):
+        assert main(["queue", "list", "--engine", here, "--label", label]) == 0
+        assert [row.split()[0] for row in capfd.readouterr().out.splitlines()] == [ids["gpu"]] * counted
+        assert main(["queue", "status", "--engine", here, "--label", label]) == 0
+        assert f"waiting  {counted}" in capfd.readouterr().out
+    assert main(["queue", "status", "--engine", here]) == 0
+    assert "waiting  2" in capfd.readouterr().out
+
+
+def test_a_limit_set_before_the_first_order_makes_the_queue_and_holds(
+    here: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["queue", "limit", "--engine", here]) == 2
+    assert "`queue limit` make a new one" in capfd.readouterr().err
+    words = ["queue", "limit", "--engine", here, "--label", "gpu"]
+    assert main([*words, "--budget-usd", "1.5", "--concurrency", "2", "--rate", "3/60"]) == 0
+    assert main(["submit", "true", "--engine", here, "--label", "gpu"]) == 0
+    capfd.readouterr()
+    assert main(words) == 0
+    found = capfd.readouterr().out
+    assert ("concurrency  2" in found, "3 in 60 s" in found, "of $1.50" in found) == (True, True, True)
+
+
+def test_an_order_submitted_again_later_is_the_same_one(
+    here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    for name in ("kept", "sub/kept"):
+        (root / name).write_text(name)
+    (root / "link").symlink_to("kept")
+    order = {"id": "4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a001", "task": "true", "workspace": {"root": "root"}}
+    (tmp_path / "o.json").write_text(json.dumps(order))
+    words = ["submit", "--engine", here, "--order", "o.json"]
+    assert main(words) == 0
+    time.sleep(1.1)  # An archive counts seconds.
+    for name in ("kept", "sub/kept"):
+        (root / name).touch()
+    assert main(words) == 0, capfd.readouterr().err
+    assert f"{order['id']} was submitted before" in capfd.readouterr().err
+    (root / "kept").write_text("another")
+    assert main(words) == 2
+    assert "another order has the id" in capfd.readouterr().err
+
+
+def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Queue) -> None:
+    async def main() -> tuple[OrderResult, OrderResult]:
+        poor, rich = queue.job('test -n "$KEY"', secrets=["KEY"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
+        await queue.engine.submit(poor)
+        first = queue.worker()
+        ended = await queue.engine.result(poor.order.id, timeout_s=100)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+        queue.worker(KEY="abcdefgh")
+        await queue.engine.submit(rich)
+        return ended, await queue.engine.result(rich.order.id, timeout_s=100)
+
+    missing, given = anyio.run(main)
+    assert "this worker does not have it" in str(missing.receipt)
+    assert '"outcome":"complete"' in str(given.receipt)
+
+
+def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
+    mock_worker(queue, "thinks")
+    route = ("--param", 'abp.route={"type":"simple_query","seed":3}')
+    done = queue.cli("submit", "hello", "--root", ".", *route, "--wait")
+    assert done.returncode == 0, done
+    with Store.open(queue.home) as store:
+        told = store.load(store.list()[0].run_id).backplane["route"]
+    assert (told["chosen"]["backend"], told["seed"]) == ("thinks", 3)
+
+
+@pytest.mark.parametrize("rule", ["rerun", "fail"])
+def test_orders_of_a_killed_worker_are_taken_over_or_failed(queue: Queue, rule: str) -> None:
+    async def main() -> None:
+        job = queue.job("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.25; done", on_lost_worker=rule)
+        await queue.engine.submit(job)
+        worker = queue.worker()
+        with anyio.fail_after(100):
+            while len((await queue.engine.status(job.order.id)).attempts) < 1:
+                await anyio.sleep(0.1)
+        await anyio.sleep(0.5)
+        worker.kill()
+        queue.worker()
+        result = await queue.engine.result(job.order.id, timeout_s=100)
+        assert len(result.attempts) == 2
+        with Store.open(queue.home) as store:
+            row = await anyio.to_thread.run_sync(keep, store, job.order.id, result, queue.content)
+            receipt = store.load(row.run_id)
+        assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
+        if rule == "rerun":
+            assert receipt.outcome == "complete"
+            check_events(await followed(queue.engine, job.order.id), result.attempts[-1])
+        else:
+            assert receipt.outcome == "failed"
+            assert receipt.backplane["error"]["code"] == "backend_crashed"
+            assert "lost worker" in receipt.backplane["error"]["message"]
+
+    anyio.run(main)
+
+
+USES = """
+hello()
+run = take()
+given = run["work_order"]["config"]["vendor"]["abp"]["budget_tokens"]
+if run["work_order"]["task"] == "reports":
+    usage = {"input_tokens": 29, "output_tokens": 1}
+    body = {"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "usage", "ext": {"usage": usage}}
+    put({"t": "event", "ref_id": run["id"], "event": body})
+put(event(run, f"may use {given}"))
+if given == 100:
+    time.sleep(60)
+put(final(run))
+end()
+"""
+
+
+@pytest.mark.parametrize(("task", "found"), [("reports", "may use 70"), ("is silent", "policy_denied")])
+def test_an_order_spends_its_budget_once_over_lost_workers(queue: Queue, task: str, found: str) -> None:
+    (queue.folder / "uses.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + USES)
+    config = queue.folder / "worker.toml"
+    config.write_text(f'[backends.uses]\ncommand = ["{sys.executable}", "{queue.folder / "uses.py"}"]\n')
+
+    async def main() -> str:
+        job = replace(queue.job(task, on_lost_worker="rerun", budget_tokens=100), backend="uses")
+        await queue.engine.submit(job)
+        worker = queue.worker("--config", str(config))
+        with anyio.fail_after(100):
+            while not (await queue.engine.status(job.order.id)).attempts or not await queue.engine.told(job.order.id):
+                await anyio.sleep(0.1)
+        worker.kill()
+        queue.worker("--config", str(config))
+        return str((await queue.engine.result(job.order.id, timeout_s=100)).receipt)
+
+    assert found in anyio.run(main)
+
+
+def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(queue: Queue) -> None:
+    marks = queue.folder / "marks"
+    line = f"for i in $(seq 60); do echo $$ $(date +%s%N) >> {marks}; sleep 0.1; done"
+
+    async def main() -> None:
+        job = queue.job(line, on_lost_worker="rerun", isolation="off")
+        await queue.engine.submit(job)
+        # The marks lie outside of the workspace, where a contained host could not write.
+        worker = queue.worker(BACKPLANE_ISOLATION="off")
+        await anyio.to_thread.run_sync(until, marks.exists)
+        worker.send_signal(signal.SIGSTOP)
+        queue.worker(BACKPLANE_ISOLATION="off")
+        result = await queue.engine.result(job.order.id, timeout_s=100)
+        assert worker.wait(5) == -signal.SIGKILL
+        assert len(result.attempts) == 2
+
+    anyio.run(main)
+    lines = [row.split() for row in marks.read_text().splitlines()]
+    first, second = lines[0][0], lines[-1][0]
+    assert first != second
+    # Not one line of the first attempt after the second has begun.
+    assert max(int(when) for who, when in lines if who == first) < min(
+        int(when) for who, when in lines if who == second
+    )
+
+
+def test_a_cancelled_order_has_a_cancelled_receipt(queue: Queue) -> None:
+    async def main() -> None:
+        running, waiting = queue.job("sleep 60"), queue.job("sleep 60")
+        await queue.engine.submit(running)
+        queue.worker()
+        with anyio.fail_after(100):
+            while (await queue.engine.status(running.order.id)).state != "running":
+                await anyio.sleep(0.1)
+        await queue.engine.submit(waiting)
+        for job in (waiting, running):
+            await queue.engine.cancel(job.order.id, "not needed")
+        for job in (running, waiting):
+            result = await queue.engine.result(job.order.id, timeout_s=100)
+            assert '"cancel_reason":"not needed"' in str(result.receipt)
+
+    anyio.run(main)
+
+
+def test_a_pickled_row_is_never_read(queue: Queue) -> None:
+    mark = queue.folder / "mark"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (mark,))
+
+    async def main() -> None:
+        planted, other = queue.job("true"), queue.job("true")
+        await queue.engine.submit(planted)
+        row = base64.b64encode(pickle.dumps(Evil())).decode()
+        with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                columns = {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}
+                for column in {"inputs", "input"} & columns:
+                    connection.execute(f"UPDATE {table} SET {column} = ?", (row,))
+                if "serialization" in columns:
+                    connection.execute(f"UPDATE {table} SET serialization = 'py_pickle'")
+        await queue.engine.submit(other)
+        queue.worker("--slots", "2")
+        result = await queue.engine.result(other.order.id, timeout_s=100)
+        assert '"outcome":"complete"' in str(result.receipt)
+
+    anyio.run(main)
+    assert not mark.exists()
+
+
+def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> None:
+    mock_worker(queue, "acts")
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
+    order_id = queue.cli("submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+
+    def refused(*words: str) -> str:
+        done = queue.cli("queue", *words)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        return done.stderr
+
+    ask = refused("answer", order_id, "ask-9", "allow").split()[-1]
+    refused("answer", order_id, ask, "allow")  # It wants words.
+    assert f"backplane queue answer {order_id} {ask} allow" in queue.cli("queue", "show", order_id).stdout
+    assert queue.cli("queue", "answer", order_id, ask, "allow", "--text", "green").returncode == 0
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    refused("answer", order_id, ask, "deny")
+    refused("cancel", order_id)
+
+
+def a_follower(queue: Queue, order_id: str) -> subprocess.Popen[bytes]:
+    command = queue.command("queue", "events", order_id, "--follow")
+    queue.workers.append(subprocess.Popen(command, env=queue.env(queue.home), stdout=subprocess.DEVNULL))
+    return queue.workers[-1]
+
+
+def test_a_mirrored_run_is_answered_and_cancelled_like_one_of_this_machine(queue: Queue) -> None:
+    mock_worker(queue, "acts")
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}},{"sleep_s":60}]')
+    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    follower = a_follower(queue, order_id)
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    until(lambda: "acts" in here_cli(queue, "runs", "list", "--live").stdout)
+    until(lambda: here_cli(queue, "answer", "last", "nosuch", "allow").stderr.count("open questions: "))
+    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
+    assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").returncode == 0
+    assert here_cli(queue, "interrupt", "last").returncode == 4
+    until(lambda: "green" in str(anyio.run(queue.engine.told, order_id)))
+    assert here_cli(queue, "cancel", "last", "--reason", "enough").returncode == 0
+    assert follower.wait(60) == 0
+    with Store.open(queue.home) as store:
+        said = store.load(store.list()[0].run_id).backplane["cancel_reason"]
+    assert str(said).startswith("enough (from process ")
+
+
+def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:
+    first, second = (queue.cli("submit", "true", "--root", ".", "-b", "shell").stdout.strip() for _ in range(2))
+    assert first in queue.cli("queue", "show", first[:8]).stdout
+    assert queue.cli("queue", "cancel", second[:8]).returncode == 0
+    for name in ("zzzz", first[:3]):
+        assert queue.cli("queue", "show", name).returncode == 2
+
+
+def test_submit_refuses_what_no_run_would_begin_with(queue: Queue) -> None:
+    (queue.folder / "order.json").write_text('{"task": "true", "policy": {"deny_write": ["[z"]}}')
+    refused = queue.cli("submit", "--order", "order.json", "-b", "shell")
+    assert (refused.returncode, refused.stderr.partition(":")[0]) == (4, "policy_invalid"), refused
+
+
+def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> None:
+    order_id = queue.cli("submit", "sleep 60", "--root", ".", "-b", "shell").stdout.strip()
+    worker = queue.worker()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    worker.terminate()
+    until(lambda: b"no more orders" in (queue.folder / "worker0.log").read_bytes())
+    worker.terminate()
+    assert worker.wait(30) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue: Queue, named: bool) -> None:
+    backend = ["--backend", "shell"] if named else ["--require", "nosuch"]
+    words = ["submit", "paint it", "--root", ".", *backend]
+    order_id = queue.cli(*words).stdout.strip()
+    if named:
+        queue.cli("queue", "cancel", order_id)
+    queue.worker()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    shown = queue.cli("queue", "show", order_id)
+    assert shown.returncode == (1 if named else 4), "as `run` would end"
+    assert shown.stderr.partition(":")[0] == ("" if named else "capability_unsupported")
+    run = json.loads(here_cli(queue, "runs", "show", order_id, "--json").stdout)
+    assert (run["task"], run["root"], run["queued"]) == ("paint it", None, order_id)
+    assert run["backend"] == ("shell" if named else "sidecar:none"), run
+
+
+def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queue) -> None:
+    mock_worker(queue, "acts", BACKPLANE_HOME=str(queue.home))
+    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
+    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
+    assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+
+
+def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue: Queue) -> None:
+    words = ("--root", ".", "-b", "shell")
+    good, bad = (queue.cli("submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
+    worker = queue.worker()
+    until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
+    worker.terminate()
+    assert worker.wait(30) == 0
+    lines = (queue.folder / "worker0.log").read_text().splitlines()
+    listed = queue.cli("queue", "list").stdout
+    for order_id, end in ((good, "complete"), (bad, "failed")):
+        begins, ended = (line for line in lines if order_id in line)
+        assert f"{order_id}  begins, attempt 1: run " in begins
+        assert f"{order_id}  {end}" in ended
+        assert f"{order_id}  {end} " in listed
+
+
+def test_many_orders_are_submitted_at_once(here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [{"task": f"echo {number}", "id": f"4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a00{number}"} for number in range(3)]
+    (tmp_path / "orders").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    words = ["submit", "--engine", here, "--root", str(tmp_path / "root"), "--label", "gpu", "--jsonl"]
+    (tmp_path / "root").mkdir()
+    assert main([*words, str(tmp_path / "orders")]) == 0
+    assert capfd.readouterr().out.split() == [one["id"] for one in lines]
+    assert main(["queue", "list", "--engine", here, "--json"]) == 0
+    listed = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [one["label"] for one in listed] == ["gpu"] * 3
+    (tmp_path / "orders").write_text('{"task": "a"}\n{"task": 1}\n')
+    assert main([*words, str(tmp_path / "orders")]) == 2
+    assert "line 2" in capfd.readouterr().err
+    assert main(["queue", "status", "--engine", here]) == 0
+    assert "waiting  3" in capfd.readouterr().out, "none of them, where one cannot be read"
+    for wrong in (["a task"], ["--wait"], ["--order", "o.json"]):
+        assert main([*words, "orders", *wrong]) == 2
+
+
+def test_a_worker_without_its_database_takes_nothing(tmp_path: Path) -> None:
+    needs_queue()
+    (tmp_path / "q.sqlite").write_bytes(b"no database" * 100)
+    with a_queue(tmp_path, f"sqlite:///{tmp_path / 'q.sqlite'}") as queue:
+        assert queue.worker().wait(30) == 1
+        log = (queue.folder / "worker0.log").read_text()
+    assert log.startswith("receipt_store_failed: the queue's database cannot be used"), log
+
+
+@pytest.mark.parametrize("follows", ["submit", "events"])
+def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: Queue, follows: str) -> None:
+    words = ["submit", "true", "--root", ".", "-b", "shell", "--label", "gpuu"]
+    words = (
+        [*words, "--wait"] if follows == "submit" else ["queue", "events", "--follow", queue.cli(*words).stdout[:36]]
+    )
+    log = queue.folder / "follower.log"
+    with log.open("wb") as file:
+        command, env = queue.command(*words), queue.env(queue.home)
+        follower = subprocess.Popen(command, env=env, cwd=queue.folder, stdout=file, stderr=file)
+    try:
+        until(lambda: "no worker of the label gpuu is there: backplane worker --label gpuu\n" in log.read_text())
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(30) == 128 + signal.SIGINT
+    finally:
+        follower.kill()
+        follower.wait(10)
+    assert log.read_text().count("it waits in the queue until a worker takes it") == 1
+    assert "\nthe order goes on: backplane queue show " in log.read_text()
+
+
+def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
+    worker = queue.worker()
+    order_id = queue.cli("submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()
+    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    worker.kill()
+    worker.wait(10)
+    with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
+        connection.execute("UPDATE backplane_worker SET beat_ms = beat_ms - 3600000")
+    assert "its worker is dead: " in queue.cli("queue", "show", order_id).stdout
