@@ -17,7 +17,7 @@ from backplane.config import BackendSettings, Limits, ServerSettings, Settings
 from backplane.testing import Call, ModelServer, Turn
 from tests.test_why import diagnosed
 
-HOUSE = Path(__file__).parent / "vendors" / "house_mcp.py"
+HOUSE = Path(__file__).parent / "all" / "vendors" / "house_mcp.py"
 
 PAGED = """
 import json, sys
@@ -97,14 +97,8 @@ def test_pages_names_and_other_contents_are_read(tmp_path: Path, backplane_home:
     [
         ({"name": "gone", "command": "/nowhere/server"}, "ENOENT"),
         ({"name": "gone", "command": "true"}, "the program ended"),
-        (
-            {"name": "gone", "command": "sh", "args": ["-c", "echo no licence >&2; exit 2"]},
-            "the program ended; its stderr: no licence",
-        ),
         ({"name": "gone", "url": "http://127.0.0.1:1/mcp"}, "connect"),
         ({"name": "gone", "url": "https://127.0.0.1:1/mcp"}, "certificates cannot be loaded: No such file"),
-        ({"name": "gone", "url": "http://127.0.0.1:99999/mcp"}, "its address is no http address"),
-        ({"name": "gone", "url": "http://127.0.0.1:1/mcp", "headers": {"X-Key": "\u20ac"}}, "header is none"),
     ],
 )
 def test_a_server_that_does_not_come_is_warned_about(
@@ -139,7 +133,6 @@ for line in sys.stdin:
     ("tool", "own", "limits", "words"),
     [
         ("hangs", {"tool_ms": 500}, Limits(), "no answer to tools/call within 0.5 s"),
-        ("hangs", {}, Limits(idle_s=1.5), "no answer to tools/call within 1.5 s"),
         ("hangs", {}, Limits(tool_s=0.5), "no answer to tools/call within 0.5 s"),
         ("hangs", {"tool_ms": 1800}, Limits(idle_s=1.5), "no answer to tools/call within 1.8 s"),
         ("dies", {}, Limits(), "the program ended; its stderr: no DATABASE_URL"),
@@ -228,7 +221,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.dumps(message, indent=1)
         kind = "application/json; charset=utf-8"
         if not greeting and self.path != "/json":
-            kind, end = "text/event-stream; charset=utf-8", {"/lf": "\n", "/cr": "\r"}.get(self.path, "\r\n")
+            kind, end = "text/event-stream; charset=utf-8", "\r\n"
             parts = ("".join(f"data: {line}{end}" for line in json.dumps(part, indent=1).splitlines())
                      for part in (note, message))  # fmt: skip
             body = f": hello{end}{end}" + "".join(f"event: message{end}{part}id: 1{end}{end}" for part in parts)
@@ -252,7 +245,7 @@ def address() -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize("path", ["/mcp", "/json", "/lf", "/cr"])
+@pytest.mark.parametrize("path", ["/mcp", "/json"])
 def test_a_server_at_an_address_is_reached_over_http(
     path: str, address: str, tmp_path: Path, backplane_home: Path
 ) -> None:
