@@ -51,9 +51,9 @@ beside it: `on_lost_worker` and `secrets` a queue, `remote_root` another machine
 ACP = """
 ## Agents behind the host `acp`
 
-opencode, Qwen Code and codex-acp are driven through answers, tools, denials, a cancel and a refused key
-(`test_acp_agents.py`), and two of them through what an order can say beside that; Gemini CLI, which is behind this
-host, too, through all cases above. Whatever the protocol has no word for the host does, or the order is refused.
+opencode and codex-acp are driven through the cases of the table below, Qwen Code through some of them; Gemini CLI,
+which is behind this host, too, through all cases above. Whatever the protocol has no word for the host does, or the
+order is refused.
 Conversations of opencode and Qwen Code stay with the folder they began in, so an order that keeps one works in place.
 A budget is held where `prices` are configured and each request's tokens are told (Qwen Code, Gemini CLI) or seen
 (`key_proxy`); else it is refused, as are hooks after tools.

@@ -1,4 +1,4 @@
-"""Agents behind the host `acp` for real, through the shared cases that are about what an order can say."""
+"""Agents behind the host `acp` for real, through most of the shared cases, and what is their own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.contract.events import CommandExecuted, ToolResult
+from backplane.contract.events import CommandExecuted, Failed, RetryReported, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find
-from backplane.testing import Call, ScriptUsage, Turn
+from backplane.testing import Call, Failure, Fault, ScriptUsage, Turn
 from tests.all.vendors.cases import CASES, FORK, KEY_HELD, MODEL, THOUGHT_ABOUT
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 SHOWN = "a picture beside the task"
 LARGE = "one megabyte of output"
 MODELS = "model and environment"
+FORBIDDEN = "policy stops a forbidden command"
 
 
 class OpenCode(Agent):
@@ -150,6 +151,10 @@ def agent(name: str) -> Agent:
 
 
 ORDERED = (
+    "plain answer",
+    "tool turn, patch right",
+    FORBIDDEN,
+    "interrupt during a command, nothing left",
     MODELS,
     LARGE,
     "policy stops a write outside",
@@ -164,7 +169,6 @@ ORDERED = (
     SHOWN,
     "passthrough keeps every message",
 )
-"""Answers, tools, denials, a cancel and failures are in `test_acp_agents.py`, with other agents of this kind."""
 
 
 @pytest.mark.parametrize(
@@ -172,6 +176,7 @@ ORDERED = (
     [
         *(("opencode", case) for case in ORDERED if case != LARGE),
         *(("codex-acp", case) for case in ORDERED if case not in (FORK, MODELS)),
+        ("qwen", FORBIDDEN),
         ("qwen", "resume, usage of this run alone"),
         ("qwen", "policy stops a write outside"),
         ("qwen", KEY_HELD),
@@ -236,9 +241,30 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_of_a_copy(g
     assert seen.server.requests == ()
 
 
-@pytest.mark.parametrize("name", ["qwen"])
-async def test_a_budget_ends_the_run(ground: Ground) -> None:
-    usage = ScriptUsage(input=100_000, output=20_000)
-    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
-    seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
-    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+@pytest.mark.parametrize("name", ["opencode", "codex-acp"])
+async def test_a_refused_key_has_its_code(ground: Ground) -> None:
+    """By the words of the service: opencode tells no status."""
+    fault = Fault(status=401, message="unauthorized: no such key")
+    seen = await ground.play([Turn(text="x", times=None, fault=fault)])
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_auth_failed"])
+
+
+BROKEN = {
+    "boiler is broken": Fault(status=500, message="the boiler is broken"),
+    "boiler is full": Fault(status=529, message="the boiler is full"),
+    "closed": Fault(reset=True),
+    "too many guests": Fault(failure=Failure(code="overloaded_error", message="too many guests")),
+}
+"""Failures that an agent repeats by itself, by what the record says of each."""
+
+
+@pytest.mark.parametrize("name", ["opencode"])
+@pytest.mark.parametrize("words", BROKEN)
+async def test_a_model_that_always_fails_ends_the_run_with_its_words(words: str, ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x", times=None, fault=BROKEN[words])])
+    assert (seen.receipt.outcome, seen.codes[-1:]) in [
+        ("failed", ["backend_unavailable"]),
+        ("failed", ["backend_rate_limited"]),
+    ]
+    assert words in seen.of(Failed)[-1].message
+    assert seen.of(RetryReported)
