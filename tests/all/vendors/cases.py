@@ -168,13 +168,19 @@ async def _unanswered(ground: Ground) -> None:
     assert seen.of(ToolResult)[0].is_error
 
 
-@case("a hook changes the command, and the event names what ran")
+CHANGED = "a hook changes the command, and the event names what ran"
+
+
+@case(CHANGED)
 async def _modified(ground: Ground) -> None:
     async def answer(ask: Approval) -> Decision:
         return Decision(decision="modify", input={"command": "echo other > other.txt"})
 
     turns = [ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
     seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
+    if CHANGED in ground.agent.labels:
+        assert (seen.patch, "takes no other input" in str(seen.of(ToolResult)[0].output)) == ("", True)
+        return
     assert "other.txt" in seen.patch
     assert "first.txt" not in seen.patch
     assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]

@@ -9,12 +9,6 @@ import pytest
 from tests.all.vendors.ground import Agent, Ground, Seen
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Each case starts a program of up to 600 MB: once is enough, the host's own side is tested on both loops."""
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent's login shell reads what lies there, and a version manager of ours can make it wait for a minute."""

@@ -8,16 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.contract.approval import Decision
-from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult
+from backplane.contract.events import CommandExecuted, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, ScriptUsage, Turn
-from tests.all.vendors.cases import CASES, IN_WORDS, check_functions
+from tests.all.vendors.cases import CASES, CHANGED, IN_WORDS, check_functions
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_acp_orders import LABELS
 
-CHANGED = "a hook changes the command, and the event names what ran"
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
@@ -64,7 +62,7 @@ def agent() -> Agent:
     return Gemini()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != CHANGED])
+@pytest.mark.parametrize("name", CASES)
 async def test_gemini_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
 
@@ -74,17 +72,6 @@ async def test_gemini_holds(name: str, ground: Ground) -> None:
 
 def calls(name: str, **input: Any) -> Turn:
     return Turn(calls=(Call(name=name, input=input),))
-
-
-async def test_a_call_whose_input_was_changed_does_not_run(ground: Ground) -> None:
-    async def answer(ask: Approval) -> Decision:
-        return Decision(decision="modify", input={"command": "echo other > other.txt"})
-
-    policy = PolicyProfile(require_approval_for=("bash",))
-    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
-    seen = await ground.play(turns, on_ask=answer, policy=policy)
-    assert seen.patch == ""
-    assert "takes no other input" in str(seen.of(ToolResult)[0].output)
 
 
 async def test_a_command_that_it_holds_for_harmless_is_asked_about(ground: Ground) -> None:
