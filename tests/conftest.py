@@ -361,13 +361,15 @@ ALL_ADDS = (
 
 MEASURE = Path(sys.prefix) / "measure.py"
 """Is there while a suite with coverage runs: every Python of this environment that starts meanwhile runs it."""
-MEASURES = (
-    "import coverage\n"
-    f"if os.access({str(ROOT)!r}, os.W_OK):\n"  # not so in a sandbox
-    f"    c = coverage.Coverage(data_file={str(ROOT / '.coverage')!r}, data_suffix=True, auto_data=True,\n"
-    f"                          config_file={str(ROOT / 'pyproject.toml')!r})\n"
-    "    c.start()\n"
-)
+MEASURES = f"""
+import coverage, sys
+# Not in a sandbox, which cannot write the data, nor in a worker of pytest's, which pytest-cov measures.
+if os.access({str(ROOT)!r}, os.W_OK) and "exec(eval(sys.stdin.readline()))" not in "".join(sys.orig_argv):
+    coverage.Coverage(
+        data_file={str(ROOT / ".coverage")!r}, config_file={str(ROOT / "pyproject.toml")!r}, data_suffix=True,
+        auto_data=True, messages=False,
+    ).start()
+"""
 PTH = f"import os; os.path.exists({str(MEASURE)!r}) and exec(open({str(MEASURE)!r}).read())\n"
 
 
