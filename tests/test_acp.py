@@ -643,10 +643,10 @@ def test_an_agent_that_repeats_a_failed_request_for_ever_ends_with_the_words_of_
 
 
 def test_requests_that_fail_with_words_between_them_are_no_reason_to_end(start: Start) -> None:
-    body = FAILS.format(count=FAILURES_MAX + 2, more='text("a word "); time.sleep(1.2)')
+    body = FAILS.format(count=FAILURES_MAX + 1, more='text("a word "); time.sleep(1.2)')
     receipt, events = start(body, options=SAID)
     assert receipt.outcome == "complete"
-    assert len([event for event in events if isinstance(carried(event), RetryReported)]) == FAILURES_MAX + 2
+    assert len([event for event in events if isinstance(carried(event), RetryReported)]) == FAILURES_MAX + 1
 
 
 def test_a_failed_request_in_an_agents_log_file_is_read_once_and_whole(tmp_path: Path) -> None:
