@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -299,19 +298,6 @@ def _needed_programs(request: pytest.FixtureRequest, needs: Callable[[str], str]
     for marker in request.node.iter_markers("needs"):
         for name in marker.args:
             needs(name)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's chromium, driven by playwright; skips where one of them is not there."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs chromium: not found")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: not installed")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=program, args=["--disable-dev-shm-usage"])
-        yield made
-        made.close()
 
 
 # Skips ----------------------------------------------------------------------------------------------------------------

@@ -1,29 +1,20 @@
-"""The page of `backplane web`, as a real server process: its doors by hand, its page in a real browser."""
+"""The page of `backplane web`, as a real server process, asked by hand; `tests/all/browsers` has its browser."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from backplane.receipts.pieces import seal
-from backplane.receipts.store import Store
-from backplane.web.guard import STREAMS_MAX
-from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT
-from tests.receipt_writer import delta, receipt_of
 from tests.runs import HELLO, PRELUDE
 
 pytest.importorskip("starlette", reason="needs starlette: not installed")
@@ -139,8 +130,6 @@ def test_a_run_is_cancelled_and_those_of_the_page_end_with_it(served: Callable[.
 
 def test_a_read_only_page_changes_nothing(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served("--read-only")
-    assert page.process.stdout is not None
-    assert page.process.stdout.readline() == "whoever has this address can read runs here; Ctrl-C ends it\n"
     assert page.client.get("/api/form").json()["roots"] == []
     for path, body in (
         ("/api/orders", {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}),
@@ -154,9 +143,11 @@ def test_what_an_order_of_the_page_may_not_say(served: Callable[..., Page], tmp_
     page = served()
     good = {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}
     changes: list[dict[str, Any]] = [
-        {"root": str(tmp_path)}, {"root": "/"}, {"backend": "sh -c id"}, {"task": " "}, {"sidecar": "id"},
-        {"isolation": "off"}, {"policy": {}}, {"task": 1},
-    ]  # fmt: skip
+        {"root": str(tmp_path)},
+        {"backend": "sh -c id"},
+        {"task": " "},
+        {"sidecar": "id"},
+    ]
     for change in changes:
         answer = page.client.post("/api/orders", json={**good, **change})
         assert answer.status_code == 400, change
@@ -164,32 +155,28 @@ def test_what_an_order_of_the_page_may_not_say(served: Callable[..., Page], tmp_
     assert page.client.get("/api/runs").json() == []
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        ({"host": "evil.example"}, 421),
-        ({"host": "127.0.0.1.evil.example"}, 421),
-        ({"host": "127.0.0.1:1"}, 421),
-        ({"origin": "http://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": None}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"authorization": None}, 401),
-        ({"authorization": "Bearer x"}, 401),
-        ({"content-type": "text/plain"}, 415),
-    ],
-)
-def test_the_doors(served: Callable[..., Page], tmp_path: Path, change: dict[str, str | None], status: int) -> None:
+DOORS: list[tuple[str, str | None, int]] = [
+    ("host", "evil.example", 421),
+    ("host", "127.0.0.1:1", 421),
+    ("origin", "http://evil.example", 403),
+    ("origin", None, 403),
+    ("sec-fetch-site", "same-site", 403),
+    ("authorization", None, 401),
+    ("authorization", "Bearer x", 401),
+    ("content-type", "text/plain", 415),
+]
+
+
+def test_the_doors(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served()
-    ((name, value),) = change.items()
-    headers = {**page.headers, "Content-Type": "application/json"}
-    headers = {key: text for key, text in headers.items() if key.lower() != name}
-    headers |= {name: value} if value is not None else {}
     order = {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}
     with httpx.Client(trust_env=False) as client:
-        answer = client.post(f"{page.origin}/api/orders", headers=headers, content=json.dumps(order))
-    assert answer.status_code == status
+        for name, value, status in DOORS:
+            headers = {**page.headers, "Content-Type": "application/json"}
+            headers = {key: text for key, text in headers.items() if key.lower() != name}
+            headers |= {name: value} if value is not None else {}
+            answer = client.post(f"{page.origin}/api/orders", headers=headers, content=json.dumps(order))
+            assert answer.status_code == status, (name, value)
     assert page.client.get("/api/runs").json() == []
 
 
@@ -217,16 +204,11 @@ def test_more_doors(served: Callable[..., Page]) -> None:
     assert "server" not in front.headers
 
 
-def test_a_taken_port_and_a_wrong_one_are_said(served: Callable[..., Page], tmp_path: Path) -> None:
+def test_a_taken_port_and_a_wrong_one_are_refused(served: Callable[..., Page]) -> None:
     page = served()
-    for port, words in ((page.origin.rpartition(":")[2], "cannot be had"), ("99999", "is no port")):
+    for port in (page.origin.rpartition(":")[2], "99999"):
         command = [sys.executable, "-m", "backplane", "web", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20, check=False)
-        assert done.returncode == 2
-        assert words in done.stderr
-
-
-# Slow, many, huge -----------------------------------------------------------------------------------------------------
+        assert subprocess.run(command, capture_output=True, cwd=ROOT, timeout=20, check=False).returncode == 2
 
 
 def raw(page: Page, data: bytes) -> socket.socket:
@@ -241,68 +223,6 @@ def head(page: Page, path: str, *more: str) -> bytes:
     return "\r\n".join([*lines, *more, "", ""]).encode()
 
 
-def test_a_head_or_body_that_does_not_come_and_one_without_end_are_given_up(served: Callable[..., Page]) -> None:
-    page = served()
-    slow = raw(page, head(page, "/api/runs")[:-4])
-    post = head(page, "/api/orders", f"Origin: {page.origin}", "Content-Type: application/json", "Content-Length: 9")
-    waits = raw(page, post.replace(b"GET", b"POST") + b"{")
-    huge = raw(page, head(page, "/api/runs", "X: " + "x" * 100_000))
-    assert huge.recv(12) == b"HTTP/1.1 431"
-    endless = raw(page, head(page, "/api/runs", "X: x")[:-4])
-    with suppress(ConnectionError):
-        for _ in range(64):
-            endless.sendall(b"x" * 65536)
-    with suppress(ConnectionError):
-        assert endless.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
-    assert page.client.get("/api/runs").status_code == 200
-    began = time.monotonic()
-    assert slow.recv(1) == b""
-    answer = waits.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert time.monotonic() - began < 20
-    for made in (slow, waits, huge, endless):
-        made.close()
-
-
-@pytest.mark.parametrize("said", [b"", b"G", b"GET / HTTP/1.1\r\nHost"])
-def test_silent_connections_leave_room_for_the_page(served: Callable[..., Page], said: bytes) -> None:
-    page = served()
-    silent = [raw(page, said) for _ in range(250)]
-    for _ in range(3):
-        assert page.client.get("/api/runs").status_code == 200
-    for made in silent:
-        made.close()
-
-
-def test_a_thousand_streams_are_bounded_and_leave_the_page_at_work(served: Callable[..., Page], tmp_path: Path) -> None:
-    page = served()
-    run_id = begun(page, tmp_path / "work")
-    stream = head(page, f"/api/runs/{run_id}/stream")
-    with ExitStack() as opened:
-        # One after another, exactly so many are followed; the rest of the thousand comes at once.
-        followed = [opened.enter_context(raw(page, stream)).recv(12) for _ in range(STREAMS_MAX + 8)]
-        assert followed == [b"HTTP/1.1 200"] * STREAMS_MAX + [b"HTTP/1.1 429"] * 8
-        flood = [opened.enter_context(raw(page, stream)) for _ in range(1000 - len(followed))]
-        # In a flood a connection whose request was not read yet is closed for a newer one.
-        assert {answered(made) for made in flood} <= {b"HTTP/1.1 429", b"HTTP/1.1 503", b""}
-    until(lambda: page.client.get("/api/runs").status_code == 200)
-    until(lambda: next(page.states(run_id))["asks"] != [])
-
-
-def answered(made: socket.socket) -> bytes:
-    try:
-        return made.recv(12)
-    except ConnectionResetError:
-        return b""
-
-
-def until(done: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 def test_a_link_among_the_runs_is_not_followed(
     served: Callable[..., Page], tmp_path: Path, backplane_home: Path
 ) -> None:
@@ -312,26 +232,6 @@ def test_a_link_among_the_runs_is_not_followed(
     (backplane_home / "runs" / fake).symlink_to(backplane_home / "runs" / run_id)
     assert fake not in page.client.get("/api/runs").text
     assert page.client.get(f"/api/runs/{fake}/stream").status_code in (400, 404)
-
-
-def test_five_thousand_runs_are_listed_at_once(served: Callable[..., Page], monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # 5,000 commits wait for no disk there.
-    with tempfile.TemporaryDirectory(dir=memory) as home:
-        monkeypatch.setenv("BACKPLANE_HOME", home)
-        with Store.open(Path(home)) as store:
-            for _ in range(5_000):
-                store.append(seal(receipt_of([delta("x")])))
-        page = served()
-        took = []
-        for _ in range(7):
-            began = time.monotonic()
-            rows = page.client.get("/api/runs").json()
-            took.append(time.monotonic() - began)
-        print("listed_s", min(took))
-        assert len(rows) == 200
-        assert min(took) < 0.3 * SLOW
-        # Words that none of them has are looked for in all of them.
-        assert page.client.get("/api/runs", params={"text": "nowhere"}, timeout=60).json() == []
 
 
 def test_a_stream_that_breaks_comes_again_whole(served: Callable[..., Page], tmp_path: Path) -> None:
@@ -349,299 +249,3 @@ def test_a_stream_that_breaks_comes_again_whole(served: Callable[..., Page], tmp
         whole.append(rows)
     assert whole[0] == whole[1]
     assert sorted(whole[0]) == list(range(len(whole[0])))
-
-
-# In a browser ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_click_answers_and_a_terminal_beside_it_sees_it(
-    served: Callable[..., Page], tmp_path: Path, browser: Any
-) -> None:
-    page = served()
-    tab = browser.new_page()
-    asked: list[str] = []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.goto(page.address)
-    tab.wait_for_selector("text=0 runs")
-    assert page.token not in tab.url
-    tab.click("#to-new")
-    tab.fill("#task", f"deploy {HOSTILE}")
-    tab.select_option("#backend", "asks")
-    tab.click("#start")
-    tab.wait_for_selector("section.ask")
-    run_id = tab.url.rpartition("/")[2]
-    watch = subprocess.Popen(
-        [sys.executable, "-m", "backplane", "watch", run_id], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    tab.get_by_role("button", name="allow").click()
-    tab.wait_for_selector("text=answered: allow")
-    tab.wait_for_selector(".chip:text('complete')")
-    seen = watch.communicate(timeout=20)[0]
-    assert "answered: allow" in seen
-    assert tab.locator("section.ask").count() == 0
-    # Hostile words ran nothing, fetched nothing and are there to be read.
-    assert tab.evaluate("window.owned") is None
-    assert "<img src=x" in tab.inner_text("body")
-    assert {re.match(r"[a-z]+://[^/]+|data:", url)[0] for url in asked} <= {page.origin, "data:"}  # type: ignore[index]
-    assert not any(page.token in url.partition("#")[0] for url in asked)
-    tab.reload()
-    tab.wait_for_selector("text=answered: allow")
-    tab.click("nav a")
-    tab.fill("#words", "deploy")
-    tab.wait_for_selector("td span:text('complete')")
-    tab.close()
-
-
-def test_a_browser_is_opened_with_a_code_that_serves_once(
-    served: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Any
-) -> None:
-    asked = tmp_path / "asked"
-    opener = tmp_path / "opener"
-    opener.write_text(f'#!/bin/sh\necho "$1" > {asked}.new\nmv {asked}.new {asked}\n')
-    opener.chmod(0o700)
-    monkeypatch.setenv("BROWSER", str(opener))
-    page = served("--open")
-    until(asked.exists)
-    address = asked.read_text().strip()
-    assert re.fullmatch(re.escape(page.origin) + r"/#code=[\w-]{20,}", address)
-    assert page.token not in address
-    for wrong in ("Code x", "", f"Bearer {page.token}", "Code"):
-        assert page.client.post("/api/token", json={}, headers={"Authorization": wrong}).status_code == 401
-    tab = browser.new_page()
-    tab.goto(address)
-    tab.wait_for_selector("text=0 runs")
-    assert tab.url == f"{page.origin}/#/"
-    tab.reload()
-    tab.wait_for_selector("text=0 runs")
-    tab.close()
-    code = {"Authorization": f"Code {address.partition('=')[2]}"}
-    again = page.client.post("/api/token", json={}, headers=code)
-    assert (again.status_code, "code was used" in again.text) == (401, True)
-    assert page.client.post("/api/token", json={}, headers={"Authorization": "Code x"}).status_code == 401
-    assert page.client.get("/api/token", headers=code).status_code == 405
-
-
-def test_without_the_token_the_page_says_what_to_do(served: Callable[..., Page], browser: Any) -> None:
-    page = served()
-    tab = browser.new_page()
-    tab.goto(page.origin)
-    tab.wait_for_selector("text=open the address with its token")
-    tab.close()
-
-
-def test_a_run_opened_in_a_tab_of_its_own_has_the_token(
-    served: Callable[..., Page], tmp_path: Path, browser: Any
-) -> None:
-    page = served()
-    run_id = begun(page, tmp_path / "work")
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.goto(page.address)
-    tab.wait_for_selector("tbody a")
-    with context.expect_page() as opened:
-        tab.click("tbody a", modifiers=["Control"])
-    opened.value.wait_for_selector("section.ask")
-    assert run_id in opened.value.url
-    stranger = browser.new_context().new_page()
-    stranger.goto(f"{page.origin}/#/run/{run_id}")
-    stranger.wait_for_selector("text=open the address with its token")
-    stranger.wait_for_timeout(300)
-    assert stranger.locator("section.ask").count() == 0
-    stranger.context.close()
-    context.close()
-
-
-SLOW_ANSWERS = """() => {
-  const fetched = window.fetch;
-  window.looks = 0;
-  window.fetch = (path, how) => {
-    window.looks += 1;
-    return new Promise((done) => setTimeout(done, 400)).then(() => fetched(path, how));
-  };
-}"""
-
-
-def test_typing_begins_no_further_looks_at_the_list(served: Callable[..., Page], browser: Any) -> None:
-    page = served()
-    tab = browser.new_page()
-    tab.goto(page.address)
-    tab.wait_for_selector("text=0 runs")
-    tab.evaluate(SLOW_ANSWERS)
-    for letter in "deploying":
-        tab.type("#words", letter)
-        tab.wait_for_timeout(200)
-    tab.wait_for_timeout(1000)
-    tab.evaluate("window.looks = 0")
-    tab.wait_for_timeout(5000)
-    assert 1 <= tab.evaluate("window.looks") <= 3
-    tab.close()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_checker_of_accessibility_finds_nothing(
-    served: Callable[..., Page], tmp_path: Path, browser: Any, npm_programs: Callable[..., Path], scheme: str
-) -> None:
-    checker = (npm_programs("axe-core@4.14.1").parent / "axe-core" / "axe.min.js").read_text()
-    page = served()
-    run_id = begun(page, tmp_path / "work")
-    tab = browser.new_page(color_scheme=scheme)
-    tab.goto(page.address)
-    tab.wait_for_selector("tbody tr")
-
-    def findings() -> list[str]:
-        tab.evaluate(checker)
-        return [f"{one['id']}: {one['nodes'][0]['html'][:100]}" for one in tab.evaluate("axe.run()")["violations"]]
-
-    assert findings() == []
-    tab.click("tbody a")
-    tab.wait_for_selector("section.ask")
-    assert findings() == []
-    tab.get_by_role("button", name="deny").click()
-    tab.wait_for_selector(".chip:text('complete')")
-    (tmp_path / "report.html").write_bytes(page.client.get("/api/report", params={"runs": run_id}).content)
-    tab.goto((tmp_path / "report.html").as_uri())
-    assert findings() == []
-    tab.close()
-
-
-TICKS = """
-hello(extensions=["ask/1", "cancel/1"])
-run = take()
-def now(): return str(round(time.time() * 1000))
-for number in range(60):
-    put(event(run, type="assistant_message", text="tick " + now()))
-    time.sleep(0.05)
-for number in range(5):
-    ask = {"t": "ask", "ref_id": run["id"], "id": "a%d" % number, "kind": "tool", "name": "deploy", "input": {"n": 1}}
-    put(ask)
-    take()
-    put(event(run, type="assistant_message", text="answered " + now()))
-put(final(run))
-end()
-"""
-WATCHER = """(name) => {
-  window[name] = []; window.clicked = [];
-  document.addEventListener('click', () => window.clicked.push(Date.now()), true);
-  new MutationObserver(() => document.querySelectorAll('.row .message').forEach((row) => {
-    if (row.dataset.seen) return;
-    row.dataset.seen = 1;
-    window[name].push([row.textContent, Date.now()]);
-  })).observe(document.body, { subtree: true, childList: true });
-}"""
-
-
-def test_events_and_answers_are_there_at_once_and_once(
-    served: Callable[..., Page], tmp_path: Path, browser: Any
-) -> None:
-    (tmp_path / "agent.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + TICKS)
-    page = served()
-    tab = browser.new_page()
-    tab.goto(page.address)
-    tab.wait_for_selector("text=0 runs")
-    tab.evaluate(WATCHER, "seen")
-    run_id = begun(page, tmp_path / "work")
-    tab.evaluate(f"location.hash = '#/run/{run_id}'")
-    for number in range(5):
-        tab.wait_for_selector("section.ask")
-        if number == 2:  # The tab goes to the background and comes back: its stream is closed, and begun anew.
-            for hidden in ("true", "false"):
-                tab.evaluate(f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})")
-                tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-            tab.wait_for_timeout(500)
-        tab.evaluate("window.clicked.length = 0")
-        tab.get_by_role("button", name="allow").click()
-        clicked = tab.evaluate("window.clicked[0]")
-        tab.locator(f".message:has-text('answered') >> nth={number}").wait_for()
-        answered = int(tab.locator(".message:has-text('answered')").nth(number).text_content().split()[1])
-        print("answered after ms", answered - clicked)
-        assert answered - clicked < 100 * SLOW
-    tab.wait_for_selector(".chip:text('complete')")
-    seen = tab.evaluate("window.seen")
-    late = sorted(at - int(words.split()[1]) for words, at in seen[:60] if words.startswith("tick"))
-    assert len(late) > 50
-    print("event to page, ms: half, last", late[len(late) // 2], late[-1])
-    assert late[-1] < 250 * SLOW
-    shown = tab.locator(".message").all_text_contents()
-    assert len([words for words in shown if words.startswith("tick")]) == 60
-    assert len(set(shown)) == len(shown) == 65
-    tab.close()
-
-
-SLOW = 4
-"""What a loaded machine may take of the goals, which are those of a quiet one."""
-
-EVERYWHERE = """
-texts = json.load(open(TEXTS))
-hello(extensions=["ask/1", "cancel/1"])
-run = take()
-steps = [{"step": text, "status": "pending"} for text in texts]
-put(event(run, type="warning", message="plan", ext={"task": {"plan": steps}}))
-for number, text in enumerate(texts):
-    put(
-        event(run, type="assistant_message", text=text),
-        event(run, type="tool_call", tool_name=text, tool_use_id=str(number), input={text: text, "command": text}),
-        event(run, type="tool_result", tool_name=text, tool_use_id=str(number), output=text, is_error=True),
-        event(run, type="command_executed", command=text, exit_code=1, output_preview=text),
-        event(run, type="file_changed", path=text, summary=text),
-        event(run, type="error", message=text, error_code=text),
-        event(run, type="run_completed", message=text),
-    )
-    put({"t": "ask", "ref_id": run["id"], "id": "a%d" % number, "kind": "tool", "name": text, "input": {"to": text}})
-while take()["t"] != "cancel": pass
-put(final(run))
-end()
-"""
-
-
-@pytest.mark.parametrize("third", range(3))  # A run has 64 open questions at most.
-def test_hostile_texts_in_every_place_of_the_page_run_nothing(
-    served: Callable[..., Page], tmp_path: Path, browser: Any, third: int
-) -> None:
-    hostile = HOSTILE_TEXTS[third::3]
-    texts = tmp_path / "texts.json"
-    texts.write_text(json.dumps(hostile))
-    agent = PRELUDE.format(hello=json.dumps(HELLO)) + EVERYWHERE.replace("TEXTS", repr(str(texts)))
-    (tmp_path / "agent.py").write_text(agent)
-    (tmp_path / "policy.json").write_text('{"require_approval_for": ["*"]}')
-    page = served()
-    run_id = begun(page, tmp_path / "work", "\n".join(hostile).replace("\0", "0"))
-    tab = browser.new_page()
-    asked: list[str] = []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("dialog", lambda dialog: asked.append("dialog"))
-    tab.goto(page.address)
-    tab.wait_for_selector("tbody tr")
-    tab.evaluate(f"location.hash = '#/run/{run_id}'")
-    tab.locator("section.ask").nth(30).wait_for()  # The policy denies some by itself: they name no file.
-    for box in tab.locator("summary").all()[:5]:
-        box.click()
-    tab.wait_for_timeout(300)
-    assert tab.evaluate("window.owned") is None
-    assert tab.url == f"{page.origin}/#/run/{run_id}"
-    assert {re.match(r"[a-z]+://[^/]+|data:", url)[0] for url in asked} <= {page.origin, "data:"}  # type: ignore[index]
-    assert tab.locator("img, iframe, object, embed, video, form[action], base, style").count() == 1  # Its own style.
-    page.client.post(f"/api/runs/{run_id}/cancel", json={})
-    tab.close()
-
-
-def test_another_page_can_neither_frame_nor_read_it(served: Callable[..., Page], browser: Any) -> None:
-    page, other = served(), served()
-    tab = browser.new_page()
-    tab.goto(other.origin)  # Another port of this machine: "same site", and another origin.
-    seen: list[str] = []
-    tab.on("requestfailed", lambda request: seen.append(request.url))
-    script = """async ([origin, token]) => {
-      const tries = [fetch(origin + '/api/runs'), fetch(origin + '/api/runs', {mode: 'no-cors'}),
-        fetch(origin + '/api/runs', {headers: {Authorization: 'Bearer ' + token}})];
-      return Promise.all(tries.map((one) => one.then((answer) => answer.type + answer.status, (error) => 'refused')));
-    }"""
-    context = browser.new_context(bypass_csp=True)  # As a hostile page would be: without our policy.
-    foreign = context.new_page()
-    foreign.goto(other.origin)
-    assert set(foreign.evaluate(script, [page.origin, page.token])) <= {"refused", "opaque0"}
-    foreign.evaluate("(url) => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }",
-                     page.origin)  # fmt: skip
-    foreign.wait_for_timeout(500)
-    assert not any("backplane" in frame.content() for frame in foreign.frames[1:])
-    context.close()
-    tab.close()

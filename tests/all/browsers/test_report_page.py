@@ -74,8 +74,8 @@ def opened(browser: Any, page: Path) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("count", "output", "size_max", "opens_ms"),
-    [(10_000, SHORT, 2e6, 1000), (100_000, SHORT, 12e6, 2000), (250, HUGE, 2e6, 1000)],
-    ids=["10,000 events", "100,000 events", "50 MB of output"],
+    [(10_000, SHORT, 2e6, 1000), (250, HUGE, 2e6, 1000)],
+    ids=["10,000 events", "50 MB of output"],
 )
 def test_a_long_run_opens_fast_and_all_of_it_is_found(
     tmp_path: Path, backplane_home: Path, browser: Any, count: int, output: str, size_max: float, opens_ms: float
@@ -141,25 +141,6 @@ def test_without_a_script_and_on_paper_the_report_is_read(tmp_path: Path, backpl
     context.close()
 
 
-def test_a_full_report_has_every_row_and_an_omitting_one_none_of_what_is_left_out(
-    tmp_path: Path, backplane_home: Path
-) -> None:
-    page = long_report(tmp_path, 4000, SHORT, "--full").read_text()
-    assert page.count('class="row') == 2400
-    assert 'data-more="' not in page
-    sent = cli("report", "last", "--omit", "outputs,prompts,paths", cwd=tmp_path).decode()
-    assert "file_7.py" in sent
-    for left_out in ("a long task", "def f_7", "I look at", str(tmp_path), 'application/gzip" id="r0"'):
-        assert left_out not in sent, left_out
-    assert "has what is left out here" in sent
-    done = subprocess.run(
-        [sys.executable, "-m", "backplane", "report", "last", "--omit", "secrets"], capture_output=True, text=True,
-        cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "one of: outputs, prompts, paths" in done.stderr
-
-
 def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Path, browser: Any) -> None:
     assert len(HOSTILE) >= 100
     page = tmp_path / "report.html"
@@ -184,19 +165,3 @@ def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Pa
             assert tab.evaluate("window.owned") is None
             assert tab.url == page.as_uri()
     tab.close()
-
-
-def test_the_test_of_hostile_texts_bites(tmp_path: Path, browser: Any) -> None:
-    page, ran = tmp_path / "raw.html", 0
-    tab = browser.new_page()
-    tab.route(re.compile("^https?:"), lambda route: route.abort())
-    for word in HOSTILE[::2]:
-        body = f"<!doctype html><div>{word}</div><input value=\"{word}\"><div title='{word}'></div>"
-        page.write_text(body, errors="replace")
-        tab.goto(page.as_uri(), wait_until="commit")
-        tab.wait_for_load_state("load")
-        ran += tab.evaluate("window.owned") is not None
-        if ran == 20:
-            break
-    tab.close()
-    assert ran == 20
