@@ -56,12 +56,12 @@ def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], 
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["why", ""], "runs"), (["runs", "show", ""], "runs"), (["receipts", "show", ""], "runs"),
-        (["answer", ""], "runs"), (["run", "-b", ""], "backends"), (["run", "--backend", "sh"], "shell"),
-        (["sessions", "handover", "x", "--to", ""], "backends"), (["sessions", "resume", ""], "sessions"),
-        (["errors", "backend_c"], "codes"), (["replay", ""], "runs"),
+        (["receipts", "show", ""], "runs"),
+        (["run", "-b", ""], "backends"),
+        (["sessions", "resume", ""], "sessions"),
+        (["errors", "backend_c"], "codes"),
     ],
-)  # fmt: skip
+)
 def test_bash_offers_names_and_no_files(
     bash_script: Path, tmp_path: Path, backplane_home: Path, typed: list[str], offered: str
 ) -> None:
@@ -69,10 +69,11 @@ def test_bash_offers_names_and_no_files(
     assert cli("run", "-b", "shell", "true", cwd=tmp_path).returncode == 0
     ids = set(cli("completion", "bash", "--names", "runs").stdout.split())
     names = {
-        "runs": ids, "backends": set(cli("completion", "bash", "--names", "backends").stdout.split()),
-        "shell": {"shell"}, "sessions": {"last"},
+        "runs": ids,
+        "backends": set(cli("completion", "bash", "--names", "backends").stdout.split()),
+        "sessions": {"last"},
         "codes": {"backend_crashed", "backend_content_filtered", "backend_context_length"},
-    }[offered]  # fmt: skip
+    }[offered]
     assert len(ids) == 2
     assert {"shell", "claude"} <= set(cli("completion", "bash", "--names", "backends").stdout.split())
     assert "last" in ids
@@ -95,26 +96,10 @@ def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> 
 
 
 def test_the_tables_have_every_command_with_its_own() -> None:
-    paths = {words.path for words in tables()}
-    assert {(name,) for name in COMMANDS} <= paths
-    assert ("receipts", "verify") in paths
-
-
-@pytest.mark.parametrize(
-    ("words", "near"),
-    [
-        (["rnu"], "did you mean run? backplane --help"),
-        (["runs", "shwo"], "did you mean show? backplane runs --help"),
-        (["run", "--bakend", "mock", "x"], "did you mean --backend? backplane run --help"),
-        (["run", "--mode", "stagd", "x"], "did you mean staged? backplane run --help"),
-        (["errors", "backend_crash"], "did you mean backend_crashed? `backplane errors` lists them"),
-        (["qqqqqq"], "  backplane --help"),
-    ],
-)
-def test_a_near_miss_is_named(words: list[str], near: str) -> None:
-    done = cli(*words)
-    assert done.returncode == 2
-    assert near in done.stderr
+    found = {words.path: words.values for words in tables()}
+    assert {(name,) for name in COMMANDS} <= found.keys()
+    assert ("receipts", "verify") in found
+    assert found["report",]["--omit"] == OMISSIBLE
 
 
 def test_help_takes_a_command(tmp_path: Path) -> None:
@@ -130,15 +115,7 @@ def test_version_names_the_contract() -> None:
     assert cli("version").stdout == f"backplane {told['version']}  (contract abp/v0.1)\n"
 
 
-@pytest.mark.parametrize(("text", "code"), [("1s", 3), ("1m", 0), ("60", 0), ("0.9", 3), ("soon", 2), ("-1", 2)])
+@pytest.mark.parametrize(("text", "code"), [("0.9", 3), ("1m", 0), ("soon", 2)])
 def test_a_limit_takes_a_time_with_its_unit(text: str, code: int, tmp_path: Path, backplane_home: Path) -> None:
     done = cli("run", "-b", "shell", "sleep 1.3", "--timeout", text, cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    if code == 2:
-        assert done.stderr.startswith(("usage_invalid: ", "config_invalid: "))
-
-
-def test_the_words_of_a_list_are_offered() -> None:
-    found = {words.path: words.values for words in tables()}
-    assert found["run",]["--fail-on"] == ("denied", "false-claims", "violations", "none")
-    assert found["report",]["--omit"] == OMISSIBLE

