@@ -23,12 +23,14 @@ _TOKEN = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([\r\n])|(\x1b.?)|([^\x1b\r\n]+
 class Window:
     """A command in a pseudo-terminal, typed to while it runs, whose size changes."""
 
-    def __init__(self, words: Sequence[str], *, columns: int = 100, cwd: Path | None = None) -> None:
+    def __init__(
+        self, words: Sequence[str], *, columns: int = 100, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> None:
         self.main, end = pty.openpty()
         self.resize(columns)
         self.child = subprocess.Popen(
-            _command(words), stdin=end, stdout=end, stderr=end, env=_environ({}), start_new_session=True, cwd=cwd,
-            preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
+            _command(words), stdin=end, stdout=end, stderr=end, env=_environ(env or {}), cwd=cwd,
+            start_new_session=True, preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(end)
         os.set_blocking(self.main, False)
@@ -38,7 +40,12 @@ class Window:
         _resize(self.main, columns, rows)
 
     def type(self, keys: str) -> None:
-        os.write(self.main, keys.encode())
+        """Type these; what the command writes meanwhile is read, as a terminal does."""
+        data = keys.encode()
+        while data:
+            select.select([], [self.main], [], WAIT_S)
+            self.shows("")
+            data = data[os.write(self.main, data[:1024]) :]
 
     def shows(self, words: str) -> bool:
         """Whether this has been written up to now."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +75,7 @@ def frames(text: str) -> list[list[str]]:
 # On a pseudo-terminal -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 200])
 def test_the_foot_fits_any_width_and_leaves_nothing_behind(words: Words, columns: int) -> None:
     code, text = typed(words(), columns=columns)
     assert code == 0
@@ -109,16 +103,8 @@ def test_words_are_drawn_as_markdown_and_those_without_an_end_are_seen(words: Wo
     assert "half a " in screen(text)
 
 
-def test_without_colour_the_view_stays_and_marks_of_the_words_too(words: Words) -> None:
-    _, text = typed(words(), NO_COLOR="1")
-    assert "m" not in MOVES.findall(text)
-    assert any(line.startswith("▸ mend it") for frame in frames(text) for line in frame)
-    assert "All **good**." in screen(text)
-
-
-@pytest.mark.parametrize("how", [{"TERM": "dumb"}, {"CI": "1", "NO_COLOR": "1"}, {"ACCESSIBLE": "1", "NO_COLOR": "1"}])
-def test_where_nothing_is_painted_there_are_only_lines(words: Words, how: Any) -> None:
-    code, text = typed(words(pause_s=0.3), **how)
+def test_where_nothing_is_painted_there_are_only_lines(words: Words) -> None:
+    code, text = typed(words(pause_s=0.1), CI="1", NO_COLOR="1")
     assert code == 0
     assert "\x1b" not in text
     assert text.count("line 5") == 1
@@ -126,7 +112,7 @@ def test_where_nothing_is_painted_there_are_only_lines(words: Words, how: Any) -
 
 
 def test_plain_is_an_option_and_colours_are_its_own_question(words: Words) -> None:
-    _, text = typed([*words(pause_s=0.3), "--plain"])
+    _, text = typed([*words(pause_s=0.1), "--plain"])
     assert set(MOVES.findall(text)) == {"m"}
     piped = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "backplane", *words(pause_s=0.0)]
@@ -140,46 +126,6 @@ def test_a_pipe_gets_no_escape_and_no_line_twice(words: Words) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=piped, timeout=30, check=True)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stdout + done.stderr)
     assert [done.stdout.count(f"line {number} ") for number in range(6)] == [1] * 6
-
-
-def spent_s(command: list[str], output: int) -> float:
-    """Processor time of a run, its host left out."""
-    child = subprocess.Popen(
-        command, stdin=output, stdout=output, stderr=output, start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    ticks = 0
-    while child.poll() is None:
-        with suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-            ticks = max(ticks, int(fields[11]) + int(fields[12]))
-        time.sleep(0.05)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def test_the_foot_of_a_busy_run_costs_little(words: Words) -> None:
-    """Fifty lines a second for six seconds: the foot adds less than a few hundredths of a core, and few bytes."""
-    command = [sys.executable, "-m", "backplane", *words(lines=300, pause_s=0.02)]
-    main, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    seen: list[int] = []
-
-    def drain() -> None:
-        with suppress(OSError):
-            while block := os.read(main, 65536):
-                seen.append(len(block))
-
-    reader = threading.Thread(target=drain)
-    reader.start()
-    painted = spent_s(command, end)
-    os.close(end)
-    reader.join(10)
-    os.close(main)
-    with open(os.devnull, "r+b") as nothing:
-        plain = spent_s(command, nothing.fileno())
-    print(f"painted {painted:.2f} s, plain {plain:.2f} s, {sum(seen)} bytes")
-    assert painted - plain < 6 * 0.04 * 4
-    assert sum(seen) - 300 * 310 < 6 * 5_000 * 2
 
 
 def test_a_narrower_window_is_painted_anew_and_a_stop_in_between_too(words: Words) -> None:
@@ -251,7 +197,7 @@ def test_the_tail_of_a_line_fits(text: str, columns: int, rows: int) -> None:
     assert all(width(row) <= columns for row in shown)
 
 
-@pytest.mark.parametrize("rows", [3, 6, 24])
+@pytest.mark.parametrize("rows", [3, 24])
 def test_the_foot_leaves_room_on_a_low_terminal(rows: int) -> None:
     picture = Picture(started_at="2026-01-15T12:00:00Z", backend="x")
     plan = [{"step": f"step {n}", "status": "pending"} for n in range(30)]
