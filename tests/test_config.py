@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,32 +92,22 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
     [
         ("colour = 3", 1, "`colour`: no such setting"),
         ("\n\n[limits]\nhello = 3", 4, "`limits.hello`: no such setting; known here are hello_s"),
-        ("[web]\nrots = []", 2, "`web.rots`: no such setting; known here are roots"),
-        ("[routing]\nstrategi = 1", 2, "`routing.strategi`: no such setting; known here are strategy"),
         ("[routing.models.m]\ncontext_tokns = 1", None, "`routing.models.context_tokns`: no such setting; known"),
         ('[[hooks]]\nevnt = "pre_tool"', None, "`hooks.evnt`: no such setting; known here are event"),
         ("[limits]\nhello_s = 0", 2, "`limits.hello_s`"),
-        ("[limits]\nhello_s = -1", 2, "`limits.hello_s`"),
-        ("[limits]\nhello_s = inf", 2, "`limits.hello_s`"),
         ("[limits]\nhello_s = nan", 2, "`limits.hello_s`"),
-        ("[limits]\nhello_s = true", 2, "`limits.hello_s`"),
-        ("[limits]\nruns_max = 1.5", 2, "`limits.runs_max`"),
         ("[limits]\nhello_s = 1\nhello_s = 2", None, "Cannot overwrite"),
-        ("[limits]\n[limits]", None, "Cannot declare"),
         ("limits = 3", 1, "`limits`"),
         ("backends = 3", 1, "`backends` must be a table"),
         ("[backends]\nx = 3", 2, "`backends.x`"),
         ("# a\n[backends.x]", 2, "exactly one of `command` and `host`"),
-        ("[backends.x]\nhost = 'a'\ncommand = ['b']", 1, "exactly one of"),
         ("[backends.x]\ncommand = []", 1, "names no program"),
-        ("[backends.x]\ncommand = 'words'", 2, "`backends.x.command`"),
         ("[backends.x]\ncommand = ['a',\n  3,\n]", 2, "`backends.x.command`"),
         ("[backends.y]\nhost='a'\n[backends.x]\nhost = 'a'\nhost_s = 3", 5, "`backends.x.host_s`"),
         ("[backends.x]\nhost = 'a'\nenv = {A = 3}", 3, "`backends.x.env`"),
         ("[backends.x]\nhost = 'a'\nenv = {'A=B' = '3'}", 3, "'A=B'"),
         ("[backends.'a b']\nhost = 'a'", 1, "cannot be named 'a b'"),
         ("isolation = 'maybe'", 1, "`isolation`: one of required, best_effort, off, not 'maybe'"),
-        ("isolation = 'require'", 1, "(did you mean 'required'?)"),
         ("[routing]\nstrategy = 'cheap'", 2, "`routing.strategy`: one of first_available, cost, latency, balanced"),
         (
             '[[hooks]]\nevent = "before"\ncommand = ["a"]',
@@ -126,8 +115,6 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
             "`hooks.event`: one of pre_tool, post_tool, not 'before'",
         ),
         ("x = [", None, "not readable as TOML"),
-        ("x = " + "[" * 5000, None, "not readable as TOML"),
-        ("x = " + "9" * 5000, None, "not readable as TOML"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_the_line(text: str, line: int | None, names: str) -> None:
@@ -145,34 +132,18 @@ def wrongly(**members: Any) -> Any:
     ("built", "names"),
     [
         (wrongly(isolation="require"), "the settings: `isolation`: one of required, best_effort, off (did you mean"),
-        (wrongly(isolation=3), "`isolation`"),
         (wrongly(isolation=None), "`isolation`"),
-        (Settings(limits=Limits(run_s=-1)), "`limits.run_s`: Expected `float` > 0.0, not -1"),
         (Settings(limits=Limits(idle_s=float("nan"))), "`limits.idle_s`: Expected `float` > 0.0, not nan"),
-        (Settings(limits=Limits(hello_s=float("inf"))), "`limits.hello_s`"),
         (Settings(limits=Limits(runs_max=0)), "`limits.runs_max`: Expected `int` >= 1, not 0"),
-        (Settings(limits=Limits(runs_max=10**5000)), "`limits.runs_max`"),
         (wrongly(limits=Limits(run_s="1")), "`limits.run_s`: Expected `float | null`, got `str`"),  # type: ignore[arg-type]
-        (wrongly(limits={"run_secs": 1}), "`limits.run_secs`: no such setting; known here are"),
-        (wrongly(limits=BackendSettings(host="x")), "`limits.command`: no such setting"),
         (wrongly(backends=[]), "`backends` must be a table"),
-        (wrongly(backends={"m": {"hots": "api"}}), "`backends.m.hots`: no such setting"),
         (wrongly(backends={"m": {}}), "exactly one of `command` and `host`"),
         (wrongly(backends={"m": BackendSettings(command="echo hi")}), "`backends.m.command`"),  # type: ignore[arg-type]
-        (wrongly(backends={"a b": BackendSettings(host="x")}), "cannot be named 'a b'"),
-        (wrongly(backends={3: BackendSettings(host="x")}), "cannot be named '3'"),
-        (wrongly(backends={"m": BackendSettings(host="x", env={"A=B": "1"})}), "cannot be set as a variable"),
         (
             wrongly(hooks=[{"event": "before", "command": ["a"]}]),
             "`hooks.event`: one of pre_tool, post_tool, not 'before'",
         ),
-        (wrongly(hooks=[object()]), "`hooks`"),
-        (wrongly(mcp_servers={"x__y": ServerSettings(url="http://x")}), "cannot be named 'x__y'"),
         (wrongly(routing={"strategy": "cheap"}), "`routing.strategy`: one of first_available, cost, latency, balanced"),
-        (wrongly(policy=PolicyProfile(deny_read="x")), "`policy.deny_read`"),  # type: ignore[arg-type]
-        (wrongly(policy={"denyread": []}), "`policy.denyread`: no such rule"),
-        (wrongly(key_proxy="yes"), "`key_proxy`"),
-        (wrongly(default_backend=object()), "`default_backend`"),
     ],
 )
 def test_wrong_settings_of_a_program_are_refused_as_those_of_a_file(built: Settings, names: str) -> None:
@@ -201,21 +172,6 @@ def test_settings_of_a_program_may_have_what_a_files_table_has() -> None:
         policy=PolicyProfile(deny_read=("x",)),
         mcp_servers={"s": ServerSettings(command=("relative/program",))},
     )
-
-
-@pytest.mark.parametrize("built", [Settings(), config.parse(b"policy = 'ci'", source="x", folder=Path("/"))])
-def test_right_settings_are_taken_as_they_are(built: Settings) -> None:
-    assert config.checked(built) == built
-
-
-@pytest.mark.parametrize("limits", [Limits(run_s=-1), Limits(runs_max=0), Limits(idle_s=float("nan")), {"run_s": 1}])
-def test_wrong_limits_of_a_program_are_refused(limits: Any) -> None:
-    with pytest.raises(ConfigError, match="limits"):
-        config.checked_limits(limits)
-
-
-def test_a_file_that_is_no_utf8_is_an_error() -> None:
-    assert "not readable as TOML" in fault(b"x = '\xff'")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
@@ -276,12 +232,6 @@ def test_a_named_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str)
         config.load(Path(name), {}, tmp_path)
 
 
-def test_a_broken_link_in_the_folder_is_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "backplane.toml").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        config.load(None, {}, tmp_path)
-
-
 def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="over 1048576 bytes"):
         config.load(Path("/dev/zero"), {}, tmp_path)
@@ -312,15 +262,10 @@ def test_a_wrong_word_in_a_variable_or_flag_is_told_with_the_choices() -> None:
         config.load(None, {"HOME": "/nowhere"}, HERE, {"isolation": "yes"})
 
 
-@pytest.mark.parametrize("value", ["x", "-1", "0", "1e400", "nan"])
+@pytest.mark.parametrize("value", ["x", "0", "nan"])
 def test_a_wrong_variable_is_an_error_that_names_it(value: str) -> None:
     with pytest.raises(ConfigError, match="BACKPLANE_IDLE_S"):
         config.load(None, {"BACKPLANE_IDLE_S": value, "HOME": "/nowhere"}, HERE)
-
-
-def test_a_wrong_flag_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="--timeout"):
-        config.load(None, {"HOME": "/nowhere"}, HERE, {"run_s": 0.0})
 
 
 def test_variables_that_mean_nothing_are_found() -> None:
@@ -359,13 +304,6 @@ def test_a_state_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path
     with pytest.raises(StoreError, match=r"ENOTDIR|EEXIST") as caught:
         config.home({"BACKPLANE_HOME": str(tmp_path / "file" / "state")})
     assert caught.value.code == "receipt_store_failed"
-
-
-def test_the_line_of_a_fault_is_looked_for_in_a_bounded_time() -> None:
-    begun_s = time.monotonic()
-    text = "# default_backendx\n" * 40_000 + "default_backendx = 1\n"
-    assert fault(text).startswith("b.toml: `default_backendx`: no such setting")
-    assert time.monotonic() - begun_s < 20
 
 
 # A child's environment ------------------------------------------------------------------------------------------------
