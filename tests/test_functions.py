@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from backplane.providers import HandlerResult, ToolDefinition
 from backplane.providers.tools import Toolset
 from backplane.runtime.functions import FunctionTool, served
 from backplane.runtime.hook_calls import call_function
-from tests.peers import WAIT_S
+from tests.peers import Child
 
 
 class Place(msgspec.Struct):
@@ -54,22 +52,16 @@ def starred(*words: str) -> None: ...
 def unknown(thing: Nothing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-class Client:
+class Client(Child):
     """An agent's end: the row's own command, spoken to over its pipes."""
 
-    def __init__(self, row: Any) -> None:
-        self.program = subprocess.Popen([row["command"], *row["args"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.number = 0
+    ids = 0
 
     def ask(self, method: str, **params: Any) -> Any:
-        assert self.program.stdin is not None
-        assert self.program.stdout is not None
-        self.number += 1
-        line = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": params}
-        self.program.stdin.write(json.dumps(line).encode() + b"\n")
-        self.program.stdin.flush()
-        said = json.loads(self.program.stdout.readline())
-        assert said["id"] == self.number
+        self.ids += 1
+        self.send({"jsonrpc": "2.0", "id": self.ids, "method": method, "params": params})
+        said = self.read()
+        assert said["id"] == self.ids
         return said.get("result", said.get("error"))
 
     def call(self, name: str, **arguments: Any) -> tuple[str, bool]:
@@ -81,14 +73,11 @@ class Client:
 def client(*functions: Any) -> Iterator[Client]:
     with anyio.from_thread.start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(served(functions)) as row:
-            made = Client(row)
+            made = Client([row["command"], *row["args"]])
             yield made
-        assert made.program.stdout is not None
-        assert made.program.stdin is not None
-        made.program.stdin.close()
-        assert made.program.stdout.read() == b""
-        assert made.program.wait(WAIT_S) == 0
-        made.program.stdout.close()
+        made.close_stdin()
+        assert made.read() is None
+        assert made.wait() == 0
         assert not Path(row["args"][-1]).parent.exists()
 
 
@@ -189,38 +178,11 @@ def test_what_a_definitions_schema_does_not_take_reaches_no_handler() -> None:
     assert taken == [{"a": 1}]
 
 
-def test_two_clients_have_their_own_conversations() -> None:
-    with anyio.from_thread.start_blocking_portal() as portal:
-        with portal.wrap_async_context_manager(served((doubled,))) as row:
-            clients = [Client(row), Client(row)]
-            for agent in clients:
-                assert agent.call("doubled", numbers=[4]) == ("[8]", False)
-            clients[0].program.kill()
-            clients[0].program.wait()
-            assert clients[1].call("doubled", numbers=[5]) == ("[10]", False)
-        for agent in clients:
-            agent.program.kill()
-            agent.program.communicate()
-
-
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda x: x, "no function with a name"),
-        (7, "no function with a name"),
-        (starred, "no name of its own"),
-        (unknown, "cannot be a tool: name 'Nothing' is not defined"),
-    ],
-)
-def test_what_cannot_be_a_tool_is_refused_before_a_run(function: Any, words: str, backplane_home: Path) -> None:
-    with pytest.raises(backplane.BackplaneError, match=words) as caught:
-        backplane.run("x", backend="claude", home=backplane_home, tools=[function])
+@pytest.mark.parametrize("functions", [[lambda x: x], [7], [starred], [unknown], [weather, weather]])
+def test_what_cannot_be_a_tool_is_refused_before_a_run(functions: Any, backplane_home: Path) -> None:
+    with pytest.raises(backplane.BackplaneError) as caught:
+        backplane.run("x", backend="claude", home=backplane_home, tools=functions)
     assert caught.value.code == "config_invalid"
-
-
-def test_two_functions_of_one_name_are_refused(backplane_home: Path) -> None:
-    with pytest.raises(backplane.BackplaneError, match="two of the functions have one name"):
-        backplane.run("x", backend="claude", home=backplane_home, tools=[weather, weather])
 
 
 def test_a_host_without_mcp_refuses_tools(backplane_home: Path, tmp_path: Path) -> None:
