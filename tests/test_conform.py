@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
@@ -129,21 +128,15 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
                            "keeps its lines within the limit"),
     "an extension without a number": ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["cancel"]}',
                                       "announces extensions by name and number, once"),
-    "an extension twice": ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["ping/1", "ping/1"]}',
-                           "announces extensions by name and number, once"),
     "a time that goes back": ("say(event(id))", "say(event(id)); say(event(id, ts='2026-01-15T11:00:00Z'))",
                               "tells things in the order in which they happened"),
     "reasoning that speaks": ("say(event(id))", "say(event(id, ext={'reasoning': {'text': 'hm'}}))",
                               "uses the known members of ext as they are meant"),
-    "a turn without its reason": ("say(event(id))", "say(event(id, ext={'turn': {}}))",
-                                  "uses the known members of ext as they are meant"),
     "a long preview": ("say(event(id))",
                        "say(event(id, type='command_executed', command='ls', output_preview='é' * 5000))",
                        "keeps previews short"),
     "a path of its own machine": ("say(event(id))", "say(event(id, type='file_changed', path='/a', summary='s'))",
                                   "names changed files relative to the root"),
-    "a path upwards": ("say(event(id))", "say(event(id, type='file_changed', path='a/../../b', summary='s'))",
-                       "names changed files relative to the root"),
     "another manifest in the receipt": ('"capabilities": {}, "usage_raw"',
                                         '"capabilities": {"audio": "native"}, "usage_raw"',
                                         "has one manifest in hello and receipt"),
@@ -151,48 +144,28 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
                                     '"outcome": "complete", "mode": "passthrough"}',
                                     "has one mode in hello and receipt"),
     "an event before the hello": ("#BEFORE", "say(event('x'))", "says hello first and in time"),
-    "an exit before the hello": ("#BEFORE", "sys.exit('no key')", "says hello first and in time"),
     "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "has a hello of the right shape"),
-    "a hello with an endless id": ('"backend": {"id": "b"}, "capa', '"backend": {"id": "b" * 5000}, "capa',
-                                   "has a hello of the right shape"),
-    "a hello with an array of capabilities": ('{"streaming": "native"}', "[]", "has a hello of the right shape"),
     "another major version": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": "abp/v7.0", "backend"',
                               "speaks a compatible version"),
-    "a version that is a number": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": 0.1, "backend"',
-                                   "has a hello of the right shape"),
     "NaN in an event": ("say(event(id))", "say(event(id, text=float('nan')))", "writes strict JSON"),
     "no end": ("    end(id, order)", "", "ends a run"),
-    "death in the run": ("say(event(id))", "os.kill(os.getpid(), 11)", "ends a run"),
-    "a flood": ("say(event(id))", "[say('x' * 100000) for _ in range(5000)]", "ends a run"),
     "a fatal": ("    end(id, order)", "    say({'t': 'fatal', 'ref_id': id, 'error': 'no key'})",
                 "goes on after stdin ended and gives a receipt"),
     "a receipt without usage": ('"usage": {}, ', "", "has a receipt of the right shape"),
-    "an outcome twice": ("say({\"t\": \"final\", \"ref_id\": id, \"receipt\": receipt(id, order, **members)})",
-                         "say(json.dumps({\"t\": \"final\", \"ref_id\": id, \"receipt\": receipt(id, order)})"
-                         ".replace('\"outcome\": ', '\"outcome\": \"failed\", \"outcome\": '))",
-                         "has a receipt of the right shape"),
-    "a counter with a point": ('"duration_ms": 1}', '"duration_ms": 1.0}', "has a receipt of the right shape"),
     "a foreign ref_id": ("say(event(id))", "say(event('r9'))", "repeats the run's id"),
     "a banner": ("#BEFORE", "print('npm notice')", "writes nothing but messages"),
     "a blank line": ("say(event(id))", "print()", "writes no blank line"),
     "an ask nobody announced": ("say(event(id))", "say({'t': 'ask', 'ref_id': id, 'id': 'a', 'kind': 'tool'})",
                                 "says only what is a host's to say"),
-    "an echoed run": ("say(event(id))", "say(message)", "says only what is a host's to say"),
-    "an invented message": ("say(event(id))", "say({'t': 'usage', 'ref_id': id})", "says only what is a host's to say"),
     "a second hello": ("say(event(id))", "say(HELLO)", "says hello once"),
     "an invented capability": ('{"streaming": "native"}', '{"telepathy": "native"}',
                                "names capabilities and levels of the contract"),
-    "an invented level": ('{"streaming": "native"}', '{"streaming": "Native"}',
-                          "names capabilities and levels of the contract"),
     "an event before the run": ("#AFTER", "say(event('x'))", "is silent until the run"),
     "an event of another type": ("say(event(id))", "say(event(id, type='usage'))", "sends events of the right shape"),
-    "null text": ("say(event(id))", "say(event(id, text=None))", "sends events of the right shape"),
     "a time without offset": ("say(event(id))", "say(event(id, ts='2026-01-15T12:00:00'))", "gives every event a time"),
     "an invented error code": ("say(event(id))", "say(event(id, type='error', message='m', error_code='E001'))",
                                "uses the contract's error codes"),
     "two ends": ("    end(id, order)", "    end(id, order); end(id, order)", "ends once and then is silent"),
-    "an event after the end": ("    end(id, order)", "    end(id, order); say(event(id))",
-                               "ends once and then is silent"),
     "a wrong order id": ('"work_order_id": order', '"work_order_id": "0" * 32', "names order and run in the receipt"),
     "a wrong version in the receipt": ('"contract_version": "abp/v0.1",\n', '"contract_version": "abp/v0.2",\n',
                                        "names the version in the receipt"),
@@ -205,7 +178,6 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "a wrong hash": ("    end(id, order)", "    end(id, order, receipt_sha256='0' * 64)",
                      "has no hash, or the right one"),
     "an exit code": ("\nserve()", "\nserve()\nsys.exit(3)", "exits with code 0 when stdin has ended"),
-    "no exit": ("\nserve()", "\nserve()\ntime.sleep(60)", "exits with code 0 when stdin has ended"),
     "a process left behind": ("\nserve()", "\nserve()\nif os.fork() == 0: os.close(1); time.sleep(60)",
                               "leaves no process behind"),
 }  # fmt: skip
@@ -245,18 +217,9 @@ ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
                                       "S50",
                                       "ignores extensions it does not know"),
     "a deaf ear for SIGINT": (("#BEFORE", "signal.signal(signal.SIGINT, signal.SIG_IGN)"), "S36", "ends at SIGINT"),
-    "an answer to the weather": (("            run(message)\n", ELSE_WEATHER),
-                                 "S6", "exits when only unknown messages came"),
     "NaN taken for a number": (NOTHING, "S3", "does not take NaN for a number"),
-    "a number for an id": (NOTHING, "S19", "does not take a number for an id"),
-    "a final taken as its own": (("            run(message)\n", ELSE_FINAL), "S19",
-                                 "survives a final sent to it"),
     "a fatal without words": (("    RAN.append(message)", WORDLESS),
                               "S28", "explains a fatal"),
-    "a second run of the same id forgotten": (("say(event(id))", "if RAN[1:]: return"), "S17",
-                                              "takes an id again after its run's end"),
-    "a child left when idle": (("#BEFORE", SLEEPER), "S38",
-                               "leaves nothing when it is ended idle"),
     "an exit code at the end of input": (("\nserve()", "\nserve()\nsys.exit(0 if RAN else 4)"), "S35",
                                          "exits when stdin ends before any run"),
     "ids that must be UUIDs": (("say(event(id))", "import uuid; uuid.UUID(id)"), "S14",
@@ -281,7 +244,6 @@ ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
                                     "does not give back half a character"),
     "a second run forgotten": (("say(event(id))", "if RAN[1:]: return"), "S17",
                                "takes a second run, or exits in order"),
-    "an end nobody listens to": (("    os.write(1, ", "    suppressed("), "S37", "ends when nobody listens"),
 }  # fmt: skip
 
 
@@ -333,16 +295,10 @@ EXTENSION_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
     "an ask about nothing": (
         ("    end(id, order)\n", ASK.replace("'name': 'x', ", "")), "S55",
         "asks in the right shape and goes on when denied"),
-    "an ask's id used twice": (
-        ("    end(id, order)\n", ASK.replace("        ask(id)", "        ask(id); ask(id)")), "S55",
-        "asks in the right shape and goes on when denied"),
     "an end for each bad line": (
         ("        return {}\n", "        return say({'t': 'fatal', 'ref_id': 'r1', 'error': ''}) or {}\n"),
                                  "S59", "ends no run for a bad line"),
     "events of another run": (("say(event(id))", "say(event(RAN[0]['id']))"), "S59", "keeps many runs apart"),
-    "one pong for two": (
-        ("    say({'t': 'pong'", "    SEEN.append(message['seq'])\n    len(SEEN) == 2 or say({'t': 'pong'"),
-                         "S53", "answers a number that comes twice"),
     "a word about a late answer": (("            run(message)\n", ELSE_ANSWER),
                                    "S57", "ignores answers to nobody and late ones"),
     "a run lost among many": (("say(event(id))", "if id == 'r3': return"), "S59", "runs several orders at once"),
@@ -361,9 +317,7 @@ def test_a_denied_ask_is_counted() -> None:
     assert "1 asks, all of the right shape" in {result.seen for result in report.results}
 
 
-@pytest.mark.parametrize(
-    "program", ["import time; time.sleep(60)", "while True: print('y')", "while True: print('{')", "pass"]
-)
+@pytest.mark.parametrize("program", ["import time; time.sleep(60)", "while True: print('y')"])
 def test_a_program_that_is_no_host_is_done_within_its_bounds(program: str) -> None:
     bounds = Bounds(hello_s=0.7, run_s=0.7, exit_s=0.2, quiet_s=0.05, slack_s=0.1)
     started_s = time.monotonic()
@@ -389,34 +343,18 @@ def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_esca
     assert len(printable(b"x" * 5000)) == 300
 
 
-@pytest.mark.parametrize("banner", ["'Welcome'", "time.time_ns()", "'a\\nb'"])
-def test_failures_that_follow_from_a_banner_are_marked(banner: str) -> None:
+def test_failures_that_follow_from_a_banner_are_marked() -> None:
     own = {name for name, seen in failed(check(host(), ("S19", "S25"))).items()}
-    report = check(host(("#BEFORE", f"import time; print({banner}, flush=True)")), ("S19", "S25"))
+    report = check(host(("#BEFORE", "import time; print('Welcome', flush=True)")), ("S19", "S25"))
     marked = {result.name: result.follows for result in report.results if result.verdict == "fail"}
     assert {name for name, follows in marked.items() if follows is None} - own == {"writes nothing but messages"}
     assert set(marked.values()) == {None, "writes nothing but messages"}
 
 
-@pytest.mark.parametrize(
-    ("change", "rules"),
-    [
-        (("def run(message):", "def run(message):\n    raise ValueError('no such thing')"), ()),
-        (("#BEFORE", ""), ("S19",)),
-        (("#BEFORE", "import absent_module"), ()),
-    ],
-)
-def test_what_a_crashed_host_wrote_to_stderr_is_shown(change: tuple[str, str], rules: Collection[str]) -> None:
-    report = check(host(change), rules)
+def test_what_a_crashed_host_wrote_to_stderr_is_shown() -> None:
+    report = check(host(("def run(message):", "def run(message):\n    raise ValueError('no such thing')")))
     said = [line for result in report.results if result.verdict == "fail" for line in result.lines]
     assert any(line.startswith("stderr: ") and "Error: " in line for line in said)
-
-
-def test_a_host_has_the_variables_that_a_run_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_SECRET_OF_MINE", "x")
-    change = ("#BEFORE", "import os; 'A_SECRET_OF_MINE' in os.environ and sys.exit(3)")
-    report = anyio.run(partial(conform, host(change), bounds=QUICK, rules=()))
-    assert report.level != "none"
 
 
 def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() -> None:
@@ -424,13 +362,3 @@ def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() ->
     assert len(CHECKS) >= 100
     assert len({name for name, _, _ in CHECKS}) == len(CHECKS)
     assert {rule for _, _, rule in CHECKS} <= set(re.findall(r"\*\*(S\d+)\*\*", page))
-
-
-def test_progress_is_told_as_it_is_made() -> None:
-    told: list[Any] = []
-
-    async def run() -> Report:
-        return await conform(host(), env={"PATH": ""}, bounds=QUICK, rules=(), progress=told.append)
-
-    report = anyio.run(run)
-    assert tuple(told) == report.results
