@@ -223,17 +223,6 @@ def head(page: Page, path: str, *more: str) -> bytes:
     return "\r\n".join([*lines, *more, "", ""]).encode()
 
 
-def test_a_link_among_the_runs_is_not_followed(
-    served: Callable[..., Page], tmp_path: Path, backplane_home: Path
-) -> None:
-    page = served()
-    run_id = begun(page, tmp_path / "work")
-    fake = "0192f0c1-2345-7abc-8def-0123456789ab"
-    (backplane_home / "runs" / fake).symlink_to(backplane_home / "runs" / run_id)
-    assert fake not in page.client.get("/api/runs").text
-    assert page.client.get(f"/api/runs/{fake}/stream").status_code in (400, 404)
-
-
 def test_a_stream_that_breaks_comes_again_whole(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served()
     run_id = begun(page, tmp_path / "work")

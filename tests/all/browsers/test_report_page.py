@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ put(final(run))
 end()
 """
 SHORT, HUGE = '"def f_%d(): return 1\\n" % n * 12', '"x" * (1 << 20)'
-SLOW = 3
-"""What a loaded machine may take of the goals, which are those of a quiet one."""
 
 
 def cli(*words: str, cwd: Path) -> bytes:
@@ -56,35 +53,12 @@ def long_report(folder: Path, count: int, output: str = SHORT, *words: str) -> P
     return page
 
 
-def opened(browser: Any, page: Path) -> tuple[float, float]:
-    """Milliseconds to the first paint and to the end of loading, the best of three."""
-    seen = []
-    for _ in range(3):
-        tab = browser.new_page()
-        tab.goto(page.as_uri())
-        paint = None  # A page that is loaded before it is painted has no entry yet.
-        ends = time.monotonic() + 10
-        while paint is None and time.monotonic() < ends:
-            paint = tab.evaluate("(performance.getEntriesByName('first-paint')[0] || {}).startTime")
-        assert paint is not None
-        seen.append((paint, tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")))
-        tab.close()
-    return min(paint for paint, _ in seen), min(loaded for _, loaded in seen)
-
-
-@pytest.mark.parametrize(
-    ("count", "output", "size_max", "opens_ms"),
-    [(10_000, SHORT, 2e6, 1000), (250, HUGE, 2e6, 1000)],
-    ids=["10,000 events", "50 MB of output"],
-)
-def test_a_long_run_opens_fast_and_all_of_it_is_found(
-    tmp_path: Path, backplane_home: Path, browser: Any, count: int, output: str, size_max: float, opens_ms: float
+@pytest.mark.parametrize(("count", "output"), [(10_000, SHORT), (250, HUGE)], ids=["10,000 events", "50 MB of output"])
+def test_all_of_a_long_run_is_found(
+    tmp_path: Path, backplane_home: Path, browser: Any, count: int, output: str
 ) -> None:
     page = long_report(tmp_path, count, output)
-    assert page.stat().st_size <= size_max
-    paint, loaded = opened(browser, page)
-    assert paint < 300 * SLOW
-    assert loaded < opens_ms * SLOW
+    assert page.stat().st_size <= 2e6
     tab = browser.new_page()
     tab.goto(page.as_uri())
     tab.click("[data-check]")
