@@ -152,15 +152,7 @@ def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> Non
     assert not (folder / "word.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "claude_vs_codex.py one",
-        "claude_vs_codex.py one other 1 more",
-        "save_and_resume.py",
-        "save_and_resume.py a b c d",
-    ],
-)
+@pytest.mark.parametrize("words", ["claude_vs_codex.py one", "save_and_resume.py a b c d"])
 def test_an_example_with_too_few_or_too_many_words_says_its_usage(words: str, folder: Path) -> None:
     name, *given = words.split()
     command = [sys.executable, str(EXAMPLES / name), *given]
@@ -218,21 +210,6 @@ def test_a_step_of_a_build_leaves_all_that_its_system_wants(
     assert f'failures="{failures}"' in (out / "junit.xml").read_text()
     assert "| outcome | backend |" in (out / "summary.md").read_text()
     assert ("+two" in (out / "change.patch").read_text()) == (code == 0)
-
-
-def test_a_step_ends_before_its_agent_starts_where_nothing_keeps_credentials_from_it(
-    programs: dict[str, str], folder: Path, without_bubblewrap: str
-) -> None:
-    place = programs["PATH"].partition(":")[0]
-    environ = {**programs, "PATH": f"{place}:{without_bubblewrap}"}
-    words = ["sh", str(EXAMPLES / "ci.sh"), "echo two >> a.txt", str(folder.parent / "out")]
-    done = subprocess.run(
-        words, cwd=folder, env=environ, capture_output=True, text=True, timeout=12 * WAIT_S, check=False
-    )
-    assert done.returncode == 4, done
-    assert "bubblewrap is unusable: bwrap is not found" in done.stderr
-    assert "install bubblewrap, or --isolation off" in done.stderr
-    assert (folder.parent / "out/change.patch").read_text() == ""
 
 
 def test_a_step_that_is_refused_shows_no_other_runs_result(programs: dict[str, str], folder: Path) -> None:

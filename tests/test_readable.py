@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 
@@ -119,28 +118,3 @@ async def test_what_the_taker_raises_is_raised_where_it_is_waited_for(pipe: tupl
     with anyio.fail_after(WAIT_S), pytest.raises(KeyError, match="a"):
         await readable.until(take)
     readable.close()
-
-
-async def test_a_closed_one_leaves_the_number_to_the_next(pipe: tuple[int, int]) -> None:
-    ours, theirs = pipe
-    os.write(theirs, b"a")
-    with anyio.fail_after(WAIT_S):
-        for _ in range(3):
-            readable, take = Readable(ours), Taker(ours, 1)
-            await readable.until(take)
-            readable.close()
-            os.write(theirs, b"a")
-            await anyio.wait_readable(ours)
-
-
-def test_a_loop_that_anyio_did_not_start_will_do(pipe: tuple[int, int]) -> None:
-    ours, theirs = pipe
-
-    async def wait() -> Taker:
-        readable, take = Readable(ours), Taker(ours, 1)
-        os.write(theirs, b"a")
-        await asyncio.wait_for(readable.until(take), WAIT_S)
-        readable.close()
-        return take
-
-    assert asyncio.run(wait()).data == b"a"

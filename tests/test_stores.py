@@ -19,7 +19,6 @@ from backplane.agents.store import STORES, Stored, read_stored
 from backplane.cli import main
 from backplane.contract.conversation import AgentMessage, ToolResultMessage, UserMessage
 from backplane.errors import ConfigError
-from backplane.providers import exchange
 from backplane.providers import store as sessions
 
 SECRET = "walrus-walrus-walrus-9"
@@ -259,19 +258,6 @@ def test_claude_goes_on_from_the_branch_that_was_left_last(tmp_path: Path) -> No
     assert stored.losses == ("dropped: 1 messages that were taken back in the program itself",)
 
 
-def test_claude_calls_made_at_once_keep_all_their_results(tmp_path: Path) -> None:
-    calls: list[Any] = [[{"type": "tool_use", "id": id, "name": "Bash", "input": {}}] for id in ("a", "b")]
-    results = [[{"type": "tool_result", "tool_use_id": id, "content": id}] for id in ("a", "b")]
-    rows = claude(
-        ("user", "", "go"), ("assistant", "0", calls[0]), ("assistant", "1", calls[1]),
-        ("user", "1", results[0]), ("user", "2", results[1]),
-    )  # fmt: skip
-    rows[3]["sourceToolAssistantUUID"] = "1"  # Beside the branch, as the program writes it.
-    stored = read("claude", tmp_path, rows)
-    assert [m.tool_call_id for m in stored.messages if isinstance(m, ToolResultMessage)] == ["a", "b"]
-    assert stored.losses == ()
-
-
 @pytest.mark.parametrize("source", [True, False])
 @given(ends=st.permutations("abcd"), early=st.integers(0, 3), undone=st.booleans())
 def test_claude_calls_that_end_in_any_order_come_along(
@@ -473,10 +459,3 @@ def test_an_export_goes_on_as_an_import_and_never_over_a_file(
     assert "opencode import FILE" in capfd.readouterr().err
     assert main(["sessions", "export", "last", "--to", "clod"]) == 2
     assert main(["sessions", "export", "last", "--into-store"]) == 2
-
-
-def test_a_vendor_without_a_store_is_refused_by_name(tmp_path: Path) -> None:
-    PLAIN["kimi"](tmp_path / PLACES["kimi"])
-    file = exchange.take_in("kimi", "last", "any", {"KIMI_CODE_HOME": str(tmp_path)})
-    with pytest.raises(ConfigError, match="the store of 'clod'"):
-        exchange.give_out(file, "clod", {}, root="/w")

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.telemetry import export
 from backplane.telemetry.context import is_wanted, read_parent, span_id, trace_id, traceparent
-from backplane.telemetry.sender import LEAVE_S_MAX
 from backplane.telemetry.spans import RunAbout, told
 from tests.receipt_writer import receipt_of
 
@@ -254,14 +252,12 @@ def collector() -> Iterator[Any]:
             thread.join()
 
 
-def cli(*words: str, cwd: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def cli(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "backplane", "run", *words]
-    began = time.monotonic()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run(
+    return subprocess.run(
         command, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
     )
-    return done, time.monotonic() - began
 
 
 def newest(home: Path) -> Receipt:
@@ -273,7 +269,7 @@ def test_a_run_goes_to_the_collector_and_its_host_gets_the_context(backplane_hom
     task = 'echo "parent: $TRACEPARENT"'
     with collector() as server:
         url = f"http://127.0.0.1:{server.server_port}"
-        done, _ = cli(task, "--backend", "shell", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=url, TRACEPARENT=PARENT)
+        done = cli(task, "--backend", "shell", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=url, TRACEPARENT=PARENT)
         assert done.returncode == 0, done.stderr
     run_id = newest(backplane_home).meta.run_id
     assert f"parent: {traceparent(run_id)}" in done.stdout
@@ -281,33 +277,13 @@ def test_a_run_goes_to_the_collector_and_its_host_gets_the_context(backplane_hom
     assert uuid.UUID(run_id).bytes in server.taken[0][1]
     assert b"execute_tool bash" in server.taken[0][1]
     assert b"parent: " not in server.taken[0][1]
-    plain, _ = cli(task, "--backend", "shell", cwd=tmp_path, TRACEPARENT=PARENT)
+    plain = cli(task, "--backend", "shell", cwd=tmp_path, TRACEPARENT=PARENT)
     assert f"parent: {PARENT}" in plain.stdout
 
 
-SLOW = 3
-"""What a loaded machine may take; loading the SDK is in it."""
-
-
 def test_a_dead_collector_changes_nothing(backplane_home: Path, tmp_path: Path) -> None:
-    import socket
-
-    began = time.monotonic()
-    cli("echo hi", "--backend", "shell", cwd=tmp_path)
-    plain_s = time.monotonic() - began
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # It takes connections and never answers.
-        port = deaf.getsockname()[1]
-        for url, held_s in (("http://127.0.0.1:9", 0.5), (f"http://127.0.0.1:{port}", LEAVE_S_MAX + 0.5)):
-            began = time.monotonic()
-            done, _ = cli("echo hi", "--backend", "shell", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=url)
-            took_s = time.monotonic() - began
-            assert (done.returncode, done.stderr) == (0, "")
-            told = newest(backplane_home)
-            assert told.outcome == "complete"
-            print("held for s", took_s - plain_s, "at", url)
-            assert took_s - plain_s < held_s * SLOW
-            with Store.open(backplane_home, readonly=True) as store:
-                assert store.verify(told.meta.run_id) == []
+    done = cli("echo hi", "--backend", "shell", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+    assert (done.returncode, done.stderr, newest(backplane_home).outcome) == (0, "", "complete")
 
 
 def test_without_a_collector_nothing_of_it_is_loaded(backplane_home: Path, tmp_path: Path) -> None:
