@@ -175,6 +175,21 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
     assert not (backplane_home / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["schema", "nope"],
+        ["compare", "x", "-b", "shell"],
+        ["run", "x", "--param", "nope"],
+        ["run", "x", "--require", "a=nope"],
+        ["replay", "--policy", "ci"],
+    ],
+)
+def test_a_wrong_word_is_a_fault_of_usage(cli: Cli, words: list[str]) -> None:
+    done = cli(*words)
+    assert (fault(done), done.returncode) == ("usage_invalid", 2), done
+
+
 def test_a_dry_run_refuses_a_folder_as_the_run_does(cli: Cli, work: Path) -> None:
     (work / "file").write_text("")
     for root in ("nowhere", "file"):
