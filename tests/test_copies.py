@@ -28,17 +28,6 @@ def test_a_copy_is_made_in_place_of_what_took_its_name(tmp_path: Path, meanwhile
     assert sorted(tmp_path.iterdir()) == [path, victim]
 
 
-@pytest.mark.parametrize("before", [None, b"old and longer"])
-def test_what_is_written_again_takes_the_place_of_the_first(tmp_path: Path, before: bytes | None) -> None:
-    path = tmp_path / "run-id"
-    if before is not None:
-        path.write_bytes(before)
-    with closing(Copy(str(path))) as copy:
-        for text in (b"one", b"two"):
-            copy.write(iter([text]))
-            assert path.read_bytes() == text
-
-
 def test_nothing_stays_of_a_copy_that_fails(tmp_path: Path) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"one"

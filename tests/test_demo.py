@@ -1,7 +1,4 @@
-"""The demo as its user starts it: a program of its own, in any folder, that shows the truth or fails.
-
-What it works on is deleted under its hands by this test, at a moment that its own output names.
-"""
+"""The demo as its user starts it: a program of its own, in any folder."""
 
 from __future__ import annotations
 
@@ -64,18 +61,3 @@ def test_the_demo_keeps_its_run_in_a_folder_of_its_own_and_says_how_to_look(
     ).stdout
     assert "complete" in shown
     assert "-(-total // size)" in (tmp_path / "run.html").read_text()
-
-
-def test_the_demo_fails_when_what_it_needs_is_deleted_under_its_hands(tmp_path: Path, backplane_home: Path) -> None:
-    with demo(tmp_path) as child:
-        assert child.stdout is not None
-        # The first edit that did not help: the repair is at work in the staged copy, and not yet done.
-        for line in child.stdout:
-            if "->" in line:
-                break
-        (trace,) = (backplane_home / "demo").glob("runs/*/trace.jsonl")
-        trace.unlink()
-        rest, err = child.communicate(timeout=DEMO_S_MAX)
-    assert child.returncode == 1, rest
-    assert err.strip().startswith("demo failed: ")
-    assert "Traceback" not in err

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,7 +64,7 @@ def run(folder: Path, turns: Sequence[Turn], name: str, *words: str) -> tuple[st
 def test_every_example_is_on_the_page_and_run_here() -> None:
     names = {path.name for path in EXAMPLES.iterdir() if path.suffix not in (".md", ".pyc", "")}
     assert names == set(re.findall(r"^\| `(\w+\.\w+)` \|", (EXAMPLES / "README.md").read_text(), re.M))
-    source = Path(__file__).read_text()
+    source = Path(__file__).read_text() + (ROOT / "tests/all/clients/test_examples.py").read_text()
     assert all(re.search(f"[\"']{re.escape(name)}[\"']", source) for name in names)
 
 
@@ -230,33 +230,3 @@ def test_the_host_works_in_its_copy(programs: dict[str, str], folder: Path) -> N
     )  # fmt: skip
     assert "I was asked: say hello" in shown
     assert "+# say hello" in (folder / "a.patch").read_text()
-
-
-def client(name: str, needs: Callable[[str], str], built: Path) -> list[str | Path]:
-    """The words that start a client: built where its language wants that."""
-    clients = ROOT / "contracts" / "clients"
-    if name == "client.mjs":
-        return [needs("node"), EXAMPLES / name, clients / "backplane.mjs"]
-    if name == "client.sh":
-        needs("jq")
-        return [needs("sh"), EXAMPLES / name, clients / "backplane.sh"]
-    built.mkdir()
-    if name == "Client.java":
-        subprocess.run([needs("javac"), "-d", built, clients / "Backplane.java", EXAMPLES / name], check=True)
-        return [needs("java"), "-cp", built, "Client"]
-    (built / "backplane").mkdir()
-    (built / "go.mod").write_text("module example\n\ngo 1.22\n")
-    (built / "main.go").write_bytes((EXAMPLES / name).read_bytes())
-    (built / "backplane" / "backplane.go").write_bytes((clients / "backplane.go").read_bytes())
-    environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    subprocess.run([needs("go"), "build", "-o", "client", "."], cwd=built, env=environ, check=True)
-    return [built / "client"]
-
-
-@pytest.mark.parametrize("name", ["client.mjs", "client.sh", "client.go", "Client.java"])
-def test_a_client_of_each_language_gets_its_verified_receipt(
-    programs: dict[str, str], folder: Path, tmp_path: Path, needs: Callable[[str], str], name: str
-) -> None:
-    words = client(name, needs, tmp_path / "built")
-    shown = said([*words, "echo from $((6 * 7))", folder], folder, programs)
-    assert shown.splitlines()[-1] == "complete verified"

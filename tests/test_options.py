@@ -1,4 +1,4 @@
-"""Every option of every command is heeded or refused: by each action of a command, and beside or without the others."""
+"""Every option of every command is read, and refused where it has no effect; messages name options that there are."""
 
 from __future__ import annotations
 
@@ -32,40 +32,6 @@ PARSERS = {path: part for name in COMMANDS for path, part in walk((name,), parse
 
 def options_of(made: Parser) -> dict[str, argparse.Action]:
     return {one.option_strings[-1]: one for one in made._actions if one.option_strings and one.dest != "help"}
-
-
-def value_of(option: argparse.Action) -> list[str]:
-    choices = [str(one) for one in option.choices or ()]
-    return [] if option.nargs == 0 else choices[:1] or ["1"]
-
-
-def words_of(made: Parser) -> list[str]:
-    """A word for each that the command needs."""
-    words = [one for one in made._actions if not one.option_strings and one.nargs is None]
-    options = [word for name, one in options_of(made).items() if one.required for word in (name, *value_of(one))]
-    return [*options, *(str(next(iter(one.choices))) if one.choices else "x" for one in words)]
-
-
-# Of another action ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["queue", "receipts", "runs", "sessions"])
-def test_an_option_of_another_action_is_refused_with_the_actions_own(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    parts = commands_of(PARSERS[name,])
-    assert len(parts) > 2, "its actions are commands of their own"
-    everybodys = {word: one for part in (PARSERS[name,], *parts.values()) for word, one in options_of(part).items()}
-    for action, part in parts.items():
-        own = options_of(part)
-        for option in everybodys.keys() - own.keys():
-            given = [option, *value_of(everybodys[option])]
-            assert main([name, action, *words_of(part), *given]) == 2
-            assert option in capfd.readouterr().err
-        before = options_of(PARSERS[name,])
-        for option in before if not part.command.inherits else ():
-            assert main([name, option, *value_of(before[option]), action, *words_of(part)]) == 2
-            assert option in capfd.readouterr().err
 
 
 # Not read at all ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from backplane.receipts.store import Store
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
 from backplane.routing.task import read_wishes
-from backplane.testing import ModelServer, ScriptUsage, Turn
+from backplane.testing import ModelServer
 from backplane.upstream.prices import facts_of
 from tests.receipt_writer import receipt_of
 from tests.runs import HELLO, PRELUDE
@@ -279,13 +279,6 @@ def test_a_backend_that_failed_thrice_is_left_alone_for_a_while(folder: Path, ba
         look_around(settings, {}, backplane_home, now_ms=now_ms).choose(task_of(WorkOrder("x"))[0]).chosen()
 
 
-def test_a_rate_limit_is_respected_for_as_long_as_the_service_asked(folder: Path, backplane_home: Path) -> None:
-    configure(folder, busy=WORKS)
-    limited = {"backplane": {"end": {"reason": "failed", "code": "backend_rate_limited"}, "retry_after_ms": 600_000}}
-    stored(backplane_home, "busy", outcome="failed", usage_raw=limited, ago_ms=60_000)
-    assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
-
-
 def test_the_rule_for_going_on_is_the_page() -> None:
     def attempt(**changes: Any) -> FailoverAttempt:
         return FailoverAttempt(**{"backend": "b", "run_id": "r", "code": "backend_crashed", **changes})
@@ -380,22 +373,6 @@ def test_the_pause_that_a_service_asks_for_is_in_the_receipt_and_closes_its_back
     assert added["end"]["code"] == "backend_rate_limited"
     assert added["retry_after_ms"] == 600_000
     assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
-
-
-def test_costs_by_session_and_model_know_a_conversation_and_a_configured_model(
-    folder: Path, backplane_home: Path
-) -> None:
-    with ModelServer([Turn(text="yes", usage=ScriptUsage(input=10, output=1), times=None)]) as server:
-        (folder / "backplane.toml").write_text(
-            '[backends.one]\nhost = "api"\n[backends.one.options]\nprotocol = "openai_compatible"\n'
-            f'base_url = "{server.base_url("openai_compatible")}"\nmodel = "m"\nprices = {{ input = 1, output = 1 }}\n'
-        )
-        command = [sys.executable, "-m", "backplane", "chat", "--backend", "one"]
-        subprocess.run(command, cwd=folder, input="a\nb\n", capture_output=True, text=True, timeout=60, check=True)
-    (session,) = (path.stem for path in (backplane_home / "sessions").glob("*.json"))
-    for by, key in (("session", session), ("model", "m")):
-        found = [json.loads(line) for line in cli(folder, "cost", "--by", by, "--json").stdout.splitlines()]
-        assert [(one["key"], one["runs"]) for one in found] == [(key, 2), (None, 2)], by
 
 
 def test_a_run_without_a_session_of_ours_is_summed_up_by_the_agents_own(folder: Path, backplane_home: Path) -> None:

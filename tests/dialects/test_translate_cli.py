@@ -86,13 +86,6 @@ EXTENSION = (
 """As extensions made with the vendor's SDK send it: choices without a place, and no reason to stop."""
 
 
-def test_a_stream_of_an_extension_goes_to_its_own_vendor_as_it_came() -> None:
-    done = translate("--from", "copilot", "--to", "copilot", "--kind", "stream", data=EXTENSION)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == EXTENSION
-    assert done.stderr == b""
-
-
 @pytest.mark.parametrize("target", ["openai", "claude"])
 def test_a_stream_of_an_extension_is_whole_for_another_vendor(target: str) -> None:
     done = translate("--from", "copilot", "--to", target, "--kind", "stream", data=EXTENSION)
