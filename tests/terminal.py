@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -24,20 +25,29 @@ class Window:
     """A command in a pseudo-terminal, typed to while it runs, whose size changes."""
 
     def __init__(
-        self, words: Sequence[str], *, columns: int = 100, cwd: Path | None = None, env: dict[str, str] | None = None
+        self,
+        words: Sequence[str],
+        *,
+        columns: int = 100,
+        rows: int = 24,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
     ) -> None:
         self.main, end = pty.openpty()
-        self.resize(columns)
+        self.resize(columns, rows)
+        plain = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
         self.child = subprocess.Popen(
-            _command(words), stdin=end, stdout=end, stderr=end, env=_environ(env or {}), cwd=cwd,
-            start_new_session=True, preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
+            [sys.executable, "-m", "backplane", *words], stdin=end, stdout=end, stderr=end, cwd=cwd,
+            env={**plain, **(env or {})}, start_new_session=True,
+            preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(end)
         os.set_blocking(self.main, False)
         self.text = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def resize(self, columns: int, rows: int = 24) -> None:
-        _resize(self.main, columns, rows)
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: str) -> None:
         """Type these; what the command writes meanwhile is read, as a terminal does."""
@@ -51,7 +61,7 @@ class Window:
         """Whether this has been written up to now."""
         try:
             while block := os.read(self.main, 65536):
-                self.text += block.decode("utf-8", "replace")
+                self.text += self.decoder.decode(block)
         except OSError:  # Nothing more for now, or nobody holds the other end any more.
             pass
         return words in self.text
@@ -72,46 +82,12 @@ class Window:
         return self.child.wait(WAIT_S)
 
 
-def _command(words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "backplane", *words]
-
-
-def _environ(env: dict[str, str]) -> dict[str, str]:
-    """Of a plain terminal."""
-    return {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
-
-
-def _resize(fd: int, columns: int, rows: int) -> None:
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
 def typed(
-    words: Sequence[str], *, columns: int = 80, rows: int = 24, keys: bytes = b"", cwd: Path | None = None, **env: str
+    words: Sequence[str], *, columns: int = 80, rows: int = 24, cwd: Path | None = None, **env: str
 ) -> tuple[int, str]:
-    """Run a command in a terminal of this size; its exit code and every byte that it wrote, as text."""
-    main, child_end = pty.openpty()
-    _resize(child_end, columns, rows)
-    child = subprocess.Popen(
-        _command(words), stdin=child_end, stdout=child_end, stderr=child_end, env=_environ(env), cwd=cwd
-    )
-    os.close(child_end)
-    os.write(main, keys)
-    data, ends = b"", time.monotonic() + WAIT_S
-    while time.monotonic() < ends:
-        if select.select([main], [], [], 0.1)[0]:
-            try:
-                block = os.read(main, 65536)
-            except OSError:
-                break
-            if not block:
-                break
-            data += block
-        elif child.poll() is not None:
-            break
-    os.close(main)
-    if child.poll() is None and time.monotonic() >= ends:
-        child.kill()
-    return child.wait(WAIT_S), data.decode("utf-8", "replace")
+    """Run a command in a terminal of this size; its exit code and everything that it wrote."""
+    window = Window(words, columns=columns, rows=rows, cwd=cwd, env=env)
+    return window.ends(), window.text
 
 
 def shown_on(words: Sequence[str], *, columns: int = 80, rows: int = 24) -> list[str]:
