@@ -109,21 +109,6 @@ def test_the_checks_of_a_comparison_are_no_runs_of_cost_and_last(source: Path, b
     assert sum(f"(check of {first['run_id'][:8]}) python3" in row for row in rows) == 1
 
 
-def test_a_table_says_what_is_known_and_how_far(source: Path, backplane_home: Path) -> None:
-    configure(source, good=GOOD, fails=FAILS)
-    done = cli(source, "compare", "mend it", "-b", "good", "-b", "fails", "--repeat", "4")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].split() == ["good", "fails"]
-    assert lines[1].split("  ")[1::4] == ["4 of 4 [51 % to 100 %]", "0 of 4 [0 % to 49 %]"]
-    assert lines[2].split() == ["cost", "$0.0100", "[$0.0100", "to", "$0.0100]", "?"]
-    assert [line.split("  ")[:2] for line in done.stderr.splitlines()] == [
-        [f"round {number}", side]
-        for number in (1, 2, 3, 4)
-        for side in (("good", "fails") if number % 2 else ("fails", "good"))
-    ]
-
-
 def test_the_report_of_a_run_shows_what_it_was_compared_with(source: Path) -> None:
     configure(source, good=GOOD, wrong=WRONG)
     found = compared(source, "-b", "good", "-b", "wrong", "--check", CHECK)

@@ -113,9 +113,3 @@ def test_version_names_the_contract() -> None:
     told = json.loads(cli("version", "--json").stdout)
     assert told["contract"] == "abp/v0.1"
     assert cli("version").stdout == f"backplane {told['version']}  (contract abp/v0.1)\n"
-
-
-@pytest.mark.parametrize(("text", "code"), [("0.9", 3), ("1m", 0), ("soon", 2)])
-def test_a_limit_takes_a_time_with_its_unit(text: str, code: int, tmp_path: Path, backplane_home: Path) -> None:
-    done = cli("run", "-b", "shell", "sleep 1.3", "--timeout", text, cwd=tmp_path)
-    assert done.returncode == code, done.stderr

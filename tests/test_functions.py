@@ -75,9 +75,10 @@ def client(*functions: Any) -> Iterator[Client]:
         with portal.wrap_async_context_manager(served(functions)) as row:
             made = Client([row["command"], *row["args"]])
             yield made
-        made.close_stdin()
-        assert made.read() is None
-        assert made.wait() == 0
+        with made:
+            made.close_stdin()
+            assert made.read() is None
+            assert made.wait() == 0
         assert not Path(row["args"][-1]).parent.exists()
 
 

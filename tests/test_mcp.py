@@ -193,16 +193,6 @@ def begin_slow_run(client: Client, folder: Path) -> None:
         time.sleep(0.01)
 
 
-def test_only_the_id_of_a_call_cancels_it(client: Client) -> None:
-    arguments = {"task": "sleep 0.5", "backend": "shell"}
-    client.say(id=1, method="tools/call", params={"name": "run", "arguments": arguments})
-    for id in (True, 1.0, "1", [1], None):
-        client.say(method="notifications/cancelled", params={"requestId": id})
-    answer = client.read(WAIT_S)
-    assert answer["id"] == 1
-    assert answer["result"]["structuredContent"]["outcome"] == "complete"
-
-
 def test_a_cancelled_call_ends_its_run_in_order_and_gets_no_answer(
     tmp_path: Path, client: Client, backplane_home: Path
 ) -> None:
@@ -250,17 +240,6 @@ def test_the_configured_policy_holds_and_cannot_be_widened(tmp_path: Path) -> No
         assert client.call("run", task="true")["structuredContent"]["outcome"] == "failed"
         widened = client.call("run", task="true", allow_tools=["bash"])
         assert "would widen" in widened["structuredContent"]["error"]
-
-
-LONG: str = '{"t":"ping","seq":1}\n' * 190_000
-"""Below the bound of a document, and half a minute of work."""
-
-
-def test_a_long_validation_keeps_no_server_from_its_end(tmp_path: Path) -> None:
-    with serving(tmp_path, code=128 + signal.SIGTERM) as client:
-        client.say(id=100, method="tools/call", params={"name": "validate", "arguments": {"document": LONG}})
-        assert client.ask("ping")["result"] == {}
-        client.process.terminate()
 
 
 def test_a_document_over_its_bound_is_refused(client: Client) -> None:
