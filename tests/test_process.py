@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import signal
 import subprocess
@@ -137,11 +136,6 @@ async def test_the_end_of_a_child_is_named_by_code_or_signal(
         assert child.swept == 0
 
 
-def test_an_end_that_nobody_saw_says_so() -> None:
-    assert Exit().describe() == "unknown exit status"
-    assert Exit(signal=63).describe() == "signal 63"
-
-
 @pytest.mark.anyio
 async def test_bytes_go_in_and_come_out(place: Place, guard: bool) -> None:
     async with open_child(StartCommand(("cat",), place.env), guard=guard) as child:
@@ -193,16 +187,6 @@ async def test_a_child_that_ends_at_the_end_of_input_costs_no_grace(place: Place
         assert time.monotonic() - began < SLACK_S
         assert child.exit == Exit(code=0)
         assert await read_all(child.stdout) == b"bye\n"
-
-
-@pytest.mark.anyio
-async def test_a_child_that_has_ended_is_not_waited_for(place: Place, guard: bool) -> None:
-    async with open_child(place.python("pass"), guard=guard) as child:
-        await child.wait(WAIT_S)
-        began = time.monotonic()
-        await child.stop(grace_s=30)
-        await child.stop(grace_s=30)
-        assert time.monotonic() - began < SLACK_S
 
 
 @pytest.mark.anyio
@@ -284,40 +268,6 @@ while True:
 
 
 @pytest.mark.anyio
-async def test_many_orphans_that_end_at_once_cost_the_host_nothing(place: Place) -> None:
-    code = """
-for _ in range(20):
-    if os.fork() == 0:
-        for n in range(20):
-            if os.fork() == 0: time.sleep(0.02 + n / 10_000); os._exit(0)
-        os._exit(0)
-    os.wait()
-    time.sleep(0.025)
-print('up', flush=True)
-sys.stdin.readline()
-"""
-    async with open_child(place.python(code)) as child:
-        assert await read(child.stdout) == b"up\n"
-        guard = look()[child.pid][PARENT]
-        await until(lambda: [pid for pid, row in look().items() if row[PARENT] == guard] == [child.pid])
-        child.close_stdin()
-        assert await child.wait(WAIT_S) == Exit(code=0)
-    assert child.swept == 0
-
-
-@pytest.mark.anyio
-async def test_a_wide_and_deep_tree_is_gone(place: Place, guard: bool) -> None:
-    code = "for _ in range(4):\n    if os.fork() == 0: os.setsid(); os.fork(); os.fork()\n"
-    code += "os.write(1, b'x'); time.sleep(60)"
-    async with open_child(place.python(code), guard=guard) as child:
-        seen = 0
-        while seen < 5**4:
-            seen += len(await read(child.stdout))
-    assert child.swept == 5**4 - 1
-    assert place.alive() == []
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("word", ["SIGKILL", "SIGSTOP"])
 async def test_a_host_that_fells_its_guard_gains_nothing(place: Place, word: str) -> None:
     code = (
@@ -334,15 +284,6 @@ async def test_a_host_that_fells_its_guard_gains_nothing(place: Place, word: str
         assert time.monotonic() - began < 0.6 + SLACK_S
         assert place.alive() == []
     assert child.exit in (Exit(), Exit(signal=9))
-
-
-@pytest.mark.anyio
-async def test_a_child_that_closed_its_input_is_a_broken_pipe_and_lives(place: Place, guard: bool) -> None:
-    async with open_child(place.python("os.close(0); print('up', flush=True); time.sleep(60)"), guard=guard) as child:
-        await read(child.stdout)
-        with pytest.raises(BrokenPipeError):
-            os.write(child.stdin, b"x")
-        assert child.exit is None
 
 
 @pytest.mark.anyio
@@ -371,19 +312,17 @@ def broken_command(kind: str, place: Place) -> StartCommand:
     elif kind == "not executable":
         script.write_text("#!/bin/sh\n")
         script.chmod(0o644)
-    argv = {"missing": ("/nowhere/host",), "not in PATH": ("no-such-host",), "folder": (str(place.folder),),
-            "cwd": ("true",), "3 MB": ("true", "x" * 3_000_000), "zero byte": ("true", "\0"),
+    argv = {"missing": ("/nowhere/host",), "cwd": ("true",),
+            "3 MB": ("true", "x" * 3_000_000), "zero byte": ("true", "\0"),
             "no argv": ()}.get(kind, (str(script),))  # fmt: skip
     return StartCommand(argv, place.env, "/nowhere" if kind == "cwd" else None)
 
 
 BROKEN = {
     "missing": "ENOENT",
-    "not in PATH": "ENOENT",
     "shebang": "ENOENT",
     "no shebang": "ENOEXEC",
     "not executable": "EACCES",
-    "folder": "EACCES",
     "cwd": "ENOENT",
     "3 MB": "E2BIG",
     "zero byte": "EINVAL (a word of its command has a NUL character)",
@@ -436,39 +375,12 @@ async def test_a_program_whose_needs_cannot_be_had_is_never_started(place: Place
     assert (open_fds(), children(), started.exists()) == (before, [], False)
 
 
-def test_a_plane_killed_while_its_host_is_held_leaves_no_guard(place: Place) -> None:
-    code = """
-import os
-import anyio
-from backplane.process.guard import PARENT, look
-from backplane.process.child import open_child
-from backplane.process.launch import StartCommand
-
-async def ready():
-    print([pid for pid, row in look().items() if row[PARENT] == os.getpid()][0], flush=True)
-    await anyio.sleep(60)
-
-async def main():
-    async with open_child(StartCommand(("/bin/true",), {}), ready=ready):
-        pass
-
-anyio.run(main)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as plane:
-        assert plane.stdout is not None
-        guard = int(plane.stdout.readline())
-        assert guard in look()
-        plane.kill()
-    anyio.run(until, lambda: guard not in look() or state_of(guard) in "ZX")
-
-
 @pytest.mark.anyio
-@pytest.mark.parametrize(("guarded", "tries"), [(False, 1000), (True, 50)])
-async def test_failed_starts_leave_no_descriptor_and_no_child(place: Place, guarded: bool, tries: int) -> None:
+async def test_failed_starts_leave_no_descriptor_and_no_child(place: Place, guard: bool) -> None:
     before = open_fds()
-    for _ in range(tries):
+    for _ in range(50):
         with pytest.raises(BackendError):
-            async with open_child(StartCommand(("/nowhere/host",), place.env), guard=guarded):
+            async with open_child(StartCommand(("/nowhere/host",), place.env), guard=guard):
                 pass
     assert open_fds() == before
     assert children() == []
@@ -646,39 +558,22 @@ async def main():
     async with open_child(StartCommand(tuple(sys.argv[1:]), dict(os.environ))) as child:
         await anyio.wait_readable(child.stdout)
         os.write(1, os.read(child.stdout, 100))
-        {then}
         await anyio.sleep_forever()
 anyio.run(main)
 """
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("then", ["pass", "os.fork() or signal.pause()"], ids=["alone", "forked copy lives on"])
-async def test_kill_9_of_the_control_plane_leaves_nothing(place: Place, then: str) -> None:
-    argv = [sys.executable, "-c", PLANE.format(then=then), *place.daemon(True, "time.sleep(60)").argv]
-    plane = start_plane(argv, place)
+async def test_kill_9_of_the_control_plane_leaves_nothing(place: Place) -> None:
+    argv = [sys.executable, "-c", PLANE, *place.daemon(True, "time.sleep(60)").argv]
+    plane = subprocess.Popen(argv, env=place.env, stdout=subprocess.PIPE)  # noqa: ASYNC220
     assert plane.stdout is not None
     assert plane.stdout.readline() == b"up\n"
-    if "fork" in then:
-        await until(lambda: len(place.alive()) == 4)
-        copy = next(pid for pid in place.alive() if pid != plane.pid and b"backplane" in cmdline(pid))
-    else:
-        copy = 0
-    assert len(place.alive()) == 3 + bool(copy)
+    assert len(place.alive()) == 3
     plane.kill()
     plane.wait(WAIT_S)
     plane.stdout.close()
-    await until(lambda: place.alive() == [copy] * bool(copy))
-    if copy:
-        os.kill(copy, signal.SIGKILL)
-
-
-def start_plane(argv: list[str], place: Place) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(argv, env=place.env, stdout=subprocess.PIPE)
-
-
-def cmdline(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    await until(lambda: place.alive() == [])
 
 
 OF_GLIBC = 1 << 31 | 1 << 32
@@ -726,7 +621,6 @@ def test_a_tool_reads_and_writes_files(place: Place) -> None:
     assert sink.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize(
     ("argv", "limits", "code"),
     [
@@ -738,11 +632,8 @@ def test_a_tool_reads_and_writes_files(place: Place) -> None:
     ],
 )
 def test_a_tool_beyond_its_limits_is_killed_and_named(
-    place: Place, argv: list[str], limits: dict[str, float], code: str, ignored: bool, request: pytest.FixtureRequest
+    place: Place, argv: list[str], limits: dict[str, float], code: str
 ) -> None:
-    if ignored:  # As by `nohup`: it is started by way of a launcher then.
-        request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, signal.getsignal(signal.SIGUSR1)))
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before = open_fds()
     began = time.monotonic()
     with pytest.raises(BackendError) as caught:
@@ -789,10 +680,6 @@ def test_a_tool_that_is_stopped_is_killed_at_once(place: Place) -> None:
     assert time.monotonic() - began < 0.2 + SLACK_S
     assert place.alive() == []
     assert open_fds() == before
-
-
-def test_output_of_exactly_the_limit_is_taken(place: Place) -> None:
-    assert len(run_tool(["head", "-c", "1000", "/dev/zero"], env=place.env, output_bytes_max=1000).stdout) == 1000
 
 
 def test_what_a_tool_left_in_the_background_neither_delays_nor_outlives_it(place: Place) -> None:
