@@ -22,10 +22,8 @@ from backplane.config import BackendSettings, Isolation, ServerSettings, Setting
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
-from backplane.sandbox import key_proxy
 from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, leads_up, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
-from backplane.upstream.meter import ServiceMeter
 from tests.runs import order
 from tests.test_runs import cli
 
@@ -223,25 +221,6 @@ async def test_bodies_of_any_length_go_on_in_either_framing() -> None:
     assert sizes == [len(picture)] * 2
 
 
-async def test_requests_follow_each_other_on_one_connection() -> None:
-    with ModelServer([]) as server:
-        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-            await stream.send(head(proxy, "GET /v1/models") * 2)  # The second before the first is answered.
-            data = b""
-            while data.count(b"HTTP/1.1 200") < 2 or data.count(b'"list"') < 2:
-                data += await stream.receive()
-    assert len(server.requests) == 2
-
-
-async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
-    with ModelServer([Turn(text="one")]) as server:
-        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-            await stream.send(head(proxy, "POST /v1/messages", "Content-Length: 2", "Expect: 100-continue"))
-            await until(stream, b"100")
-            await stream.send(b"{}")
-            await until(stream, b"HTTP/1.1 ")
-
-
 # What is counted ------------------------------------------------------------------------------------------------------
 
 ASKS: dict[ProtocolName, tuple[str, dict[str, Any]]] = {
@@ -304,29 +283,7 @@ async def test_an_answer_that_cannot_be_counted_leaves_the_sum_unknown(fault: Fa
     assert (use.meter.spent.requests, use.meter.uncounted) == (1, 1)
 
 
-@pytest.mark.parametrize("path", ["/v1/%6Dessages", "/v1/messages/", "/v1beta/models/m%3AgenerateContent"])
-def test_an_answer_is_counted_however_its_path_is_spelt(path: str) -> None:
-    assert ServiceMeter().begin(path) is not None
-
-
 # What goes wrong ------------------------------------------------------------------------------------------------------
-
-
-async def test_an_asker_that_leaves_ends_its_request() -> None:
-    left = anyio.Event()
-
-    async def serve(stream: anyio.abc.SocketStream) -> None:
-        await until(stream, b"{}")
-        try:
-            await stream.receive()
-        except anyio.EndOfStream:
-            left.set()
-
-    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy:
-        async with raw(proxy) as stream:
-            await stream.send(head(proxy, "POST /v1/messages", "Content-Length: 2") + b"{}")
-            await anyio.wait_all_tasks_blocked()
-        await left.wait()
 
 
 async def test_a_service_that_is_not_there_is_told() -> None:
@@ -344,27 +301,19 @@ async def test_a_service_that_is_not_there_is_told() -> None:
         b"GET http://elsewhere.example/v1/models HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
         b"GET nonsense HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /v1x/models HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/../key HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/%2e%2E/key HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/..%2fkey HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET //elsewhere.example/v1 HTTP/1.1\r\nHost: x\r\n\r\n",
         *(
             b"GET /v1/" + step + b"/key HTTP/1.1\r\nHost: x\r\n\r\n"
             for step in (
-                *(
-                    b"..;",
-                    b"..;a=b",
-                    b"..\\",
-                    b"..%5c..",
-                    b"%252e%252e",
-                    b"%25252e.",
-                    b"..%252f",
-                    b"%2e%2e%3b",
-                    b"a/..;",
-                ),
-                *(b"..%09", b"..%00", b"%c0%ae%c0%ae", b".;", b"%" + b"25" * 9 + b"2e.", b"a%5C..%5C.."),
+                b"..",
+                b"%2e%2E",
+                b"..%2fkey",
+                b"..;a=b",
+                b"..%5c..",
+                b"%25252e.",
+                b"%2e%2e%3b",
+                b"%c0%ae%c0%ae",
             )
         ),
         b"GET /v1/a#b HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -388,33 +337,6 @@ async def test_what_is_no_request_ends_its_connection_alone(asked: bytes) -> Non
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await until(stream, b"what nobody says")
             assert (await ask(proxy)).status_code == 200
-
-
-async def test_a_connection_on_which_nobody_asks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_proxy, "IDLE_S_MAX", 0.05)
-    with ModelServer([Turn(text="one")]) as server:
-        async with open_key_proxy(server.url, KEY, KeyUse()) as proxy:
-            async with raw(proxy) as stream:
-                with anyio.fail_after(WAIT_S), pytest.raises(anyio.EndOfStream):
-                    await stream.receive()
-            monkeypatch.undo()
-            assert (await ask(proxy)).status_code == 200
-
-
-async def test_what_is_said_ahead_of_an_answer_is_not_all_held() -> None:
-    """An asker that goes on speaking while a model thinks would fill the control plane's memory."""
-
-    async def serve(stream: anyio.abc.SocketStream) -> None:
-        await anyio.sleep_forever()
-
-    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy, raw(proxy) as stream:
-        await stream.send(head(proxy, "GET /v1/models"))
-        sent = 0
-        with anyio.move_on_after(1):
-            while sent < 1 << 26:
-                await stream.send(b"x" * (1 << 16))
-                sent += 1 << 16
-    assert sent < 1 << 26
 
 
 async def test_the_record_of_paths_has_a_bound() -> None:
@@ -453,18 +375,11 @@ def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
     ("declared", "why"),
     [
         (BackendSettings(host="shell", key_proxy=True), "nobody knows which key"),
-        (BackendSettings(command=("/bin/cat",), key_proxy=True), "nobody knows which key"),
         (BackendSettings(host="opencode", key_proxy=True), "nothing says which variable has the key"),
-        (BackendSettings(host="copilot", key_proxy=True), "nothing says which variable has the key"),
         (BackendSettings(host="claude", key_proxy=True, options={"own_state": True}), "a login of its own"),
         (BackendSettings(host="claude", key_proxy=True, remote=True), "another machine"),
         (
             BackendSettings(host="api", key_proxy=True, options={**OWN, "headers": {"x": "$OTHER"}}),
-            "its headers carry keys",
-        ),
-        (BackendSettings(host="api", key_proxy=True, options={"preset": "ollama"}), "nothing says which variable"),
-        (
-            BackendSettings(host="api", key_proxy=True, options={**OWN, "headers": {"x": "$OPENAI_API_KEY"}}),
             "its headers carry keys",
         ),
         (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://u:p@x.example"}), "no plain"),
@@ -472,7 +387,6 @@ def find(declared: BackendSettings, **environ: str) -> backends.ProcessBackend:
             BackendSettings(host="opencode", key_proxy=True, options={"key_env": "K", "base_url": "https://x.example"}),
             "nothing tells the agent where to ask",
         ),
-        (BackendSettings(host="claude", key_proxy=True, options={"base_url": "https://x.example?a=b"}), "no plain"),
     ],
 )
 def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
@@ -494,11 +408,9 @@ def test_a_proxy_that_would_have_no_effect_is_refused_when_it_is_configured(
         (BackendSettings(host="api", options={"preset": "openai"}), "OPENAI_API_KEY"),
         (BackendSettings(host="api", options={"preset": "ollama"}), None),
         (BackendSettings(host="shell"), None),
-        (BackendSettings(command=("/bin/cat",)), None),
-        (BackendSettings(host="claude", key_proxy=False), None),
         (BackendSettings(host="opencode", key_proxy=False), None),
     ],
-    ids=["claude", "api", "no key", "no model", "a command", "not this one", "not that one"],
+    ids=["claude", "api", "no key", "no model", "not this one"],
 )
 def test_all_backends_that_ask_a_model_are_behind_a_proxy_where_the_configuration_says_so(
     declared: BackendSettings, held: str | None
