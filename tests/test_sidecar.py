@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -117,14 +115,11 @@ CANNOT_BE_SAID = object()
     ("work", "code", "words"),
     [
         (lambda r: _raise(BackendError("backend_rate_limited", "slow down")), "backend_rate_limited", "slow down"),
-        (lambda r: _raise(BackendError("stream_closed", "the model hung up")), "stream_closed", "the model hung up"),
         (lambda r: _raise(KeyError("x")), "internal", "KeyError"),
-        (lambda r: _raise(ValueError("\udcff")), "internal", "\\udcff"),
         (lambda r: _raise(ValueError("x" * 20_000_000)), "internal", "xxx"),
         (lambda r: r.message("\ud800"), "internal", "Unicode"),
         (lambda r: Done(usage_raw=CANNOT_BE_SAID), "internal", "object"),
         (lambda r: Done(usage_raw={"x": "x" * 17_000_000}), "protocol_invalid_envelope", "line_bytes_max"),
-        (lambda r: Done(usage_raw={"x": "\ud800"}), "internal", "Unicode"),
         (lambda r: Done(outcome="splendid"), "internal", "splendid"),  # type: ignore[arg-type]
         (lambda r: r.message("x" * 17_000_000), "protocol_invalid_envelope", "line_bytes_max"),
         (lambda r: None, "internal", ""),
@@ -155,8 +150,6 @@ async def test_whatever_a_hosts_own_code_does_each_run_has_one_end(
     ("message", "hint", "told"),
     [
         ("no key", "export KEY=…", "no key; export KEY=…"),
-        ("no key; export KEY=…", "export KEY=…", "no key; export KEY=…"),
-        ("no key", None, "no key"),
         ("x" * 9000, "try another", "x" * (8192 - len("; try another")) + "; try another"),
     ],
 )
@@ -254,18 +247,6 @@ async def test_a_cancelled_run_ends_with_a_partial_final() -> None:
     assert ended == [("enough", pytest.approx(1.0)), ("cancelled by the control plane", pytest.approx(0.3))]
 
 
-async def test_a_cancel_reaches_a_host_that_only_talks() -> None:
-    async def work(host_run: HostRun) -> Done:
-        while True:
-            await host_run.delta("bla")
-
-    async with talk(HOST, work) as line:
-        line.send(run())
-        await line.until("event")
-        line.send({"t": "cancel", "ref_id": "r1"})
-        assert (await line.until("final"))[-1]["receipt"]["outcome"] == "partial"
-
-
 async def test_a_host_may_end_a_cancelled_run_in_its_own_words() -> None:
     async def work(host_run: HostRun) -> Done:
         try:
@@ -295,15 +276,6 @@ async def test_an_error_while_cleaning_up_does_not_hide_the_cancel() -> None:
         await line.until("event")
         line.send({"t": "cancel", "ref_id": "r1"})
         assert types(await line.until("final")) == ["final"]
-
-
-async def test_pings_are_answered_in_order_before_during_and_after_a_run() -> None:
-    async with talk(HOST, forever) as line:
-        line.send({"t": "ping", "seq": 0}, run(), {"t": "ping", "seq": 2**64 - 1})
-        assert [(await line.until("pong"))[-1]["seq"] for _ in range(2)] == [0, 2**64 - 1]
-        line.send({"t": "cancel", "ref_id": "r1"}, {"t": "ping", "seq": 7})
-        told = [*await line.until("pong"), *await line.until("final")]
-        assert {message["t"] for message in told} >= {"pong", "final"}
 
 
 # Asks -----------------------------------------------------------------------------------------------------------------
@@ -437,8 +409,7 @@ async def test_a_last_line_without_its_newline_is_a_run() -> None:
 
 
 @pytest.mark.parametrize("talking", [True, False])
-@pytest.mark.parametrize("pinged", [True, False])
-async def test_a_host_ends_when_nobody_reads_any_more(talking: bool, pinged: bool) -> None:
+async def test_a_host_ends_when_nobody_reads_any_more(talking: bool) -> None:
     cancelled = anyio.Event()
 
     async def work(host_run: HostRun) -> Done:
@@ -454,8 +425,7 @@ async def test_a_host_ends_when_nobody_reads_any_more(talking: bool, pinged: boo
         line.send(run(extensions=PLAIN))
         await line.until("event")
         line.close_stdout()
-        if pinged:
-            line.send({"t": "ping", "seq": 1})
+        line.send({"t": "ping", "seq": 1})
         with anyio.fail_after(WAIT_S):
             await cancelled.wait()
 
@@ -497,21 +467,18 @@ def test_stray_prints_go_to_stderr_and_the_end_of_stdin_ends_the_program(tmp_pat
         assert child.stderr() == "stray print\nstray write\n"
 
 
-@pytest.mark.parametrize("where", ["/dev/null", "a file"])
-def test_stdin_may_be_a_file_or_nothing(tmp_path: Path, where: str) -> None:
-    path = Path(where)
-    if where == "a file":
-        path = tmp_path / "in.jsonl"
-        path.write_bytes(msgspec.json.encode(run(extensions=PLAIN)))
+def test_stdin_may_be_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(msgspec.json.encode(run(extensions=PLAIN)))
     with path.open("rb") as stdin, Child(program(tmp_path), stdin=stdin) as child:
         assert child.wait() == 0
         assert "Traceback" not in child.stderr()
-        expected = ["hello"] if where == "/dev/null" else ["hello", "run_started", "run_completed", "final"]
+        expected = ["hello", "run_started", "run_completed", "final"]
         assert types([child.read() for _ in expected]) == expected
         assert child.read() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_cancels_the_runs_and_ends_the_program(tmp_path: Path, number: signal.Signals) -> None:
     with Child(program(tmp_path)) as child:
         child.send(run(task="wait"))
@@ -550,25 +517,14 @@ def test_work_that_is_deaf_to_a_cancel_does_not_outlive_the_grace(tmp_path: Path
         assert time.monotonic() - began < 4.5
 
 
-@pytest.mark.parametrize("task", ["wait", "deaf"])
-def test_a_program_whose_output_is_closed_ends_within_five_seconds(tmp_path: Path, task: str) -> None:
+def test_a_program_whose_output_is_closed_ends_within_five_seconds(tmp_path: Path) -> None:
     with Child(program(tmp_path)) as child:
-        child.send(run(task=task, extensions=PLAIN))
+        child.send(run(task="deaf", extensions=PLAIN))
         child.until("hello")
         child.until("event")
         child.until("event")
         assert child.process.stdout is not None
         child.process.stdout.close()
-        child.wait(5.0)
-        assert "Traceback" not in child.stderr()
-
-
-def test_a_program_with_closed_output_ends_though_it_has_no_run(tmp_path: Path) -> None:
-    with Child(program(tmp_path)) as child:
-        child.until("hello")
-        assert child.process.stdout is not None
-        child.process.stdout.close()
-        child.send({"t": "ping", "seq": 1})
         child.wait(5.0)
         assert "Traceback" not in child.stderr()
 
@@ -594,23 +550,8 @@ def test_a_program_whose_parent_is_gone_ends_within_five_seconds(tmp_path: Path)
         assert is_gone(pid)
 
 
-def test_a_program_whose_output_was_never_open_ends_without_a_traceback(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        program(tmp_path), stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, timeout=WAIT_S, check=False
-    )
-    os.close(writer)
-    assert done.returncode == 1
-    assert done.stderr == b""
-
-
 async def none_at_all(given: HostRun) -> Any:
     await given.message("said")
-
-
-async def another_type(given: HostRun) -> Any:
-    return "complete"
 
 
 async def ended(given: HostRun) -> Done:
@@ -621,19 +562,13 @@ async def without_an_await(given: HostRun) -> Any:
     return ended(given)
 
 
-def no_coroutine(given: HostRun) -> Any:
-    return Done()
-
-
 async def broken(given: HostRun) -> Any:
     raise KeyError("a bug of the host")
 
 
 MISTAKES = {
     none_at_all: "`work` returned NoneType: end it with `return Done()`",
-    another_type: "`work` returned str: end it with `return Done()`",
     without_an_await: "`work` returned a coroutine that nobody awaited: an `await` is missing before it",
-    no_coroutine: "`work` gave Done and no coroutine: write it as `async def work(run)`",
     broken: "KeyError: 'a bug of the host'",
 }
 
