@@ -162,20 +162,8 @@ async def _fails(call: HookCall) -> Decision:
     raise RuntimeError("a bug of the caller")
 
 
-async def _nonsense(call: HookCall) -> Any:
-    return "yes"
-
-
-async def _no_json(call: HookCall) -> Decision:
-    return Decision(decision="modify", input=object())
-
-
 async def _no_input(call: HookCall) -> Decision:
     return Decision(decision="modify")
-
-
-async def _too_long(call: HookCall) -> Decision:
-    return Decision(decision="modify", input={"path": "b.txt", "content": "y" * 17 * 1024 * 1024})
 
 
 def _nested(levels: int) -> Any:
@@ -189,43 +177,6 @@ async def _too_deep_for_a_host(call: HookCall) -> Decision:
     return Decision(decision="modify", input=_nested(128))
 
 
-async def _too_deep_for_anybody(call: HookCall) -> Decision:
-    return Decision(decision="modify", input=_nested(100_000))
-
-
-async def _allows_with_an_input(call: HookCall) -> Decision:
-    return Decision(decision="allow", input={"path": "c.txt", "content": "x"})
-
-
-async def _too_large_a_number(call: HookCall) -> Decision:
-    return Decision(decision="modify", input=10**400)
-
-
-async def _keys_that_are_no_text(call: HookCall) -> Decision:
-    return Decision(decision="modify", input={1: 2})
-
-
-async def _a_number_for_a_reason(call: HookCall) -> Decision:
-    return Decision(decision="deny", reason=5)  # type: ignore[arg-type]
-
-
-async def _bytes_for_a_text(call: HookCall) -> Decision:
-    return Decision(decision="allow", text=b"fine")  # type: ignore[arg-type]
-
-
-class _Wordless(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-async def _fails_without_words(call: HookCall) -> Decision:
-    raise _Wordless
-
-
-async def _gives_what_has_no_words(call: HookCall) -> Any:
-    return _Wordless()
-
-
 async def _hangs(call: HookCall) -> None:
     await anyio.sleep_forever()
 
@@ -234,19 +185,8 @@ async def _hangs(call: HookCall) -> None:
     ("function", "why"),
     [
         (_fails, "RuntimeError: a bug of the caller"),
-        (_nonsense, "'yes', which is neither"),
-        (_no_json, "TypeError"),
         (_no_input, "gives no input"),
-        (_allows_with_an_input, "allow and gives another input"),
-        (_too_long, "is over line_bytes_max (16777216 bytes)"),
         (_too_deep_for_a_host, "nested deeper than 128 levels"),
-        (_too_deep_for_anybody, "RecursionError"),
-        (_too_large_a_number, "an integer of more than 308 digits"),
-        (_keys_that_are_no_text, "TypeError"),
-        (_a_number_for_a_reason, "`$.reason`"),
-        (_bytes_for_a_text, "`$.text`"),
-        (_fails_without_words, "_Wordless: no words, as its __str__ raises RuntimeError"),
-        (_gives_what_has_no_words, "which is neither"),
         (_hangs, "no answer within 200 ms"),
     ],
 )
@@ -347,22 +287,6 @@ async def test_a_hook_that_allows_does_not_spare_the_question_to_a_person(
         ),
         ("sys.exit(3)", None, "failed: exit code 3"),
         ("print('{')", None, "failed: its answer is not the JSON of a decision"),
-        ("print(json.dumps({'decision': 'perhaps'}))", None, "failed: its answer is not the JSON of a decision"),
-        (
-            "print('{\"decision\": \"modify\", \"input\": ' + '[' * 100_000 + ']' * 100_000 + '}')",
-            None,
-            "failed: its answer is not the JSON of a decision: nested deeper than 128 levels",
-        ),
-        (
-            "print('{\"decision\": \"modify\", \"input\": ' + '9' * 400 + '}')",
-            None,
-            "failed: its answer is not the JSON of a decision: an integer of more than 308 digits",
-        ),
-        (
-            'print(\'{"decision": "deny", "decision": "allow"}\')',
-            None,
-            "failed: its answer is not the JSON of a decision: the key 'decision' stands twice",
-        ),
         ("sys.stdout.write('x' * (2 << 20))", None, "failed: it answers more than"),
         ("os.kill(os.getpid(), 9)", None, "failed: signal 9"),
     ],
@@ -426,7 +350,6 @@ def clumsy(call: HookCall) -> Decision:
 @pytest.mark.parametrize(
     "says",
     [
-        "sys.stderr.write({secret!r} + 'y' * 1990); sys.exit(2)",
         "sys.stderr.write({secret!r} + 'y' * 7980); sys.exit(2)",
         "sys.stderr.write({secret!r} + 'y' * 1990); sys.exit(3)",
         "print(json.dumps({{'decision': 'deny', 'reason': 'x' * 1985 + {secret!r}}}))",
@@ -605,13 +528,11 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
         (lambda: Hook("before", _hangs), ConfigError, "'pre_tool' or 'post_tool'"),  # type: ignore[arg-type]
         (lambda: Hook("pre_tool", "./check.sh"), ConfigError, "depends on the current folder"),
         (lambda: Hook("pre_tool", ()), ConfigError, "names no program"),
-        (lambda: Hook("pre_tool", "'check"), ConfigError, "cannot be read as a command"),
         (lambda: Hook("pre_tool", _hangs, tools=()), ConfigError, "for no tools"),
         (lambda: Hook("pre_tool", _hangs, tools=("{",)), PolicyError, "{"),
         (lambda: Hook("pre_tool", _hangs, timeout_ms=0), ConfigError, "timeout_ms"),
         (lambda: Hook("pre_tool", _hangs, tools="bash"), ConfigError, "'bash', and no list"),  # type: ignore[arg-type]
         (lambda: Hook("pre_tool", _hangs, on_failure="denny"), ConfigError, "on_failure"),  # type: ignore[arg-type]
-        (lambda: Hook("pre_tool", _hangs, timeout_ms="1"), ConfigError, "timeout_ms"),  # type: ignore[arg-type]
     ],
 )
 async def test_what_cannot_be_a_hook_is_said_when_it_is_made(made: Any, kind: type[BackplaneError], fact: str) -> None:
@@ -663,12 +584,6 @@ async def test_hooks_that_lie_above_are_put_to_whoever_answers_and_refused_where
     run, _ = await go(backplane_home, work, mock)
     assert ended(run) == ("refused", "capability_unsupported", "failed")
     assert isinstance(run.error, CapabilityError)
-
-
-async def test_too_many_hooks_are_refused(mock: Backend, backplane_home: Path, root: Path) -> None:
-    many = [Hook("pre_tool", _hangs)] * (hooks.HOOKS_MAX + 1)
-    run, _ = await go(backplane_home, order(root, WRITE), mock, *many)
-    assert ended(run) == ("refused", "config_invalid", "failed")
 
 
 async def test_the_hook_of_the_readme_stops_a_push(mock: Backend, backplane_home: Path, root: Path) -> None:
