@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.workspace import Quota, apply_patch, collect
+from backplane.workspace import Quota, apply_patch
 from backplane.workspace import archive as parcel
 from tests.peers import ROOT
 from tests.served import SERVE, ends, holds, mock, serve, until_ended
@@ -58,18 +57,8 @@ def far(tmp_path: Path, *settings: str) -> ProcessBackend:
     (folder / "state").mkdir(parents=True, exist_ok=True)
     (folder / "project").mkdir(exist_ok=True)
     words = (
-        "bwrap",
-        "--dev-bind",
-        "/",
-        "/",
-        "--tmpfs",
-        "/tmp",
-        "--bind",
-        str(folder),
-        "/tmp/far",
-        "--unshare-pid",
-        "--proc",
-        "/proc",
+        *("bwrap", "--dev-bind", "/", "/", "--tmpfs", "/tmp", "--bind", str(folder), "/tmp/far", "--unshare-pid"),
+        *("--proc", "/proc"),
         # The program itself, which a checkout below /tmp would hide with everything else there.
         *(word for path in dict.fromkeys((str(ROOT), sys.prefix)) for word in ("--ro-bind", path, path)),
     )
@@ -259,10 +248,8 @@ sys.stdin.read()
 OUTSIDE = (
     "diff --git a/../out.txt b/../out.txt\nnew file mode 100644\n--- /dev/null\n+++ b/../out.txt\n@@ -0,0 +1 @@\n+x\n"
 )
-HOOK = OUTSIDE.replace("../out.txt", ".git/hooks/pre-commit")
 THROUGH = OUTSIDE.replace("../out.txt", "gate/out.txt")
 GOOD = OUTSIDE.replace("../out.txt", "fresh.txt")
-SUBMODULE = GOOD.replace("100644", "160000").replace("+x\n", f"+Subproject commit {'1' * 40}\n")
 
 
 @pytest.mark.parametrize("way", ["inline", "chunks"])
@@ -273,12 +260,10 @@ SUBMODULE = GOOD.replace("100644", "160000").replace("+x\n", f"+Subproject commi
         (GOOD, "x", 0, "execution_workspace_error"),
         (GOOD, "", 1, "contract_schema_violation"),
         (OUTSIDE, "", 0, "execution_workspace_error"),
-        (HOOK, "", 0, "execution_workspace_error"),
         (THROUGH, "", 0, "execution_workspace_error"),
         ("nonsense", "", 0, "execution_workspace_error"),
-        (SUBMODULE, "", 0, "execution_workspace_error"),
     ],
-    ids=["good", "other hash", "wrong order", "leaves the root", "a hook", "through a link", "no patch", "a submodule"],
+    ids=["good", "other hash", "wrong order", "leaves the root", "through a link", "no patch"],
 )
 def test_a_patch_from_there_is_not_believed(
     backplane_home: Path, root: Path, tmp_path: Path, way: str, diff: str, salt: str, seq: int, code: str | None
@@ -318,10 +303,10 @@ def archive(*entries: tuple[str, bytes, Any], form: int = tarfile.GNU_FORMAT) ->
     return made.getvalue()
 
 
-def with_size(field: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
+def with_size(field: bytes) -> bytes:
     """An archive of one entry, whose header says its size in these twelve bytes."""
     header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
-    header[124:136], header[156:157], header[148:156] = field, kind, b" " * 8
+    header[124:136], header[148:156] = field, b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header) + b"y" * 2048 + bytes(1024)
 
@@ -365,51 +350,25 @@ def _bad(change: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
     return messages
 
 
+HOSTILE: dict[str, tuple[tuple[str, bytes, Any], ...]] = {
+    "a path upwards": (("a/../../x", tarfile.REGTYPE, b""),),
+    "an absolute path": (("/tmp/backplane-escaped", tarfile.REGTYPE, b""),),
+    "through a link": (("l", tarfile.SYMTYPE, "/tmp"), ("l/x", tarfile.REGTYPE, b"")),
+    "a hard link": (FILE, ("h", tarfile.LNKTYPE, "/etc/passwd")),
+    "a device": (("d", tarfile.CHRTYPE, None),),
+    "a hook": ((".git/hooks/x", tarfile.REGTYPE, b""),),
+    "a file twice": (FILE, FILE),
+    "too many files": tuple((f"{n}", tarfile.REGTYPE, b"") for n in range(40)),
+    "too many bytes": (("x", tarfile.REGTYPE, b"x" * 70_000),),
+}
 WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
     "a chunk left out": (_bad(lambda m: m.pop(3)), "contract_schema_violation"),
-    "a chunk twice": (_bad(lambda m: m.insert(3, m[2])), "contract_schema_violation"),
     "another hash": (_bad(lambda m: m[-1]["end"].update(sha256="0" * 64)), "contract_schema_violation"),
-    "another size": (_bad(lambda m: m[-1]["end"].update(bytes=1)), "contract_schema_violation"),
     "no base64": (_bad(lambda m: m[0].update(data="?")), "contract_schema_violation"),
-    "an end without its hash": (_bad(lambda m: m[-1]["end"].pop("sha256")), "contract_schema_violation"),
-    "a number as text": (_bad(lambda m: m[0].update(seq="0")), "contract_schema_violation"),
-    "a number below nothing": (_bad(lambda m: m[0].update(seq=-1)), "contract_schema_violation"),
-    "a chunk without data": (_bad(lambda m: m[2].pop("data")), "contract_schema_violation"),
     "no archive": (travel("r1", b"x" * 2048), "workspace_staging_failed"),
     "a size below nothing": (travel("r1", with_size(b"-0000001000\0")), "workspace_staging_failed"),
-    "a path of folders without end": (
-        travel("r1", archive(("a/" * 2000 + "f", tarfile.REGTYPE, b"")), 10_000),
-        "workspace_staging_failed",
-    ),
     "cut in the middle": (travel("r1", archive(FILE)[:700]), "workspace_staging_failed"),
-    "a path upwards": (travel("r1", archive(("../x", tarfile.REGTYPE, b""))), "workspace_staging_failed"),
-    "a path in the middle upwards": (
-        travel("r1", archive(("a/../../x", tarfile.REGTYPE, b""))),
-        "workspace_staging_failed",
-    ),
-    "an absolute path": (travel("r1", archive(("/tmp/x", tarfile.REGTYPE, b""))), "workspace_staging_failed"),
-    "through a link": (
-        travel("r1", archive(("l", tarfile.SYMTYPE, "/tmp"), ("l/x", tarfile.REGTYPE, b""))),
-        "workspace_staging_failed",
-    ),
-    "over a link": (
-        travel("r1", archive(("l", tarfile.SYMTYPE, "/tmp/x"), ("l", tarfile.REGTYPE, b"y"))),
-        "workspace_staging_failed",
-    ),
-    "a hard link": (travel("r1", archive(FILE, ("h", tarfile.LNKTYPE, "/etc/passwd"))), "workspace_staging_failed"),
-    "a device": (travel("r1", archive(("d", tarfile.CHRTYPE, None))), "workspace_staging_failed"),
-    "a fifo": (travel("r1", archive(("p", tarfile.FIFOTYPE, None))), "workspace_staging_failed"),
-    "a hook": (travel("r1", archive((".git/hooks/x", tarfile.REGTYPE, b""))), "workspace_staging_failed"),
-    "a repository below": (travel("r1", archive(("a/.GIT/config", tarfile.REGTYPE, b""))), "workspace_staging_failed"),
-    "a file twice": (travel("r1", archive(FILE, FILE)), "workspace_staging_failed"),
-    "too many files": (
-        travel("r1", archive(*[(f"{n}", tarfile.REGTYPE, b"") for n in range(40)]), 10_000),
-        "workspace_staging_failed",
-    ),
-    "too many bytes": (
-        travel("r1", archive(("x", tarfile.REGTYPE, b"x" * 70_000)), 30_000),
-        "workspace_staging_failed",
-    ),
+    **{name: (travel("r1", archive(*made), 30_000), "workspace_staging_failed") for name, made in HOSTILE.items()},
 }
 
 
@@ -426,27 +385,16 @@ def test_a_tree_that_is_wrong_or_hostile_is_one_fatal_with_a_receipt_and_the_res
         child.send(mock("good", Path("/nowhere"), extensions=REMOTE), *travel("good", archive(FILE)))
         assert ends(until_ended(child, "good"))["good"]["t"] == "final"
         assert list((backplane_home / "incoming").iterdir()) == []
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp/backplane-escaped").exists()
 
 
 @pytest.mark.parametrize(
     ("entries", "fact"),
     [
         ([("l", tarfile.SYMTYPE, "/tmp"), ("l/x", tarfile.REGTYPE, b"")], "'l/x' of the archive has a file or a link"),
-        (
-            [FILE, ("./a.txt/x", tarfile.REGTYPE, b"")],
-            "'a.txt/x' of the archive has a file or a link of the archive in",
-        ),
-        (
-            [FILE, ("./a.txt", tarfile.DIRTYPE, None)],
-            "'a.txt' of the archive has a file or a link of the archive in its",
-        ),
         ([FILE, FILE], "'a.txt' of the archive comes twice"),
-        ([("l", tarfile.SYMTYPE, "x"), ("l", tarfile.SYMTYPE, "y")], "'l' of the archive comes twice"),
         ([FILE, ("h", tarfile.LNKTYPE, "a.txt")], "'h' is a hard link: only files, folders and symbolic links travel"),
         ([("p", tarfile.FIFOTYPE, None)], "'p' is a named pipe: only files"),
-        ([("x", tarfile.XHDTYPE, None)], "'x' is a header of the pax form: only files"),
-        ([("x", b"?", None)], "'x' is of an unknown kind: only files"),
     ],
 )
 def test_a_refused_archive_is_told_what_is_wrong_with_it(
@@ -458,20 +406,6 @@ def test_a_refused_archive_is_told_what_is_wrong_with_it(
     assert fact in caught.value.message
     assert caught.value.hint is not None
     assert "try again" not in caught.value.hint
-
-
-def test_chunks_after_the_last_one_keep_nothing_else_waiting(backplane_home: Path) -> None:
-    with serve() as child:
-        child.read(10)
-        more = [{"t": "tree", "ref_id": "r1", "seq": seq, "data": ""} for seq in range(10, 70)]
-        child.send(
-            mock("r1", Path("/nowhere"), {"sleep_s": 60}, extensions=REMOTE), *travel("r1", archive(FILE), 100_000)
-        )
-        child.until("event")
-        child.send(*more, {"t": "ping", "seq": 1}, {"t": "cancel", "ref_id": "r1", "reason": "enough"})
-        told = until_ended(child, "r1")
-        assert {"t": "pong", "seq": 1} in told
-        assert ends(told)["r1"]["receipt"]["usage_raw"]["backplane"]["cancel_reason"] == "enough"
 
 
 def test_a_tree_that_stops_coming_ends_with_its_sender(backplane_home: Path) -> None:
@@ -536,38 +470,3 @@ def test_set_id_bits_do_not_travel(tmp_path: Path) -> None:
     parcel.unpack(spool, tmp_path / "there", QUOTA)
     for name in ("a.txt", "d"):
         assert (tmp_path / "there" / name).stat().st_mode & 0o7000 == 0
-
-
-@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("field", [b"-0000001000\0", b"-0000000001\0", b"0000000_010\0", b"+0000000010\0"])
-def test_a_size_that_is_no_number_of_bytes_is_refused(field: bytes, kind: bytes, tmp_path: Path) -> None:
-    (tmp_path / "spool").write_bytes(with_size(field, kind))
-    with pytest.raises(WorkspaceError, match="a number in a header is none"):
-        parcel.unpack(tmp_path / "spool", tmp_path / "there", QUOTA)
-
-
-def test_a_path_of_as_many_folders_as_there_can_be_is_made_and_each_of_them_counts(tmp_path: Path) -> None:
-    levels = parcel.NAME_BYTES_MAX // 2 - 1
-    (tmp_path / "spool").write_bytes(archive(("a/" * levels + "f", tarfile.REGTYPE, b"x")))
-    parcel.unpack(tmp_path / "spool", tmp_path / "there", Quota(bytes_max=1, files_max=levels + 1))
-    try:
-        found = subprocess.run(
-            ["find", "there", "-type", "d", "-printf", "x"], cwd=tmp_path, capture_output=True, check=True
-        )
-        assert len(found.stdout) == levels + 1
-    finally:
-        collect(tmp_path / "there")
-    with pytest.raises(WorkspaceError, match=f"over {levels} files"):
-        parcel.unpack(tmp_path / "spool", tmp_path / "there", Quota(bytes_max=1, files_max=levels))
-    collect(tmp_path / "there")
-
-
-def test_no_damage_to_an_archive_is_more_than_an_error(tmp_path: Path) -> None:
-    good = archive(FILE, ("x" * 200, tarfile.REGTYPE, b"abc"), ("l", tarfile.SYMTYPE, "a.txt"))
-    spool = tmp_path / "spool"
-    for place in range(0, len(good), 7):
-        spool.write_bytes(good[:place] + bytes([good[place] ^ 0x41]) + good[place + 1 :])
-        there = tmp_path / f"there{place}"
-        with suppress(WorkspaceError):
-            parcel.unpack(spool, there, QUOTA)
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("there")) == ["spool"]
