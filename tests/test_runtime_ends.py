@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from backplane.contract.events import Warned
-from backplane.runtime.backends import Backend, MemoryBackend
+from backplane.runtime.backends import Backend
 from tests.runs import QUICK, backplane_of, check, counts, ended, go, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
@@ -78,17 +78,6 @@ async def test_a_host_that_dies_mid_run_has_crashed(
     assert (run.end.exit_code, run.end.signal) == reason
     assert backplane_of(run)["end"] == run.end.to_wire()
     assert backplane_of(run)["stderr"] == {"tail": "my last words\n", "dropped_bytes": 0}
-
-
-async def test_a_function_that_fails_like_a_program_is_told_like_one(backplane_home: Path, root: Path) -> None:
-    async def serve(stdin: int, stdout: int) -> None:
-        raise ExceptionGroup("a bug", [ValueError("my last words")])
-
-    async with plane(backplane_home) as control:
-        run, _ = await go(control, order(root), MemoryBackend(id="f", serve=serve))
-    assert ended(run) == ("host_exit", "protocol_handshake_failed", "failed")
-    assert run.error is not None
-    assert run.error.evidence == "ValueError: my last words"
 
 
 async def test_a_host_that_names_another_run_is_told_so(backplane_home: Path, root: Path, tmp_path: Path) -> None:
