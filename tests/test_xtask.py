@@ -1,10 +1,9 @@
-"""The project's commands, as far as they can be tested without a network: usage, stamps, errors, the child tracer."""
+"""The project's commands, as far as they can be tested without a network: usage, stamps, errors, fixtures."""
 
 from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -36,21 +35,6 @@ def test_a_wrong_command_is_answered_with_the_usage(arguments: tuple[str, ...]) 
     assert done.returncode == 2
     assert "usage:" in done.stderr
     assert done.stdout == ""
-
-
-def test_stats_work_from_any_folder(tmp_path: Path) -> None:
-    done = run("stats", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "type names defined twice" in done.stdout
-
-
-def test_the_way_of_an_order_and_an_event_is_counted() -> None:
-    walk = [sys.executable, str(ROOT / "tests" / "walk.py")]
-    done = subprocess.run(walk, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"order: (\d+) files .* (\d+) changes .*\n.*event: (\d+) calls .* (\d+) files", done.stdout)
-    assert found is not None, done.stdout
-    assert all(int(number) > 0 for number in found.groups())
 
 
 def test_an_older_python_can_read_the_file_and_gets_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
