@@ -6,15 +6,14 @@ import functools
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
-from backplane.sandbox.probe import Name, Probe, probe, try_layers, without
+from backplane.sandbox.probe import Name, Probe, probe, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, not_begun, order, script
@@ -153,23 +152,20 @@ async def test_a_host_writes_in_its_workspace_and_nowhere_else(
 
 
 @pytest.mark.parametrize("mode", ["pass_through", "staged"])
-@pytest.mark.parametrize("ruled", [False, True])
-@pytest.mark.parametrize("isolation", ["best_effort", "off"])
 async def test_copies_may_be_on_another_disk_by_a_link(
-    mode: str, ruled: bool, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
+    mode: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir(mode=0o700)
     (backplane_home / "stage").symlink_to(disk)
     said, _ = await ask(
-        control(backplane_home, isolation=isolation),
+        control(backplane_home),
         cell(tmp_path / "bin", '[root, write("new"), read("a.txt"), read("keys/x.pem")]'),
         root,
         mode,
-        policy=policy(deny_read=("keys/*.pem",) if ruled else ()),
+        policy=policy(deny_read=("keys/*.pem",)),
     )
-    assert said[1:3] == ["ok", "a\n"]
-    assert (said[3] == "KEY") == (not ruled or isolation == "off")
+    assert said[1:] == ["ok", "a\n", "EACCES"]
     assert Path(said[0]).is_relative_to(disk if mode == "staged" else root)
     assert not list(disk.iterdir())
     # What a killed control plane has left there goes, too.
@@ -205,9 +201,7 @@ async def test_sockets_of_the_system_and_the_state_folder_are_out_of_sight(
 
 
 @pytest.mark.parametrize("isolation", ["best_effort", "off"])
-@pytest.mark.parametrize(
-    "state", ["there", "missing", "missing/deep/.agent", "dotted.d/", "there/", "state of the host", "no such state"]
-)
+@pytest.mark.parametrize("state", ["there", "missing/deep/.agent", "state of the host", "no such state"])
 async def test_every_folder_that_a_backend_may_write_is_writable_in_the_first_run(
     state: str, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -278,9 +272,7 @@ def test_only_rules_on_more_than_gits_own_files_need_the_tree_first() -> None:
     assert mounts.needs_tree(policy(deny_read=git))
 
 
-@pytest.mark.parametrize(
-    "glob", [".git/HEAD", ".git/{config,index}", "**/.git/refs/**", ".git/info/exclude", ".git/**"]
-)
+@pytest.mark.parametrize("glob", [".git/{config,index}", "**/.git/refs/**"])
 async def test_a_rule_on_any_file_of_the_agents_repository_is_held(
     glob: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -295,53 +287,6 @@ async def test_a_rule_on_any_file_of_the_agents_repository_is_held(
     globs = compile_globs((glob,))
     assert said == ["EROFS" if globs.matches(path) else "ok" for path in paths]
     assert {row["layer"] for row in held["rules"]} == {"os"}
-
-
-async def test_a_trial_that_nobody_waits_for_is_ended_and_says_nothing_of_the_layers(tmp_path: Path) -> None:
-    calls, works = tmp_path / "calls", tmp_path / "works"
-    said = f"[ -e {works} ] || exec sleep 60\necho 1; echo bubblewrap 9.9"
-    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho $$ >> {calls}\n{said}\n")
-    (tmp_path / "bwrap").chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:/bin:/usr/bin"}
-    with anyio.fail_after(ALLOWED_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(try_layers, environ)
-            while not calls.exists() or not calls.read_text():
-                await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()
-        (pid,) = map(int, calls.read_text().split())
-        while _guard.look_at(pid) is not None:
-            await anyio.sleep(0.01)
-    works.touch()
-    assert probe(environ).bubblewrap.version == "9.9"
-    assert probe(environ).bubblewrap.version == "9.9"
-    assert len(calls.read_text().split()) == 2
-
-
-def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fails(backplane_home: Path) -> None:
-    before = os.umask(0)
-    try:
-        tree = StateFolder(backplane_home).make_tree("run")
-    finally:
-        os.umask(before)
-    assert tree is not None
-    made = [tree.parent, *tree.parent.rglob("*")]
-    assert [path for path in made if path.stat().st_mode & 0o077] == []
-    (backplane_home / "stage" / "other").mkdir()
-    (backplane_home / "stage" / "other" / "tree").touch()
-    assert StateFolder(backplane_home).make_tree("other") is None
-    assert [path.name for path in (backplane_home / "stage").iterdir()] == ["run"]
-
-
-async def test_a_workspace_that_is_not_there_starts_no_host_and_leaves_no_stage(
-    backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    async with control(backplane_home) as plane:
-        run, _ = await go(plane, order(root / "nowhere", mode="staged"), cell(tmp_path / "bin", "1"))
-    assert run.error is not None
-    assert run.error.code == "workspace_init_failed"
-    assert "host" not in run.receipt.backplane
-    assert [*(backplane_home / "stage").iterdir(), *(backplane_home / "scratch").iterdir()] == []
 
 
 async def test_a_folder_that_may_not_be_written_cannot_be_filled_or_moved_away(
@@ -380,33 +325,15 @@ async def test_the_agents_repository_works_and_its_hooks_and_settings_are_closed
     assert {row["layer"] for row in held["rules"]} == {"os"}
 
 
-def test_a_folder_that_we_cannot_list_and_the_agent_can_leaves_the_rules_to_the_next_layer(tmp_path: Path) -> None:
-    (tmp_path / ".env").touch()
-    deep = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(os.pathconf("/", "PC_PATH_MAX") // 200 + 1):
-        os.mkdir("d" * 200, dir_fd=deep)
-        below = os.open("d" * 200, os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
-    covered = mounts.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), ())
-    assert (covered.complete, covered.options, covered.read_gap) == (False, (), mounts.TOO_MANY)
-
-
 @pytest.mark.parametrize(
     ("patterns", "unmatched"),
     [
         (("sub/**",), ()),
-        (("sub/b.txt",), ()),
         (("sub/b.*",), ()),
-        (("sub",), ()),
         (("{no,sub}/**",), ()),
         (("sub/**", "sub/b.txt", "**/b.txt"), ("sub/b.txt", "**/b.txt")),
         (("**",), ()),
-        (("**", "nowhere"), ()),
-        (("nowhere",), ("nowhere",)),
         (("nowhere/**", "sub/**"), ("nowhere/**",)),
-        (("sub/c.txt",), ("sub/c.txt",)),
         (("su",), ("su",)),
         (("link",), ("link",)),
     ],
@@ -464,41 +391,6 @@ async def test_a_host_sees_its_own_processes_alone(backplane_home: Path, root: P
     assert held["kinds"]["processes"]["state"] == "enforced"
 
 
-async def test_who_leaves_the_session_is_swept_and_counted(backplane_home: Path, root: Path, tmp_path: Path) -> None:
-    body = f"""{TRY}
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0: deaf(); time.sleep(600)
-    os._exit(0)
-os.wait(); put(final(run)); end()
-"""
-    (tmp_path / "bin").mkdir()
-    async with control(backplane_home) as plane:
-        run, _ = await go(plane, order(root), script(tmp_path / "bin", body))
-    assert run.receipt.backplane["swept"] == 1
-
-
-async def test_a_host_that_closes_its_output_and_lives_is_noticed_at_once(
-    backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    host = script(tmp_path / "bin", "hello(); take(); os.close(1); deaf(); time.sleep(600)")
-    began = time.monotonic()
-    async with control(backplane_home) as plane:
-        run, _ = await go(plane, order(root), host)
-    assert run.error is not None
-    assert run.error.code == "backend_crashed"
-    assert time.monotonic() - began < ALLOWED_S
-
-
-async def test_a_program_that_is_not_there_is_named_as_without_a_cage(backplane_home: Path, root: Path) -> None:
-    async with control(backplane_home) as plane:
-        run, _ = await go(plane, order(root), ProcessBackend(id="x", argv=("/nowhere/at-all",)))
-    assert run.error is not None
-    assert run.error.code == "sidecar_spawn_failed"
-    assert "ENOENT" in run.error.message
-
-
 KILLED = """
 import os, sys, anyio
 sys.path.insert(0, {tests!r})
@@ -527,10 +419,7 @@ def until(true: Callable[[], object], within_s: float = ALLOWED_S) -> bool:
     return bool(true())
 
 
-@pytest.mark.parametrize("guard", ["at work", "held up"])
-def test_a_control_plane_killed_with_9_leaves_nothing(
-    guard: str, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
+def test_a_control_plane_killed_with_9_leaves_nothing(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     mark = f"marked-{os.getpid()}-{time.monotonic_ns()}"
     body = f"""{TRY}
 deaf()
@@ -543,43 +432,8 @@ put(event(run, "up")); time.sleep(600)
         assert plane.stdout is not None
         assert plane.stdout.readline() == b"up\n"
         assert until(lambda: marked(mark)), "it has still to become this program"
-        if guard == "held up":
-            table = _guard.look()
-            host = table[marked(mark)[0]][_guard.PARENT]
-            os.kill(table[host][_guard.PARENT], signal.SIGSTOP)
         plane.kill()
     assert until(lambda: not marked(mark))
-
-
-SLOW_BUBBLEWRAP = """#!/bin/sh
-case "$*" in *--version) exec {bwrap} "$@" ;; esac
-exec strace -D -qq -o /dev/null -e trace=write -e inject=write:delay_enter=1000000 {bwrap} "$@"
-"""
-"""It waits for a second before it lets the child that it has forked go on."""
-
-
-@pytest.mark.needs("strace")
-def test_a_control_plane_killed_with_9_while_bubblewrap_starts_leaves_nothing(
-    backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    (slow / "bwrap").write_text(SLOW_BUBBLEWRAP.format(bwrap=shutil.which("bwrap")))
-    (slow / "bwrap").chmod(0o755)
-    path = f"{slow}:{os.environ['PATH']}"
-    with plane_of("hello(); take(); time.sleep(600)", backplane_home, root, tmp_path / "bin", PATH=path) as plane:
-
-        def wrapped() -> set[int]:
-            home = str(backplane_home)
-            return {pid for pid, words in said_of_all().items() if pid != plane.pid and any(home in w for w in words)}
-
-        def forked() -> bool:
-            rows, ours = _guard.look(), wrapped()
-            return any(rows[pid][_guard.PARENT] in ours for pid in ours & rows.keys())
-
-        assert until(forked, 4 * ALLOWED_S)  # A plane and two slow starts of bubblewrap, on a busy machine.
-        plane.kill()
-    assert until(lambda: not wrapped())
 
 
 async def test_without_namespaces_a_cgroup_holds_the_host_and_is_gone_afterwards(
@@ -710,58 +564,6 @@ async def test_a_program_that_only_answers_like_bubblewrap_is_not_believed(
     assert said == "ok"
     assert held["layers"][0]["state"] == "missing"
     assert "bubblewrap" not in json.dumps([kind.get("by") for kind in held["kinds"].values()])
-
-
-LEAVES_OUT = """#!{python} -IS
-import os, sys
-words = sys.argv[1:]
-if "--" in words:
-    left_out, instead = {left_out!r}, {instead!r}
-    at = next(at for at in range(len(words)) if words[at : at + len(left_out)] == left_out)
-    words[at : at + len(left_out)] = instead
-    if not left_out:
-        words = words[words.index("--") + 1 :]
-        os.execv(words[0], words)
-os.execv({real!r}, [{real!r}, *words])
-"""
-"""Does at its trial all that bubblewrap does, and afterwards a little less."""
-
-
-@pytest.mark.parametrize(
-    ("left_out", "instead", "why"),
-    [
-        ([], [], "inside is still our own mnt namespace"),
-        (["--unshare-pid", "--unshare-ipc", "--as-pid-1"], ["--unshare-ipc"], "inside is still our own pid namespace"),
-        (["--unshare-net"], [], "inside is still our own net namespace"),
-        (["--ro-bind", "/", "/"], ["--bind", "/", "/"], "/ can be written inside"),
-        (["--size", "1048576", "--tmpfs", "/run"], ["--bind", "/run", "/run"], "/run is inside what it is outside"),
-        (["--ro-bind", "/dev/null", "ROOT/.env"], [], "ROOT/.env is inside what it is outside"),
-        (["--remount-ro", "ROOT/keys"], [], "ROOT/keys can be written inside"),
-        (["--ro-bind", "ROOT/a.txt", "ROOT/a.txt"], [], "ROOT/a.txt can be written inside"),
-    ],
-)
-async def test_a_label_claims_nothing_that_the_guard_does_not_see_from_inside(
-    left_out: list[str], instead: list[str], why: str, found: Probe, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    left_out, instead = ([word.replace("ROOT", str(root)) for word in words] for words in (left_out, instead))
-    program = LEAVES_OUT.format(python=PYTHON[0], left_out=left_out, instead=instead, real=shutil.which("bwrap"))
-    environ = planted(tmp_path / "planted", program)
-    mark = tmp_path / "bin" / "started"
-    host = cell(tmp_path / "bin", f"write({str(mark)!r})", writable=(str(mark.parent),))
-    rules = policy(deny_read=(".env", "keys/**"), deny_write=("a.txt",), deny_network=("*.example",))
-    async with ControlPlane(Settings(limits=QUICK, isolation="required"), backplane_home, environ) as plane:
-        run, events = await go(plane, order(root, policy=rules), host)
-    assert events == []
-    assert run.error is not None
-    assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
-    why = f"{tmp_path}/planted/bwrap does not hold what it starts: {why.replace('ROOT', str(root))}"
-    assert why in run.error.message
-    assert not mark.exists()
-    said, held = await ask(ControlPlane(Settings(limits=QUICK), backplane_home, environ), host, root, policy=rules)
-    assert said == "ok"
-    assert (held["layers"][0]["state"], held["layers"][0]["why"]) == ("missing", why)
-    assert "bubblewrap" not in json.dumps([kind.get("by") for kind in held["kinds"].values()])
-    assert not list((backplane_home / "scratch").iterdir())
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -1147,14 +949,11 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
     ("request_", "status"),
     [
         (b"nonsense\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
         (b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"400"),
         (b"CONNECT a.example HTTP/1.1\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
-        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: " + b"9" * 5_000 + b"\r\n\r\n", b"400"),
-        (b"CONNECT a.example:" + b"9" * 5_000 + b" HTTP/1.1\r\n\r\n", b"400"),
         (b"GET http://b.example/ HTTP/1.1\r\n\r\n", b"403"),
         (b"GET http://a.example/ HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
     ],
@@ -1178,75 +977,36 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
     assert connections.denied == 1
 
 
-class _Resolver:
-    """A resolver that gives no answer for `slow…` until it is let go, and has no address for anybody else."""
+def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, let_go, real = threading.Event(), threading.Event(), socket.getaddrinfo
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[str] = []
-        self.let_go = threading.Event()
-        self._real = socket.getaddrinfo
-        monkeypatch.setattr(socket, "getaddrinfo", self)
-
-    def __call__(self, host: Any, *rest: Any, **named: Any) -> Any:
-        if not str(host).endswith(".example"):
-            return self._real(host, *rest, **named)
-        self.asked.append(host)
-        if host.startswith("slow"):
-            self.let_go.wait(60)
+    def resolve(host: Any, *rest: Any, **named: Any) -> Any:
+        if host != "slow.example":
+            return real(host, *rest, **named)
+        asked.set()
+        let_go.wait(60)
         raise socket.gaierror(socket.EAI_NONAME, "none")
 
-
-@asynccontextmanager
-async def _door() -> AsyncIterator[int]:
-    """A proxy's port."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        door.setblocking(False)
-        rules = ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ())
-        async with beside(functools.partial(proxy.serve, door, rules, Connections())):
-            yield door.getsockname()[1]
-
-
-def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolver = _Resolver(monkeypatch)
-
     async def ask_and_leave() -> None:
-        async with _door() as port, await anyio.connect_tcp("127.0.0.1", port) as line:
-            await line.send(b"CONNECT slow.example:80 HTTP/1.1\r\n\r\n")
-            with anyio.fail_after(ALLOWED_S):
-                while not resolver.asked:
-                    await anyio.sleep(0.01)
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            door.setblocking(False)
+            rules = ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ())
+            async with (
+                beside(functools.partial(proxy.serve, door, rules, Connections())),
+                await anyio.connect_tcp("127.0.0.1", door.getsockname()[1]) as line,
+            ):
+                await line.send(b"CONNECT slow.example:80 HTTP/1.1\r\n\r\n")
+                with anyio.fail_after(ALLOWED_S):
+                    while not asked.is_set():
+                        await anyio.sleep(0.01)
 
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     began = time.monotonic()
     try:
         anyio.run(ask_and_leave, backend=anyio_backend)
         assert time.monotonic() - began < 20
     finally:
-        resolver.let_go.set()
-
-
-async def test_slow_names_of_one_run_hold_up_neither_another_run_nor_more_threads_than_there_may_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    resolver = _Resolver(monkeypatch)
-    async with AsyncExitStack() as opened:
-        opened.callback(resolver.let_go.set)
-        slow, other = [await opened.enter_async_context(_door()) for _ in range(2)]
-        lines = []
-        for number in range(3 * proxy.LOOKUPS_MAX):
-            lines.append(await opened.enter_async_context(await anyio.connect_tcp("127.0.0.1", slow)))
-            await lines[-1].send(b"CONNECT slow%d.example:80 HTTP/1.1\r\n\r\n" % number)
-        with anyio.fail_after(ALLOWED_S):
-            while len(resolver.asked) < proxy.LOOKUPS_MAX:
-                await anyio.sleep(0.01)
-            async with await anyio.connect_tcp("127.0.0.1", other) as line:
-                await line.send(b"CONNECT quick.example:80 HTTP/1.1\r\n\r\n")
-                assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
-        assert len(resolver.asked) == proxy.LOOKUPS_MAX + 1
-        resolver.let_go.set()
-        with anyio.fail_after(ALLOWED_S):
-            for line in lines:
-                assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
-    assert len(resolver.asked) == 3 * proxy.LOOKUPS_MAX + 1
+        let_go.set()
 
 
 async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Path, root: Path, tmp_path: Path) -> None:
@@ -1258,33 +1018,6 @@ async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Pa
     counted = os.geteuid() != 0 and any(layer["name"] == "bubblewrap" for layer in held["layers"] if "why" not in layer)
     assert limits["state"] == ("partial" if counted else "none")
     assert ("4096" in limits.get("covers", "")) == counted == (processes == [4096, 4096])
-
-
-@pytest.mark.parametrize("hidden", [(), ("bubblewrap",), ("bubblewrap", "landlock")])
-async def test_what_is_left_open_of_other_files_and_processes_is_in_the_label(
-    hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    other.touch()
-    # No dump of this file, please, which means nothing today: the flag that an ordinary owner may set.
-    flagged = f"fcntl.ioctl(os.open({str(other)!r}, os.O_RDONLY), 0x40086602, struct.pack('l', 0x40))"
-    limit = f"resource.prlimit({os.getpid()}, resource.RLIMIT_CORE, {resource.getrlimit(resource.RLIMIT_CORE)})"
-    ours = f"os.sched_setaffinity({os.getpid()}, {os.sched_getaffinity(0)})"
-    said, held = await ask(
-        control(backplane_home, without(found, *hidden)),
-        cell(
-            tmp_path / "bin",
-            "[exec('import fcntl, resource, struct', globals()), *(attempt(lambda: (it(), 'ok')[1])"
-            f" for it in (lambda: {flagged}, lambda: {limit}, lambda: {ours}))][1:]",
-        ),
-        root,
-    )
-    files, processes = held["kinds"]["files"], held["kinds"]["processes"]
-    if said[0] in ("ENOTTY", "EOPNOTSUPP"):
-        pytest.skip("needs a file system with attributes")
-    assert [word == "ok" for word in said] == [bool(hidden)] * 3, said
-    assert ("attributes" in files.get("gap", "none") or files["state"] == "none") == bool(hidden)
-    assert ("limits, priority and processors" in processes.get("gap", "")) == bool(hidden)
 
 
 @pytest.mark.parametrize("hidden", [(), ("bubblewrap",)])
