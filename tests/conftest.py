@@ -340,7 +340,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 # The end --------------------------------------------------------------------------------------------------------------
 
 ALL_ADDS = (
-    "xtask.py test --all adds tests/all: the vendors' agents, clients in five languages, the fault catalogue, "
+    "xtask.py test --all adds tests/all: the vendors' agents, clients in four languages, the fault catalogue, "
     "the queue on Postgres, browsers, trio; and the gate of coverage"
 )
 

@@ -16,7 +16,7 @@ needs_queue()
 
 CELLS = ("complete", "fatal", "refused", "order without a task", "ask allow", "ask deny", "cancel", "10 MB event",
          "trace beyond the line limit", "one digit changed")  # fmt: skip
-CLIENTS = ("node", "go")
+CLIENTS = ("node",)
 PLAY_S_MAX = 200
 
 __all__ = ["built"]

@@ -95,7 +95,7 @@ def test_a_command_runs_and_tells_its_output(language: str, host: Host, tmp_path
     assert "+++ b/made" in run.patch.read_text()
 
 
-@pytest.mark.parametrize("root", [".", "within", "../start"])
+@pytest.mark.parametrize("root", [".", "within"])
 @pytest.mark.parametrize("language", [*SOURCES, "python"])
 def test_a_relative_root_counts_from_the_folder_that_a_host_was_started_in(
     language: str, root: str, host: Host, tmp_path: Path
@@ -126,8 +126,6 @@ def test_what_needs_approval_is_asked_for(language: str, allow: bool, host: Host
     "answer",
     [
         {"decision": "modify"},
-        {"decision": "modify", "input": None},
-        {"decision": "modify", "input": "touch other"},
         {"decision": "modify", "input": {"cmd": "touch other"}},
         {"decision": "allow", "input": {"command": "touch other"}},
     ],
@@ -158,34 +156,12 @@ def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tm
     assert time.monotonic() - began_s < END_S_MAX
 
 
-@pytest.mark.parametrize("language", SOURCES)
-def test_a_cancel_right_behind_an_answer_ends_the_command_too(language: str, host: Host, tmp_path: Path) -> None:
-    order = {"id": "6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d", "task": "sleep 60", "workspace": {"root": str(tmp_path)}}
-    run = {"t": "run", "id": "r1", "work_order": order, "extensions": ["cancel/1", "ask/1"]}
-    answer = {"t": "answer", "ref_id": "r1", "decision": "allow"}
-    cancel = {"t": "cancel", "ref_id": "r1", "reason": "a test", "grace_ms": 60_000}
-    with subprocess.Popen(host(language), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        said = (json.loads(line) for line in child.stdout)
-        child.stdin.write(json.dumps(run).encode() + b"\n")
-        ask = next(message for message in said if message["t"] == "ask")
-        child.stdin.write(b"".join(json.dumps(each).encode() + b"\n" for each in ({**answer, "id": ask["id"]}, cancel)))
-        began_s = time.monotonic()
-        ending = next(message for message in said if message["t"] in ("final", "fatal"))
-        child.kill()
-    assert time.monotonic() - began_s < END_S_MAX
-    assert ending["receipt"]["usage_raw"] == {"cancelled": "a test"}
-
-
-def plain(command: tuple[str, ...], root: Path, task: str, **policy: list[str]) -> list[dict[str, Any]]:
+def plain(command: tuple[str, ...], root: Path, task: str) -> list[dict[str, Any]]:
     """The messages of a run for a peer that announces nothing and kills the host at `final`."""
-    names = ("allowed_tools", "disallowed_tools", "require_approval_for")
     order = {
         "id": "6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d",
         "task": task,
         "workspace": {"root": str(root)},
-        "policy": {name: policy.get(name, []) for name in names},
     }
     messages: list[dict[str, Any]] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -217,29 +193,6 @@ def runs(path: Path, words: str) -> bool:
         return path.read_bytes() == words.encode()
     except OSError:
         return False
-
-
-@pytest.mark.parametrize(
-    ("policy", "outcome"),
-    [
-        ({}, "complete"),
-        ({"allowed_tools": ["b*"]}, "complete"),
-        ({"allowed_tools": ["read"]}, "failed"),
-        ({"allowed_tools": ["b[a]sh"]}, "complete"),
-        ({"disallowed_tools": ["b?sh"]}, "failed"),
-        ({"disallowed_tools": ["{B,x}[a]sh"]}, "failed"),
-        ({"require_approval_for": ["bash"]}, "failed"),
-        ({"require_approval_for": ["read"]}, "complete"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("language", SOURCES)
-def test_where_nobody_can_be_asked_the_policy_decides(
-    language: str, policy: dict[str, list[str]], outcome: str, host: Host, tmp_path: Path
-) -> None:
-    messages = plain(host(language), tmp_path, "true", **policy)
-    assert [message["t"] for message in messages if message["t"] not in ("hello", "event")] == ["final"]
-    assert messages[-1]["receipt"]["outcome"] == outcome
 
 
 @pytest.mark.needs("perl")

@@ -90,9 +90,8 @@ def test_every_kit_decides_the_contracts_vectors(language: str, judge: Judge) ->
 
 
 @pytest.mark.parametrize("language", ["python", "node", "go"])
-@pytest.mark.parametrize("name", ["allowed_tools", "disallowed_tools", "require_approval_for"])
-def test_every_kit_refuses_what_is_no_pattern(name: str, language: str, judge: Judge) -> None:
-    cases = [({name: ["ok", glob]}, "bash") for glob in VECTORS["bad_globs"]]
+def test_every_kit_refuses_what_is_no_pattern(language: str, judge: Judge) -> None:
+    cases = [({"disallowed_tools": ["ok", glob]}, "bash") for glob in VECTORS["bad_globs"]]
     assert judge(language, cases) == ["policy_invalid"] * len(cases)
 
 
