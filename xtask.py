@@ -253,7 +253,12 @@ def bench(args: list[str]) -> NoReturn:
 
 
 def faults(args: list[str]) -> NoReturn:
-    become(environment(), os.path.join(ROOT, "tests", "all", "faults", "report.py"), *args)
+    """Run the fault catalogue, at full size with `--long`."""
+    python = environment()
+    os.chdir(ROOT)
+    os.environ["BACKPLANE_FAULTS"] = "long" if "--long" in args else "usual"
+    rest = [word for word in args if word != "--long"]
+    become(python, "-m", "pytest", "-q", "tests/all/faults", "tests/all/scale/test_queue_faults.py", *rest)
 
 
 def schema(args: list[str]) -> NoReturn:
@@ -352,10 +357,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     ),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
     "bench": (bench, "print the benchmark table; --against REV: beside another commit; scale [ORDERS]: the queue"),
-    "faults": (
-        faults,
-        "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice; the queue 20 x)",
-    ),
+    "faults": (faults, "try the fault catalogue; --long: at full size; or pytest's arguments"),
     "schema": (schema, "write schemas/; --check only compares"),
     "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
     "vendors": (

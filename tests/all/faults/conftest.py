@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.all.faults import hosts, sizes
+from tests.all.faults import hosts
 from tests.all.faults.ground import Ground
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,19 +38,3 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, int]:
 @pytest.fixture
 def ground(tmp_path: Path, base: tuple[float, int]) -> Ground:
     return Ground(tmp_path, base)
-
-
-Figure = Callable[..., None]
-
-
-@pytest.fixture(scope="session")
-def figure() -> Figure:
-    """Note a measured value for the table: `figure("C5", 0.12)`."""
-
-    def note(name: str, *values: float, **what: object) -> None:
-        if sizes.FIGURES is not None:
-            with Path(sizes.FIGURES).open("a", encoding="utf-8") as file:
-                for value in values:
-                    file.write(json.dumps({"figure": name, "value": value, **what}) + "\n")
-
-    return note

@@ -222,7 +222,7 @@ class Ground:
     def environ(self, **more: str) -> dict[str, str]:
         kept = ("PATH", "LANG", "HOME", "PYTHONPATH")
         own = {"BACKPLANE_HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CONFIG_HOME": str(self.folder / "user")}
-        quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": sizes.ISOLATION}
+        quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": "best_effort"}
         return {name: os.environ[name] for name in kept if name in os.environ} | own | quick | more
 
     def start(

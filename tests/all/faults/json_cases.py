@@ -62,35 +62,9 @@ def refused() -> Iterator[Case]:
     for code in range(0x21, 0x7F):
         if chr(code) not in VALID_ESCAPES:
             yield f"escape \\{chr(code)}", b'"\\' + bytes([code]) + b'"'
-    for text in (
-        "u",
-        "u1",
-        "u12",
-        "u123",
-        "u123g",
-        "uzzzz",
-        "u 123",
-        "u+123",
-        "u-123",
-        "U0061",
-        "u{61}",
-        "x41",
-        "0",
-        "'",
-    ):
+    for text in ("u", "u123", "u123g", "u+123", "U0061", "u{61}", "x41", "0"):
         yield f"half an escape {text}", b'"\\' + text.encode() + b'"'
-    for text in (
-        "d800",
-        "dbff",
-        "dc00",
-        "dfff",
-        "d800\\u0041",
-        "d800\\n",
-        "d800x",
-        "dc00\\ud800",
-        "d800\\ud800",
-        "D834",
-    ):
+    for text in ("d800", "dbff", "dc00", "d800\\u0041", "d800x", "dc00\\ud800"):
         yield f"half a pair {text}", b'"\\u' + text.encode() + b'"'
     for data in (
         b"\x80", b"\xbf", b"\xff", b"\xfe", b"\xc0\x80", b"\xc0\xaf", b"\xc1\xbf", b"\xe0\x80\x80", b"\xe0\x9f\xbf",
@@ -144,7 +118,6 @@ def hostile_strings() -> list[str]:
         "\n",
         "\r\n",
         "\t",
-        "a\nb",
         "a\r",
         '\n{"t":"fatal"}\n',
         "x" * 65536,

@@ -1,8 +1,4 @@
-"""Raise at one call of the package: in this process, or in a command of its own.
-
-As a program: `raising.py FILE PLACE -- WORDS…` is `backplane WORDS…`, in which PLACE (`function < caller`) raises once;
-`-` for PLACE notes the places in FILE instead.
-"""
+"""Raise at one call of the package, or note the calls that a run comes to."""
 
 from __future__ import annotations
 
@@ -88,19 +84,3 @@ def probing(probe: Probe) -> Iterator[None]:
         threading.setprofile(None)
         anyio.to_thread.run_sync = real
         sys.unraisablehook = lost
-
-
-def main(file: str, place: str, words: list[str]) -> int:
-    """Be the command, with the probe in it."""
-    from backplane.__main__ import main as command
-
-    probe = Probe(None if place == "-" else place)
-    sys.argv = ["backplane", *words]
-    with probing(probe):
-        code = command()
-    Path(file).write_text("\n".join(probe.places) if place == "-" else str(probe.raised))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[4:]))

@@ -1,7 +1,6 @@
-"""How long the fault suite tries: quick for every change, long for the figures.
+"""Sizes of the fault tests: the usual ones, and those of `xtask.py faults --long`, which sets `BACKPLANE_FAULTS=long`.
 
-`BACKPLANE_FAULTS=long` (what `xtask.py faults --long` sets) takes the second of each pair. Read once, at import: the
-tests' own fixtures take our variables out of the environment.
+Read once, at import: the tests' own fixtures take our variables out of the environment.
 """
 
 from __future__ import annotations
@@ -9,15 +8,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
-TRACED: Final = "BACKPLANE_SUITE_SUMMARY" in os.environ
-"""Every line of ours is noted in every child, for coverage: several times slower, and no measure of anything."""
 LONG: Final = os.environ.get("BACKPLANE_FAULTS") == "long"
-FIGURES: Final = os.environ.get("BACKPLANE_FAULTS_FIGURES")
-"""File that takes what was measured, a JSON line each; None when nobody asked."""
-ISOLATION: Final = os.environ.get("BACKPLANE_FAULTS_ISOLATION", "best_effort")
-"""What holds the hosts of most cases: what the product does by itself."""
-SLACK_S: Final = float(os.environ.get("BACKPLANE_FAULTS_SLACK_S", "5.0" if TRACED else "1.0"))
-"""Beyond every bound of time, for a machine that others use too; the figures say what was measured."""
+SLACK_S: Final = 1.0
+"""Added to every bound of time, as other programs use the machine too."""
 
 
 def share() -> float:
@@ -25,6 +18,6 @@ def share() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def of(quick: int, long: int) -> int:
+def of(usual: int, long: int) -> int:
     """The size of a trial."""
-    return long if LONG else max(quick // 4, min(quick, 4)) if TRACED else quick
+    return long if LONG else usual

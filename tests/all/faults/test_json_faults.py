@@ -52,14 +52,8 @@ def test_f26_a_mark_at_the_start_crlf_and_blank_lines_are_read(ground: Ground) -
 
 @pytest.mark.parametrize(
     "line",
-    [
-        b'{"t":"event","x":"\xff"}\n',
-        b'{"t":"event","x":"\xed\xa0\x80"}\n',
-        b'{"t":"event","x":"\xc0\xaf"}\n',
-        b'{"t":"event","x":"\xf4\x90\x80\x80"}\n',
-        '{"t":"event"}\n'.encode("utf-16-le"),
-    ],
-    ids=["invalid byte", "surrogate as bytes", "overlong", "beyond unicode", "utf-16"],
+    [b'{"t":"event","x":"\xff"}\n', '{"t":"event"}\n'.encode("utf-16-le")],
+    ids=["invalid byte", "utf-16"],
 )
 def test_f26_what_is_not_utf_8_ends_the_run_and_is_never_guessed(ground: Ground, line: bytes) -> None:
     ended = ground.run(written(line))
@@ -75,19 +69,8 @@ def test_f26_utf_16_with_its_mark_is_noise_that_is_stored_as_valid_utf_8(ground:
 
 # F28: numbers and depth -----------------------------------------------------------------------------------------------
 
-HOSTILE_VALUES = {
-    "NaN": b"NaN",
-    "Infinity": b"Infinity",
-    "-Infinity": b"-Infinity",
-    "1e999": b"1e999",
-    "5000 digits": b"9" * 5000,
-    "leading zero": b"01",
-    "lone surrogate": b'"\\ud800"',
-    "control character": b'"\x01"',
-    "100000 levels": b"[" * 100_000 + b"]" * 100_000,
-    "1000 objects": b'{"a":' * 1000 + b"1" + b"}" * 1000,
-    "unclosed": b"[" * 100_000,
-}
+HOSTILE_VALUES = {"NaN": b"NaN", "5000 digits": b"9" * 5000, "100000 levels": b"[" * 100_000 + b"]" * 100_000}
+"""What else is refused stands in `test_protocol` and `json_cases`."""
 
 
 @pytest.mark.parametrize("name", HOSTILE_VALUES)
@@ -166,21 +149,9 @@ def test_f32_a_terminal_gets_no_escape_of_a_host(ground: Ground) -> None:
 
 WRONG: dict[str, tuple[str, str | None, int]] = {
     "an event that is a number": ('say("event", ref_id=RUN["id"], event=7)', None, 2),
-    "an event without a type": ('say("event", ref_id=RUN["id"], event={})', None, 2),
-    "an event of wrong members": (
-        'say("event", ref_id=RUN["id"], event=body(kind="tool_call", tool_name=[], input=1))',
-        None,
-        2,
-    ),
-    "a final without a receipt": ('say("final", ref_id=RUN["id"])', "contract_invalid_receipt", 1),
-    "a receipt that is a list": ('say("final", ref_id=RUN["id"], receipt=[])', "contract_invalid_receipt", 1),
     "an outcome nobody knows": ('final(outcome="perfect")', "contract_invalid_receipt", 1),
-    "negative usage": ('final(usage={"input_tokens": -1})', "contract_invalid_receipt", 1),
     "a fatal without an error": ('say("fatal", ref_id=RUN["id"])', "contract_schema_violation", 1),
-    "an ask without an id": ('say("ask", ref_id=RUN["id"], kind="tool")', "contract_schema_violation", 1),
-    "a pong with words": ('say("pong", seq="one")', "contract_schema_violation", 1),
     "a run from a host": ('say("run", id="x", work_order={})', "protocol_unexpected_message", 1),
-    "a cancel from a host": ('say("cancel", ref_id=RUN["id"])', "protocol_unexpected_message", 1),
 }
 
 
@@ -192,21 +163,6 @@ def test_f33_legal_json_of_the_wrong_shape_has_its_code_or_is_counted(ground: Gr
     assert not ground.amiss(
         ended, code=code, outcome="failed" if code else "complete", accepted=accepted, bound_s=STOP_S
     )
-
-
-HELLOS: dict[str, str] = {
-    "no version": 'say("hello", backend=BACKEND, capabilities={})',
-    "a version that is a number": "hello(version=1)",
-    "a backend that is a word": 'hello(backend="x")',
-    "capabilities that are a list": "hello(capabilities=[])",
-}
-
-
-@pytest.mark.parametrize("name", HELLOS)
-def test_f33_a_hello_of_the_wrong_shape_is_a_failed_handshake(ground: Ground, name: str) -> None:
-    ended = ground.run(f"{HELLOS[name]}; time.sleep(30)")
-    assert ended.error in ("protocol_handshake_failed", "contract_version_mismatch")
-    assert not ground.amiss(ended, code=ended.error, accepted=0, bound_s=STOP_S)
 
 
 def test_f33_what_every_stored_receipt_says_can_be_read_by_a_strict_reader(ground: Ground) -> None:

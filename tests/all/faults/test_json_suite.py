@@ -1,4 +1,4 @@
-"""F34 and the figures of reading: generated cases, hostile strings and mutated lines at both doors."""
+"""F34: generated cases, hostile strings and mutated lines at both doors; secrets and memory."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ import random
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
 import backplane
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
-from backplane.contract.receipt import Verification
-from backplane.protocol import VALUES_MAX
 from backplane.protocol.control import ControlEnd
-from backplane.receipts.pieces import canonical_chunks, seal
+from backplane.receipts.pieces import canonical_chunks
 from backplane.runtime.backends import MemoryBackend
 from backplane.runtime.inbound import now
 from backplane.runtime.plane import ControlPlane
 from tests import closed
 from tests.all.faults import hosts, sizes
-from tests.all.faults.conftest import Figure
 from tests.all.faults.ground import PROGRAM, UGLY, Ground
 from tests.all.faults.json_cases import CHOSEN, hostile_strings, refused, taken
-from tests.receipt_writer import receipt_of
 
 TAKEN, REFUSED = dict(taken()), dict(refused())
 assert len(TAKEN) + len(REFUSED) + len(CHOSEN) >= 300
@@ -90,11 +85,7 @@ async def _through(plane: ControlPlane, root: Path, values: list[bytes]) -> tupl
     return found, run.error.code if run.error is not None else None
 
 
-POLICY_BROKEN: Final[dict[str, Any]] = {"outcome": "partial", "code": "policy_denied"}
-"""A call with more members than a rule can be held against is taken whole, and breaks the default policy."""
-
-
-def test_f34_the_sidecar_reader_takes_and_refuses_what_it_must(ground: Ground, figure: Figure) -> None:
+def test_f34_the_sidecar_reader_takes_and_refuses_what_it_must(ground: Ground) -> None:
     wrong: list[str] = []
     settings = Settings(limits=Limits(cancel_grace_s=0.2))
 
@@ -117,7 +108,6 @@ def test_f34_the_sidecar_reader_takes_and_refuses_what_it_must(ground: Ground, f
 
     anyio.run(main)
     assert wrong == []
-    figure("C11", len(wrong), what=f"wrong of {len(TAKEN) + len(REFUSED) + len(CHOSEN)} JSON cases, sidecar reader")
 
 
 # The stdio server -----------------------------------------------------------------------------------------------------
@@ -159,7 +149,7 @@ class Server:
         return words
 
 
-def test_f34_the_server_takes_and_refuses_what_it_must_and_goes_on(ground: Ground, figure: Figure) -> None:
+def test_f34_the_server_takes_and_refuses_what_it_must_and_goes_on(ground: Ground) -> None:
     server, wrong = Server(ground), []
     cases = [(name, data, True) for name, data in TAKEN.items()] + [
         (name, data, False) for name, data in REFUSED.items()
@@ -173,7 +163,6 @@ def test_f34_the_server_takes_and_refuses_what_it_must_and_goes_on(ground: Groun
             wrong.append((name, answer))
     assert b"Traceback" not in server.end()
     assert wrong == []
-    figure("C11", len(wrong), what=f"wrong of {len(cases)} JSON cases, stdio server")
 
 
 ECHO = """
@@ -184,7 +173,7 @@ final(); rest()
 """
 
 
-def test_f34_hostile_strings_come_back_as_they_went_in(ground: Ground, figure: Figure) -> None:
+def test_f34_hostile_strings_come_back_as_they_went_in(ground: Ground) -> None:
     texts = hostile_strings()
     command = json.dumps(list(hosts.script(ground.folder, ECHO)))
     (ground.work / "backplane.toml").write_text(f"[backends.it]\ncommand = {command}\n")
@@ -200,7 +189,6 @@ def test_f34_hostile_strings_come_back_as_they_went_in(ground: Ground, figure: F
     assert said == texts
     shown = ground.call("receipts", "show", ground.rows()[0].run_id, "--json")
     assert [event["text"] for event in json.loads(shown.stdout)["trace"]] == texts
-    figure("C11", 0, what=f"changed of {len(texts)} hostile strings, both doors in one way")
 
 
 # Fuzz -----------------------------------------------------------------------------------------------------------------
@@ -216,24 +204,7 @@ SEEDS = [
     b'{"t":"cancel","ref_id":"r"}\n',
     b'{"t":"answer","ref_id":"r","id":"1","decision":"allow"}\n',
 ]
-DICTIONARY = [
-    b'"',
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"\\",
-    b"\\u",
-    b"\\ud800",
-    b"null",
-    b"1e999",
-    b"-0",
-    b"NaN",
-    b"\x00",
-    b"\xff",
-]
+DICTIONARY = [*b'" { } [ ] , : \\ \\u \\ud800 null 1e999 -0 NaN'.split(), b"\x00", b"\xff"]
 DICTIONARY += [
     b'"t":',
     b'"event"',
@@ -266,7 +237,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 @pytest.mark.timeout(900)
-def test_c11_mutated_lines_make_no_door_fail(ground: Ground, figure: Figure) -> None:
+def test_c11_mutated_lines_make_no_door_fail(ground: Ground) -> None:
     rng, count = random.Random(11), sizes.of(4000, 50_000)
     lines = [mutated(rng) for _ in range(count)]
     end = ControlEnd(now=now)
@@ -284,42 +255,6 @@ def test_c11_mutated_lines_make_no_door_fail(ground: Ground, figure: Figure) -> 
         while server.read() != {"t": "pong", "seq": 4242424242}:
             pass
     assert b"Traceback" not in server.end()
-    figure("C11", 0, what=f"exceptions of {count} mutated lines, both doors")
-
-
-# C12: two makers of one hash ------------------------------------------------------------------------------------------
-
-
-def _random_json(rng: random.Random, depth: int = 3) -> Any:
-    kind = rng.randrange(8 if depth else 6)
-    if kind == 0:
-        return rng.choice([None, True, False])
-    if kind == 1:
-        return rng.choice([0, -1, 2**63, 2**64 - 1, -(2**63), rng.randrange(10**9)])
-    if kind == 2:
-        return rng.choice([0.1, 1e21, -0.0, 5e-324, 1e16, 1e-5, rng.random(), rng.uniform(-1e300, 1e300), 1.5e15])
-    if kind in (3, 4, 5):
-        return "".join(
-            chr(rng.choice([rng.randrange(0x20, 0x7F), rng.randrange(0xD000), 0x1F600, 10, 0]))
-            for _ in range(rng.randrange(9))
-        )
-    if kind == 6:
-        return [_random_json(rng, depth - 1) for _ in range(rng.randrange(4))]
-    return {str(_random_json(rng, 0)): _random_json(rng, depth - 1) for _ in range(rng.randrange(4))}
-
-
-def test_c12_two_makers_agree_on_the_hash(figure: Figure) -> None:
-    rng, count = random.Random(12), sizes.of(200, 1000)
-    for _ in range(count):
-        text = str(_random_json(rng, 0))
-        receipt = receipt_of(
-            (), usage_raw={"x": _random_json(rng)}, verification=Verification(git_diff=text, harness_ok=True)
-        )
-        data = b"".join(canonical_chunks(seal(receipt)))
-        # Written from the contract's text and not from our code: prints anew, and hashes what it printed.
-        closed.read(data)
-        assert msgspec.json.decode(data)["verification"]["git_diff"] == text
-    figure("C12", 0, what=f"disagreements of {count} random receipts, two makers")
 
 
 # C15: secrets ---------------------------------------------------------------------------------------------------------
@@ -347,7 +282,7 @@ say("fatal", ref_id=RUN["id"], error=S, error_code="backend_crashed")
 @pytest.mark.parametrize(
     "secret", ["sk-live-0123456789abcdefghij", 'a+b/c="d\\e" \u00fc?&%', "p\u00e4ss w\u00f6rd/with+signs=="]
 )
-def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str, figure: Figure) -> None:
+def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str) -> None:
     import base64
     import urllib.parse
 
@@ -373,13 +308,11 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
                 seen[str(path)] = path.read_bytes()
         hits += [(place, form) for place, data in seen.items() for form in forms if form.encode() in data]
     assert hits == []
-    figure("C15", len(hits), what=f"hits of {len(forms)} forms in each of {sizes.of(1, 17)} runs")
 
 
 PLACES = {
     "the kind of an unknown message": "hello(); take(); say(S, ref_id=S, id=S, x=1); final(); rest()",
     "the run of a message": "hello(); take(); event('a', ref_id=S); say('fatal', ref_id=S, error='x'); final(); rest()",
-    "the version of a hello": "hello(version=S); take(); rest()",
     "an event before the hello": 'put(b\'{"t":"event","ref_id":"\' + S.encode() + b\'"}\\n\'); rest()',
     "an ask": """
 hello(extensions=["ask/1"]); take()
@@ -387,25 +320,21 @@ for number in range(2):
     say("ask", ref_id=RUN["id"], id=S + str(number), kind="tool", name="t", input={}, deadline_ms=1000, default="deny")
     event("answered" if json.loads(line())["id"] == S + str(number) else "another id")
 final(); rest()""",
-    "a line that is too long": "hello(); take(); put(b'{' + S.encode() + b'x' * (17 << 20) + b'\\n'); rest()",
     "a line cut on one": "hello(); take(); put(b'{' + b'.' * 185 + S.encode() + bytes(17 << 20) + b'\\n'); rest()",
-    "a line cut where one stands": "hello(); take(); put(b'{' + S.encode() * 1000000 + b'\\n'); rest()",
     "noise that is too long": "hello(); take(); put(b'.' * 190 + S.encode() * 1000000 + b'\\n'); final(); rest()",
     "what is no JSON": "hello(); take(); put(b'{' + S.encode() * 4000 + b'\\n'); rest()",
     "the last words": "hello(); take(); os.write(2, (S * 4000).encode()); os._exit(3)",
-    "the last words beside others": "hello(); take(); put(b'.' * 30 + S.encode() + b'.' * 65526, 2); os._exit(3)",
     "a name that is in no patch": """
 hello(); take(); os.chdir(RUN["work_order"]["workspace"]["root"]); os.mkfifo(S); final(); rest()""",
 }
 
 
-@pytest.mark.parametrize("json_wanted", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_c15_no_piece_of_a_secret_is_told_where_a_host_puts_it(ground: Ground, place: str, json_wanted: bool) -> None:
+def test_c15_no_piece_of_a_secret_is_told_where_a_host_puts_it(ground: Ground, place: str) -> None:
     secret = "sup3rSECRETvalue-AbC123xyz"
     host = ground.host("S = os.environ['MYKEY']\n" + PLACES[place])
     words = ("run", "do it", "--sidecar", host, "--env", f"MYKEY={secret}", "--on-ask", "deny")
-    ended = ground.start(*words, *(["--json"] if json_wanted else [])).end()
+    ended = ground.start(*words, "--json").end()
     assert not any(word in ended.stdout + ended.stderr for word in UGLY)
     seen = {"stdout": ended.stdout, "stderr": ended.stderr}
     seen |= {str(path): path.read_bytes() for path in ground.home.rglob("*") if path.is_file()}
@@ -434,10 +363,8 @@ final(); rest()
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "value", ["[]", "{}", '""', "0", '{"a":0}'], ids=["arrays", "objects", "strings", "numbers", "members"]
-)
-def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, value: str, figure: Figure) -> None:
+@pytest.mark.parametrize("value", ["[]", '{"a":0}'], ids=["arrays", "members"])
+def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, value: str) -> None:
     body = (
         "hello(); take(); event('a')\n"
         f"many = b','.join([{value.encode()!r}] * ((15 << 20) // {len(value) + 1}))\n"
@@ -448,48 +375,12 @@ def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, val
     )
     ended = ground.run(body)
     assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=3.0)
-    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, 15 MiB of {value}")
 
 
-@pytest.mark.parametrize(
-    ("value", "broken"),
-    [("[]", {"outcome": "complete"}), ('""', POLICY_BROKEN), ('{"a":0}', POLICY_BROKEN)],
-    ids=["arrays", "strings", "members"],
-)
-def test_as_many_values_as_a_line_may_have_are_taken(
-    ground: Ground, value: str, broken: dict[str, Any], figure: Figure
-) -> None:
-    count = VALUES_MAX * 2 // (value.count('"') // 2 + value.count("[") + value.count("{") + 1) - 100
-    body = f"""
-hello(); take()
-many = b','.join([{value.encode()!r}] * {count})
-call = body(kind="tool_call", tool_name="t", input="MANY", tool_use_id=None, parent_tool_use_id=None)
-line = json.dumps({{"t": "event", "ref_id": RUN["id"], "event": call}}).encode()
-put(line.replace(b'"MANY"', b"[" + many + b"]") + b"\\n")
-final(); rest()
-"""
-    ended = ground.run(body)
-    assert not ground.amiss(ended, accepted=1, bound_s=3.0, **broken)
-    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, {count} × {value}, just allowed")
-
-
-def test_the_longest_line_of_text_is_taken_whole(ground: Ground, figure: Figure) -> None:
+def test_the_longest_line_of_text_is_taken_whole(ground: Ground) -> None:
     body = "hello(); take(); event('x' * ((16 << 20) - 1000)); final(); rest()"
     ended = ground.run(body)
     assert (ended.code, ended.error, ended.left) == (0, None, [])
     assert len(ended.events[0]["text"]) == (16 << 20) - 1000
     # Read, decoded, printed anew, journalled and shown: some ten copies of a line may live at once.
     assert ended.peak_bytes - ground.base_bytes < 12 * 16 << 20
-    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what="MiB for one text of 16 MiB")
-
-
-def test_a_final_full_of_tiny_values_is_refused_or_bounded(ground: Ground, figure: Figure) -> None:
-    body = """
-hello(); take(); event('a')
-made = receipt(usage_raw=[])
-line = json.dumps({"t": "final", "ref_id": RUN["id"], "receipt": made}).encode()
-put(line.replace(b'"usage_raw": []', b'"usage_raw": [' + b'{"a":0},' * (15 << 17) + b"0]") + b"\\n"); time.sleep(30)
-"""
-    ended = ground.run(body)
-    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=5.0)
-    figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what="MiB grown, a final of 15 MiB of tiny values")

@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,36 +107,6 @@ def test_f42_a_folder_or_file_swapped_for_a_link_while_it_is_staged_leads_nowher
         assert [json.loads(event["text"])[1] for event in ended.events] in ([], [0])
         assert not ground.litter()
     assert facts(outside) == before
-
-
-RIGHTS = """
-hello(); take(); root = RUN["work_order"]["workspace"]["root"]; os.chdir(root)
-for n in range({count}):
-    os.mkdir(f"d{{n}}"); open(f"d{{n}}/f", "w").write("ours"); os.chmod(f"d{{n}}/f", 0o200)
-    os.symlink({outside!r} + f"/d{{n}}", f"to-d{{n}}")
-    os.chmod(f"d{{n}}", 0)
-event("ready"); final(); rest()
-"""
-
-
-def test_f42_rights_are_given_to_nothing_that_a_link_in_the_stage_points_to(ground: Ground) -> None:
-    count = 60
-    outside = neighbour(ground, [f"d{number}/f" for number in range(count)])
-    for folder in outside.iterdir():
-        folder.chmod(0o500)
-    for number in range(100):
-        (ground.work / f"file-{number}").write_text("x")
-    before = facts(outside)
-    for _ in range(sizes.of(4, 40)):
-        running = ground.started(RIGHTS.format(count=count, outside=str(outside)))
-        running.said(b'"ready"')
-        stages = [path.parent for path in (ground.home / "stage").glob("*/*/d0")]
-        pairs = [(stage / f"d{number}", stage / f"to-d{number}") for stage in stages for number in range(count)]
-        with swapping(lambda pairs=pairs: pairs):  # type: ignore[misc]
-            while running.process.poll() is None:
-                time.sleep(PAUSE_S)
-        in_order(ground, running.end(), (None, "execution_workspace_error"))
-        assert facts(outside) == before
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder", "nothing"])

@@ -6,19 +6,10 @@ raises once, in a run of its own.
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
 import json
 import multiprocessing
 import os
-import pkgutil
-import shutil
-import subprocess
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +19,6 @@ import anyio
 import msgspec
 import pytest
 
-import backplane
 from backplane import Decision, Hook, HookCall
 from backplane.config import Settings
 from backplane.contract import canonical
@@ -39,9 +29,9 @@ from backplane.runtime.backends import MemoryBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from tests import closed
-from tests.all.faults import raising, sizes
+from tests.all.faults import sizes
 from tests.all.faults.raising import WORDS, Probe, probing
-from tests.runs import HELLO, PRELUDE, QUICK
+from tests.runs import QUICK
 
 SECRET = "hunter2-hunter2-hunter2"
 TIME = "2026-01-15T12:00:00Z"
@@ -57,6 +47,7 @@ EDGES = frozenset(
         "runtime/run.py:_RunReader.__init__ < runtime/run.py:Run.batches",
         "process/aio.py:TaskRef.__init__ < runtime/run.py:_RunReader.__init__",
         "process/aio.py:asyncio_task < process/aio.py:TaskRef.__init__",
+        "runtime/run.py:Run._is_read_elsewhere < runtime/run.py:_RunReader.__init__",
         "runtime/run.py:_Batches.__aiter__ < …",
         "runtime/run.py:_Batches.__anext__ < …",
         "runtime/run.py:Run._next_batch < runtime/run.py:_Batches.__anext__",
@@ -74,11 +65,6 @@ EDGES = frozenset(
 """Where the program or the loop itself calls, a flag of two lines is set, or a block is left: no frame of ours is
 around what raises, or nobody could leave that block a second time; or what raises is a function of the caller's."""
 
-COMMAND_S = 60.0
-"""For one command; it takes half a second on a quiet machine."""
-
-REAPS_MAX, REAP_POLL_S = 100, 0.02
-"""Two seconds: a trial takes some ten milliseconds."""
 
 BY_SQLITE = "receipts/database.py:_allow"
 """Called by SQLite, to which an exception is a refusal: the store fails, and says so."""
@@ -255,28 +241,28 @@ def stored_faults(home: Path, run_id: str) -> Iterator[str]:
 # The cases ------------------------------------------------------------------------------------------------------------
 
 
-def run_one(loop: str, folder: Path, probe: Probe) -> tuple[Seen, Path]:
+def run_one(folder: Path, probe: Probe) -> tuple[Seen, Path]:
     home, root = folder / "home", folder / "root"
     home.mkdir(parents=True)
     root.mkdir()
     (root / "there.txt").write_text("there\n")
-    return anyio.run(go, home, root, probe, backend=loop), home
+    return anyio.run(go, home, root, probe), home
 
 
-def noted_places(loop: str, folder: Path) -> list[str]:
-    run_one(loop, folder / "warm", Probe())  # What is loaded once is no part of a run.
+def noted_places(folder: Path) -> list[str]:
+    run_one(folder / "warm", Probe())  # What is loaded once is no part of a run.
     noted = Probe()
-    seen, _ = run_one(loop, folder / "noted", noted)
+    seen, _ = run_one(folder / "noted", noted)
     assert seen.error is None
     assert seen.run is not None
     assert seen.run.end_error is None
     return list(noted.places)
 
 
-def trial(loop: str, folder: Path, place: str) -> list[str] | None:
+def trial(folder: Path, place: str) -> list[str] | None:
     """What does not hold where this place raises; None where the run did not come to it."""
     probe = Probe(place)
-    seen, home = run_one(loop, folder, probe)
+    seen, home = run_one(folder, probe)
     return list(faults_of(seen, home, place)) if probe.raised else None
 
 
@@ -301,244 +287,15 @@ def forked(work: Callable[[], Any]) -> Any:
                 pass
 
 
-def sample(places: list[str], size: int, start: int = 0) -> list[str]:
-    """So many of them, from everywhere in the run."""
-    tried = [place for place in places if place not in EDGES]
-    step = max(1, len(tried) // size)
-    return tried[start % step :: step]
-
-
-def qualified(tree: ast.AST, prefix: str = "") -> Iterator[str]:
-    """The names that the code objects of a file have."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + node.name
-            yield from qualified(node, f"{prefix}{node.name}.<locals>.")
-        else:
-            yield from qualified(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
-
-
-def test_every_function_that_is_left_out_is_there() -> None:
-    for file, name in {tuple(place.split(":")) for edge in EDGES for place in edge.split(" < ") if place != "…"}:
-        assert name in qualified(ast.parse(Path(raising.PACKAGE + file).read_text(encoding="utf-8"))), file
-
-
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_an_exception_at_any_call_fails_the_run_with_internal(loop: str, tmp_path: Path, figure: Any) -> None:
-    places = forked(lambda: noted_places(loop, tmp_path))
+def test_an_exception_at_any_call_fails_the_run_with_internal(tmp_path: Path) -> None:
+    places = [place for place in forked(lambda: noted_places(tmp_path)) if place not in EDGES]
     bad: dict[str, list[str]] = {}
     tried = 0
-    for number, place in enumerate(sample(places, sizes.of(60, 1 << 20), len(loop))):
-        faults = forked(functools.partial(trial, loop, tmp_path / str(number), place))
+    for number, place in enumerate(places[:: max(1, len(places) // sizes.of(60, 1 << 20))]):
+        faults = forked(functools.partial(trial, tmp_path / str(number), place))
         tried += faults is not None
         if faults:
             bad[place] = faults
-    figure("raised", tried, door=loop)
     assert not bad
     assert tried > 10
-
-
-# Through the command and through `serve` ------------------------------------------------------------------------------
-
-HOST = (
-    PRELUDE.format(hello=json.dumps(HELLO))
-    + """
-put(b"a banner\\n")
-hello()
-run = take()
-open(run["work_order"]["workspace"]["root"] + "/made.txt", "w").write("made")
-put(event(run, "one"), event(run, "two"), event(run, type={}), final(run))
-end()
-"""
-)
-
-
-def load_all() -> None:
-    """Load all of the package that can be loaded: a fork then needs no time for it, and raises in no import."""
-    for module in pkgutil.walk_packages(backplane.__path__, "backplane."):
-        if not module.name.endswith("__main__"):
-            with suppress(ImportError):  # Of an extra that is not here.
-                importlib.import_module(module.name)
-
-
-def command(folder: Path, place: str, words: list[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Be the command in a fork of this process."""
-    source, sink = os.pipe()
-    os.write(sink, stdin)
-    files = [os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("out", "err")]
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.setsid()
-            warnings.simplefilter("ignore")  # The suite makes errors of them.
-            os.close(sink)
-            for number, file in enumerate((source, *files)):
-                os.dup2(file, number)
-            sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "r" if not number else "w") for number in range(3))
-            os.environ["BACKPLANE_HOME"] = str(folder / "home")
-            os.chdir(folder)
-            code = raising.main(str(folder / "noted"), place, words)
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(code)
-    for file in (source, sink, *files):
-        os.close(file)
-    ends_at, ended = time.monotonic() + COMMAND_S, (0, 0)
-    while ended[0] == 0:
-        assert time.monotonic() < ends_at, "it hangs"
-        time.sleep(REAP_POLL_S)
-        ended = os.waitpid(child, os.WNOHANG)
-    said = [(folder / name).read_bytes() for name in ("out", "err")]
-    return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(ended[1]), *said)
-
-
-def run_words(folder: Path) -> tuple[list[str], bytes]:
-    words = ["run", "do it", "--json", "--root", str(folder / "root"), "--lane", "workspace_first"]
-    return [*words, "--env", f"TOKEN={SECRET}", "--sidecar", f"{sys.executable} -I -S {folder / 'host.py'}"], b""
-
-
-def serve_words(folder: Path) -> tuple[list[str], bytes]:
-    (folder / "backplane.toml").write_text(
-        f'[backends.plain]\ncommand = ["{sys.executable}", "-I", "-S", "{folder / "host.py"}"]\n'
-    )
-    order = json.loads(msgspec.json.encode(work_order(folder / "root")))
-    order["config"]["vendor"] = {"abp": {"backend": "plain"}}
-    run = {"t": "run", "id": RUN_ID, "work_order": order, "extensions": ["stage/1"]}
-    return ["--config", str(folder / "backplane.toml"), "serve"], json.dumps(run).encode() + b"\n"
-
-
-def routed_words(folder: Path) -> tuple[list[str], bytes]:
-    serve_words(folder)
-    words, _ = run_words(folder)
-    return ["--config", str(folder / "backplane.toml"), *words[: words.index("--sidecar")], "--prefer", "speed"], b""
-
-
-def earlier(folder: Path) -> str:
-    """The id of the run that was there before; of none where there is none yet."""
-    return next(iter(sorted(path.name for path in (folder / "home" / "runs").glob("*-*"))), RUN_ID)
-
-
-def child_words(folder: Path) -> tuple[list[str], bytes]:
-    words, _ = run_words(folder)
-    return [*words, "--max-budget-usd", "0.5", "--param", f'abp.parent="{earlier(folder)}"'], b""
-
-
-def replay_words(folder: Path) -> tuple[list[str], bytes]:
-    return ["run", "again", "--json", "--root", str(folder / "root"), "--backend", f"replay:{earlier(folder)}"], b""
-
-
-DOORS = (run_words, serve_words, routed_words, child_words, replay_words)
-CHILDREN = ("--param", "abp.children_budget_usd_micros=5000000")
-AFTER_ONE = (child_words, replay_words)
-"""These are about a run that was there before."""
-
-RUN_ID = "0192f0c1-2345-7abc-8def-0123456789ab"
-
-
-def messages(said: bytes) -> Iterator[dict[str, Any]]:
-    for line in said.splitlines():
-        with suppress(ValueError):  # Half a line is no message.
-            yield json.loads(line)
-
-
-def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: str, before: str = "") -> Iterator[str]:
-    """What does not hold of a command in which something was raised at this place.
-
-    Args:
-        before: the run that was there before.
-    """
-    said = done.stdout + done.stderr
-    if SECRET.encode() in said:
-        yield "a secret is in it"
-    if b"Traceback" in done.stderr and "host/" not in place:  # The kit prints one for its host's author.
-        yield "a traceback"
-    lines = list(messages(done.stdout))
-    ends = [line for line in lines if line["t"] in ("final", "fatal") and line.get("ref_id")]
-    begun = [path.name for path in (folder / "home" / "runs").glob("*-*") if path.name != before]
-    if not begun:
-        # One that was cancelled before it began has nothing to keep; it is told as failed.
-        if ends and ends[0]["t"] == "final" and ends[0]["receipt"]["outcome"] != "failed":
-            yield f"a final without a run, {list((folder / 'home').rglob('*'))}"
-        return
-    if BY_SQLITE in place:
-        yield from stored_faults(folder / "home", begun[0])
-        return
-    with Store.open(folder / "home") as store:
-        rows = [row for row in store.scan() if row.run_id != before]
-        if len(rows) != 1 or store.verify(rows[0].run_id):
-            yield f"{len(rows)} receipts"
-            return
-        receipt = store.load(rows[0].run_id)
-    if len(ends) != 1:
-        yield f"{len(ends)} last messages"
-        return
-    good = receipt.outcome == "complete"
-    if good and (WORDS.encode() in said or ends[0]["t"] == "final"):
-        return
-    end, codes = receipt.backplane["end"], ["internal"]
-    crashed = bool(before) and end["reason"] == "host_exit"
-    if crashed:  # The host of a replay is in this process: what it raises is a host's end.
-        codes += ["backend_crashed", "protocol_handshake_failed"]
-    if end.get("code") not in codes or receipt.outcome == "complete":
-        yield f"the end is {end}, outcome {receipt.outcome}"
-    if receipt.verification.harness_ok and not crashed:
-        yield f"the end is {end}, harness_ok {receipt.verification.harness_ok}"
-    if ends[0]["t"] != "fatal" or ends[0]["error_code"] not in codes:
-        yield f"the last message is {ends[0]['t']}"
-    if ends[0].get("receipt", {}).get("receipt_sha256") != receipt.receipt_sha256:
-        yield "its receipt is not the one that is kept"
-
-
-def reap_trials() -> None:
-    """Wait for trials of bubblewrap: not tied to who began them, they go to their own end, here below a subreaper."""
-    with suppress(ChildProcessError):
-        for _ in range(REAPS_MAX):
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(REAP_POLL_S)
-
-
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("door", DOORS)
-def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
-    door: Any, tmp_path: Path, figure: Any
-) -> None:
-    def go(name: str, place: str, door: Any = door) -> tuple[subprocess.CompletedProcess[bytes], Path]:
-        folder = tmp_path / name
-        (folder / "root").mkdir(parents=True)
-        (folder / "host.py").write_text(HOST)
-        if before:
-            shutil.copytree(tmp_path / "before" / "home", folder / "home", symlinks=True)
-        words, stdin = door(folder)
-        return command(folder, place, words, stdin), folder
-
-    load_all()
-    before = ""
-    if door in AFTER_ONE:
-        done, folder = go("before", "-", lambda folder: ([*run_words(folder)[0], *CHILDREN], b""))
-        before = earlier(folder)
-    done, folder = go("noted", "-")
-    assert done.returncode == 0, done.stderr
-    places = (folder / "noted").read_text().splitlines()
-    begins = next(number for number, place in enumerate(places) if "Run.__init__" in place)
-    bad: dict[str, list[str]] = {}
-    tried, wanted = 0, sizes.of(12, 400)
-    for number, place in enumerate(sample(places[begins:], 3 * wanted)):
-        if tried == wanted:
-            break  # Not every place is passed again: which thread was first differs from run to run.
-        done, folder = go(str(number), place)
-        raised = (folder / "noted").exists() is False or (folder / "noted").read_text() == "True"
-        # A generator was closed: nobody can raise there.
-        raised = raised and not (b"Exception ignored in" in done.stderr and WORDS.encode() in done.stderr)
-        tried += raised
-        if raised and (faults := list(door_faults(done, folder, place, before))):
-            bad[place] = [*faults, f"exit {done.returncode}", done.stderr.decode()[-300:]]
-    figure("raised", tried, door=door.__name__)
-    reap_trials()
-    assert not bad
-    assert tried > wanted // 3, done.stderr

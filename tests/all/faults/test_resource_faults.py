@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pty
 import resource
 import signal
-import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +19,6 @@ from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from tests.all.faults import hosts, sizes
-from tests.all.faults.conftest import Figure
 from tests.all.faults.ground import GRACE_S, LADDER_S, PROGRAM, UGLY, Ground, high_water, leftovers
 
 STOP_S = GRACE_S + LADDER_S
@@ -65,57 +60,6 @@ def test_f57_a_reader_that_stops_reading_slows_the_run_and_grows_nothing(ground:
     assert not ground.litter()
 
 
-def served(ground: Ground, body: str) -> subprocess.Popen[bytes]:
-    """`serve` with one run at work that a host of these lines does."""
-    command = json.dumps(list(hosts.script(ground.folder, body)))
-    (ground.work / "backplane.toml").write_text(f"[backends.it]\ncommand = {command}\n")
-    process = subprocess.Popen(
-        [*PROGRAM, "serve"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ground.work, env=ground.environ(),
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["t"] == "hello"
-    order = {"task": "do it", "config": {"vendor": {"abp": {"backend": "it"}}}, "workspace": {"root": str(ground.work)}}
-    run = {"t": "run", "id": "r1", "work_order": order, "extensions": ["cancel/1", "stage/1"]}
-    process.stdin.write(json.dumps(run).encode() + b"\n")
-    process.stdin.flush()
-    assert json.loads(process.stdout.readline())["t"] == "event"
-    return process
-
-
-@pytest.mark.parametrize("how", ["closes stdin", "closes both", "stops reading", "terminates", "kills"])
-def test_f57_a_server_whose_peer_goes_away_ends_within_five_seconds(ground: Ground, how: str) -> None:
-    before: set[int] = set()
-    process = served(ground, TALKS if how == "stops reading" else LIVES)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    began = time.monotonic()
-    if how == "terminates":
-        process.terminate()
-    elif how == "kills":
-        process.kill()
-    else:
-        process.stdin.close()
-    if how in ("closes both", "stops reading"):
-        time.sleep(0.2)
-        process.stdout.close()
-    process.wait(20)
-    assert time.monotonic() - began < 5.0 * sizes.share() + sizes.SLACK_S
-    end_s = time.monotonic() + (2.0 if how == "kills" else 0.0)
-    while (left := leftovers(before)) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert left == []
-    assert b"Traceback" not in process.stderr.read()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        stream.close()
-    if how != "kills":
-        (row,) = ground.rows()
-        assert (row.outcome, row.reason) == ("partial", "cancelled")
-        assert not ground.litter()
-
-
 MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "losses": ("warn({'loss': {'path': '/x', 'reason': long}})", ()),
     "streams": ("warn({'output': {'stream': f's{n}', 'text': long}})", ("--env", "A_KEY=a-secret-of-some-length")),
@@ -138,7 +82,7 @@ def ask(**members):
 def call(name, **members):
     say("event", ref_id=RUN["id"], event=body(kind="tool_call", **{{"tool_name": name, "input": {{}}, **members}}))
 hello(extensions=["ask/1"]); take(); long = "y" * 4_000_000
-for n in range(25):
+for n in range(18):
     {one}
 final(); rest()
 """
@@ -163,10 +107,9 @@ def test_f58_forty_descriptors_are_enough_for_a_run(ground: Ground) -> None:
     assert not ground.amiss(ended, outcome="complete", accepted=2)
 
 
-@pytest.mark.parametrize("count", [5, 8, 10, 12, 15, 20])
+@pytest.mark.parametrize("count", [8, 12, 20])
 def test_f58_too_few_descriptors_are_a_clear_error(ground: Ground, count: int) -> None:
-    # The tracer of a suite with coverage holds one, and Python itself needs the rest.
-    ended = ground.run(hosts.GOOD, preexec_fn=limited(RLIMIT_NOFILE=count + 2 * sizes.TRACED))
+    ended = ground.run(hosts.GOOD, preexec_fn=limited(RLIMIT_NOFILE=count))
     assert ended.left == []
     for word in UGLY:
         assert word not in ended.stderr, ended.stderr
@@ -174,7 +117,7 @@ def test_f58_too_few_descriptors_are_a_clear_error(ground: Ground, count: int) -
         assert ended.error not in (None, "internal"), ended.stderr
 
 
-@pytest.mark.parametrize("kib", [1, 16, 64, 256])
+@pytest.mark.parametrize("kib", [16, 256])
 def test_f58_a_limit_on_file_sizes_is_a_clear_error(ground: Ground, kib: int) -> None:
     body = "hello(); take()\nfor n in range(600):\n    event('x' * 1000)\nfinal(); rest()"
     ended = ground.run(body, preexec_fn=limited(RLIMIT_FSIZE=kib * 1024))
@@ -240,7 +183,7 @@ BAD = {
 }
 
 
-def test_f58_good_runs_complete_beside_bad_ones(ground: Ground, figure: Figure) -> None:
+def test_f58_good_runs_complete_beside_bad_ones(ground: Ground) -> None:
     limits = Limits(cancel_grace_s=GRACE_S, run_s=3.0, runs_max=100)
     outcomes: list[str] = []
     ends: dict[str, str] = {}
@@ -275,7 +218,7 @@ def rss() -> int:
 
 
 @pytest.mark.timeout(3600)
-def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> None:
+def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground) -> None:
     count = sizes.of(25, 1000)
     kinds = [
         hosts.GOOD,
@@ -299,13 +242,12 @@ def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> 
     assert leftovers(set()) == []
     assert seen["after"] == seen["before"]
     assert not ground.litter()
-    growth = (sizes_seen["after"] / sizes_seen["before"] - 1) * 100
-    figure("C8", growth, what=f"% RSS after {count} runs; fds, threads, zombies, temp +0")
-    figure("C3", 0, what=f"of {count} runs in a row")
+    if sizes.LONG:
+        assert sizes_seen["after"] < 1.05 * sizes_seen["before"]
 
 
 @pytest.mark.timeout(900)
-def test_f59_many_runs_at_once_all_complete(ground: Ground, figure: Figure) -> None:
+def test_f59_many_runs_at_once_all_complete(ground: Ground) -> None:
     count = sizes.of(20, 100)
     outcomes: list[str] = []
     took: list[float] = []
@@ -326,11 +268,12 @@ def test_f59_many_runs_at_once_all_complete(ground: Ground, figure: Figure) -> N
 
     anyio.run(main)
     assert outcomes == ["complete"] * count
-    figure("C9", count / took[0], what=f"runs/s, {count} at once, a staged workspace and a stored receipt each")
+    if sizes.LONG:
+        assert count / took[0] >= 20 / sizes.share()
 
 
 @pytest.mark.timeout(900)
-def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -> None:
+def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground) -> None:
     times: dict[str, list[float]] = {"good": [], "deaf": []}
     bodies = {
         "good": "hello(extensions=['cancel/1']); take(); event(); line(); final('partial')",
@@ -363,15 +306,12 @@ def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -
     anyio.run(main)
     assert leftovers(set()) == []
     assert not ground.litter()
-    for name, found in times.items():
-        worst = max(found) if len(found) < 100 else statistics.quantiles(found, n=100)[98]
-        figure("C4", worst, what=f"s to cancel, {name} host, worst of {len(found)}, 10 at once, grace {GRACE_S} s")
     assert max(times["good"]) < GRACE_S + LADDER_S + sizes.share() + sizes.SLACK_S
     assert max(times["deaf"]) < GRACE_S + LADDER_S + sizes.share() + sizes.SLACK_S
 
 
 @pytest.mark.timeout(900)
-def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground, figure: Figure) -> None:
+def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground) -> None:
     late: list[float] = []
     count, idle_s = sizes.of(8, 100), 0.8
 
@@ -395,20 +335,18 @@ def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground, 
                         tasks.start_soon(task, plane)
 
     anyio.run(main)
-    figure("C5", max(late), what=f"s beyond the deadline until the receipt, worst of {count}, 4 at once")
     assert max(late) < 0.5 * sizes.share() + LADDER_S + sizes.SLACK_S
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT])
-def test_f59_a_second_signal_still_leaves_nothing(ground: Ground, first: signal.Signals) -> None:
+def test_f59_a_second_signal_still_leaves_nothing(ground: Ground) -> None:
     running = ground.started("deaf(); " + LIVES)
     running.said(b'"text":"up"')
-    running.process.send_signal(first)
+    running.process.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    for number in (signal.SIGINT, signal.SIGTERM, first):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         running.process.send_signal(number)
     ended = running.end()
-    assert (ended.code, ended.left) == (128 + first, [])
+    assert (ended.code, ended.left) == (130, [])
     assert ended.wall_s < (ground.base_s + 20) * sizes.share()
     (row,) = ground.rows()
     assert (row.outcome, row.reason) == ("partial", "cancelled")
@@ -418,9 +356,8 @@ def test_f59_a_second_signal_still_leaves_nothing(ground: Ground, first: signal.
 # Odd ways to be started -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1", "1 2", "0 1 2"])
-def test_closed_standard_streams_harm_no_run(ground: Ground, closed: str) -> None:
-    script = "".join(f"exec {fd}>&-; " if fd != "0" else "exec 0<&-; " for fd in closed.split()) + 'exec "$@"'
+def test_closed_standard_streams_harm_no_run(ground: Ground) -> None:
+    script = 'exec "$@" <&- >&- 2>&-'
     words = ("run", "do it", "--sidecar", ground.host(hosts.GOOD), "--json")
     ended = ground.start(*words, program=("sh", "-c", script, "sh", *PROGRAM)).end()
     assert (ended.code, ended.left) == (0, []), ended.stderr
@@ -428,31 +365,12 @@ def test_closed_standard_streams_harm_no_run(ground: Ground, closed: str) -> Non
     assert not ground.litter()
 
 
-def test_a_deleted_folder_to_start_from_is_a_clear_error(ground: Ground) -> None:
-    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
-    words = ("run", "do it", "--sidecar", ground.host(hosts.GOOD), "--json")
-    ended = ground.start(
-        *words, program=("sh", "-c", script, "sh", *PROGRAM), env={"PYTHONPATH": str(Path.cwd())}
-    ).end()
-    assert ended.code not in (0, -1)
-    assert ended.error not in (None, "internal"), ended.stderr
-    for word in UGLY:
-        assert word not in ended.stderr, ended.stderr
-
-
 ODD: dict[str, dict[str, str]] = {
     "TMPDIR missing": {"TMPDIR": "/nowhere/at/all"},
-    "TMPDIR a file": {"TMPDIR": "/etc/hostname"},
     "HOME missing": {"HOME": "/nowhere"},
-    "HOME empty": {"HOME": ""},
     "locale C": {"LC_ALL": "C", "LANG": "C"},
-    "locale nonsense": {"LC_ALL": "xx_YY.WTF-8", "LANG": "\udcff"},
-    "PYTHONIOENCODING": {"PYTHONIOENCODING": "utf-16"},
-    "PYTHON settings": {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
     "warnings as errors": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
     "TERM odd": {"TERM": "\x1b[31m", "COLUMNS": "-5", "LINES": "x"},
-    "TZ odd": {"TZ": ":/etc/shadow"},
-    "PATH empty": {"PATH": ""},
     "a large environment": {f"LC_{n}": "x" * 100_000 for n in range(12)},
 }
 
@@ -464,18 +382,6 @@ def test_an_odd_environment_harms_no_run(ground: Ground, name: str) -> None:
     assert ended.events[0]["text"] == "gr\u00fc\u00dfe"
 
 
-@pytest.mark.parametrize("name", ["HOME", "PATH", "TMPDIR", "LANG", "all"])
-def test_an_unset_variable_harms_no_run(ground: Ground, name: str) -> None:
-    environ = {key: value for key, value in ground.environ().items() if key != name and name != "all"}
-    environ |= {key: value for key, value in ground.environ().items() if key.startswith("BACKPLANE_")}
-    words = ["run", "do it", "--sidecar", ground.host(hosts.GOOD), "--json"]
-    done = subprocess.run(
-        [*PROGRAM, *words], cwd=ground.work, env=environ, capture_output=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"Traceback" not in done.stderr
-
-
 def test_the_state_folder_may_be_odd(ground: Ground) -> None:
     for name in ("with space", "gr\u00fcn", "a%b?c#d", "new\nline", "-rf", "'quote\""):
         place = ground.folder / name
@@ -485,38 +391,8 @@ def test_the_state_folder_may_be_odd(ground: Ground) -> None:
             assert store.verify_all().findings == ()
 
 
-@pytest.mark.parametrize("kind", ["a file", "a dangling link", "below a file", "a fifo"])
-def test_a_state_folder_that_cannot_be_one_is_a_clear_error(ground: Ground, kind: str) -> None:
+def test_a_state_folder_that_is_a_file_is_a_clear_error(ground: Ground) -> None:
     place = ground.folder / "state"
-    if kind == "a file":
-        place.write_text("x")
-    elif kind == "a dangling link":
-        place.symlink_to("/proc/nowhere/x")
-    elif kind == "a fifo":
-        os.mkfifo(place)
-    else:
-        place.write_text("x")
-        place = place / "below"
+    place.write_text("x")
     ended = ground.run(hosts.GOOD, env={"BACKPLANE_HOME": str(place)})
     assert (ended.error, ended.left) == ("receipt_store_failed", []), ended.stderr
-
-
-def test_a_terminal_on_stdin_is_left_alone(ground: Ground) -> None:
-    master, slave = pty.openpty()
-    ended = ground.run(hosts.GOOD, stdin=slave)
-    assert not ground.amiss(ended, outcome="complete", accepted=2)
-    os.close(slave)
-    os.close(master)
-
-
-def test_a_stopped_control_plane_goes_on_where_it_was(ground: Ground) -> None:
-    running = ground.started(
-        "hello(); take(); event('up'); time.sleep(0.5); event('on'); final(); rest()", "--idle-timeout", "30"
-    )
-    running.said(b'"text":"up"')
-    running.process.send_signal(signal.SIGSTOP)
-    while Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        time.sleep(0.005)
-    time.sleep(0.8)
-    running.process.send_signal(signal.SIGCONT)
-    assert not ground.amiss(running.end(), outcome="complete", accepted=2, bound_s=1.5)

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import backplane
-from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.errors import ConfigError
 from tests.all.faults import hosts
-from tests.all.faults.ground import OFF, PROGRAM, ROOT, UGLY, Ground
+from tests.all.faults.ground import PROGRAM, ROOT, UGLY, Ground
 from tests.all.faults.test_resource_faults import limited
 
 
@@ -45,12 +42,6 @@ def test_however_it_is_started_a_run_completes_and_leaves_nothing(ground: Ground
     assert (ground.home / "receipts.sqlite").stat().st_mode & 0o077 == 0
 
 
-def test_an_umask_that_takes_every_right_is_a_clear_error_for_who_needs_them(ground: Ground) -> None:
-    ended = ground.run(hosts.GOOD, preexec_fn=lambda: os.umask(0o777) and None)
-    assert (ended.error, ended.left) == (None if os.geteuid() == 0 else "receipt_store_failed", [])
-    assert not any(word in ended.stderr for word in UGLY)
-
-
 def test_names_that_are_no_utf_8_are_a_clear_error(ground: Ground) -> None:
     odd = os.fsdecode(os.fsencode(ground.folder) + b"/\xff\xfe")
     os.mkdir(odd)
@@ -62,21 +53,15 @@ def test_names_that_are_no_utf_8_are_a_clear_error(ground: Ground) -> None:
     assert b"point BACKPLANE_HOME elsewhere" in home.stderr
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "noise", "log"])
+@pytest.mark.parametrize("kind", ["folder", "noise", "log"])
 def test_a_store_that_is_none_is_a_clear_error_for_every_command(ground: Ground, kind: str) -> None:
     ground.run(hosts.GOOD)
     store = ground.home / "receipts.sqlite"
-    make: dict[str, Callable[[Path], object]] = {
-        "fifo": os.mkfifo,
-        "folder": Path.mkdir,
-        "loop": lambda path: path.symlink_to(path),
-        "noise": lambda path: path.write_bytes(os.urandom(5000)),
-    }
     if kind == "log":
         store.with_name("receipts.sqlite-wal").write_bytes(os.urandom(100_000))
     else:
         store.unlink()
-        make[kind](store)
+        store.mkdir() if kind == "folder" else store.write_bytes(os.urandom(5000))
     for words in (("receipts", "list"), ("receipts", "verify"), ("doctor",)):
         ended = ground.start(*words).end(30)
         assert ended.left == []
@@ -97,7 +82,7 @@ def test_a_first_start_of_eight_at_once_makes_one_store(ground: Ground) -> None:
     assert ground.call("receipts", "verify").code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [("conform", "--", "sh", "-c", "sleep 60"), ("serve",), ("mcp",)], ids=lambda w: w[0])
 def test_a_signal_ends_every_command_in_order_and_its_code_says_which(
     ground: Ground, words: tuple[str, ...], number: signal.Signals
@@ -142,19 +127,6 @@ def _heeds(pid: int, number: signal.Signals) -> bool:
     return bool(int(rows["SigCgt"], 16) & 1 << (number - 1))
 
 
-def test_a_signal_ends_a_command_whose_interrupts_were_ignored(ground: Ground) -> None:
-    reader, writer = os.pipe()
-    running = ground.start(
-        "validate", "-", stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None
-    )
-    os.close(reader)
-    running.until(lambda: _heeds(running.pid, signal.SIGTERM))
-    running.process.send_signal(signal.SIGTERM)
-    ended = running.end(30)
-    os.close(writer)
-    assert (ended.code, ended.stderr) == (143, b"")
-
-
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize("words", [("doctor",), ("conform", "--", "true")], ids=lambda words: words[0])
 def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground, words: tuple[str, ...]) -> None:
@@ -165,37 +137,7 @@ def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground, 
     assert not any(word in ended.stderr for word in (*UGLY, b"internal:"))
 
 
-@pytest.mark.parametrize("option", ["--pre-tool", "--post-tool"])
-@pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "./a.txt"])
-def test_a_hook_whose_program_is_not_there_is_refused_in_one_line(ground: Ground, option: str, program: str) -> None:
-    ended = ground.run(hosts.GOOD, option, program)
-    assert (ended.code, ended.error, ended.fatal) == (2, "config_invalid", "config_invalid")
-    assert ended.stderr.count(b"is not found or not executable") == 1
-
-
-@pytest.mark.parametrize("member", ["task", "root", "env"])
-def test_an_order_that_json_cannot_say_is_refused_through_the_api_too(
-    ground: Ground, member: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ground.work)
-    odd = os.fsdecode(b"\xff\xfe")
-    order = WorkOrder(odd if member == "task" else "x", config=RuntimeConfig(env={"A": odd} if member == "env" else {}))
-    with pytest.raises(ConfigError, match="is none of the contract's"):
-        backplane.run(order, backend="shell", root=odd if member == "root" else ground.work, home=ground.home)
-    assert not (ground.home / "runs").exists()
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "a terminal's device"])
-def test_a_configuration_that_nobody_named_and_that_waits_for_somebody_is_refused(ground: Ground, kind: str) -> None:
-    place = ground.work / "backplane.toml"
-    os.mkfifo(place) if kind == "a pipe" else place.symlink_to("/dev/tty")
-    for words in (("run", "x", "--backend", "shell"), ("doctor",), ("backends",)):
-        ended = ground.start(*words).end(30)
-        assert ended.code == (1 if words == ("doctor",) else 2)
-        assert b"backplane.toml is no file" in ended.stdout + ended.stderr
-
-
-@pytest.mark.parametrize("search", [".:{}", ":{}", "{}:.", ".", "", ":"])
+@pytest.mark.parametrize("search", [".:{}", "{}:.", ""])
 def test_no_program_of_the_folder_it_stands_in_is_run_whatever_path_says(ground: Ground, search: str) -> None:
     known = os.environ["PATH"] if not search.startswith("{") else "/nowhere"
     for name in ("bwrap", "git"):
@@ -207,27 +149,8 @@ def test_no_program_of_the_folder_it_stands_in_is_run_whatever_path_says(ground:
         assert not (ground.folder / "sprung").exists()
 
 
-COMMANDS = [
-    ("run", "x", "--sidecar", "true"), ("backends",), ("receipts", "list"), ("receipts", "verify"), ("serve",),
-    ("mcp",), ("apply", "ffff"), ("checkpoints", "ffff"), ("rewind", "ffff", "start"), ("validate", "-"), ("schema",),
-    ("translate", "--from", "claude", "--to", "codex", "-"), ("conform", "--", "true"), ("doctor",), ("errors",),
-    ("version",), ("runs",), ("watch", "ffff"), ("top",), ("answer", "ffff", "1", "allow"), ("cancel", "ffff"),
-    ("interrupt", "ffff"), ("report", "ffff"), ("why", "ffff"), ("completion", "bash"), ("route", "x"),
-    ("cost",), ("compare", "true", "-b", "shell", "-b", "mock"), ("replay", "ffff", "--policy", "strict"), ("chat",),
-    ("sessions", "list"), ("web",), ("init", "--yes"), ("submit", "x"), ("queue", "list"), ("worker", "--engine", "x"),
-]  # fmt: skip
-"""Each in a form that needs nothing."""
-
-
-def test_no_command_is_missing_here(ground: Ground) -> None:
-    said = ground.call("--help").stdout.decode()
-    listed = said.partition("begin:")[2].partition("options:")[0].split("\n")
-    names = {line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "}
-    assert {words[0] for words in COMMANDS} == names
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: Ground, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", [("receipts", "list"), ("serve",), ("apply", "ffff"), ("doctor",)], ids=" ".join)
+def test_a_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: Ground, words: tuple[str, ...]) -> None:
     gone = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *PROGRAM)
     seen = [ground.start(*words, program=gone, env={"PYTHONPATH": str(ROOT)}).end(60)]
     streams = {"closed": "<&- >&- 2>&-", "full": ">/dev/full 2>/dev/full"}
@@ -244,33 +167,21 @@ def test_every_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: 
         assert ended.code in (0, 1, 2, 3, 4, 141), ended
 
 
-READS = [("receipts", "list"), ("receipts", "verify"), ("checkpoints", "ffff"), ("doctor",), ("backends",)]
-
-
 @pytest.mark.parametrize("above", ["a file", "a closed folder"])
-@pytest.mark.parametrize("words", READS, ids=" ".join)
-def test_a_command_started_with_a_state_folder_out_of_its_reach_has_no_bug(
+@pytest.mark.parametrize("words", [("receipts", "list"), ("doctor",)], ids=" ".join)
+def test_a_command_whose_state_folder_is_out_of_its_reach_has_no_bug(
     ground: Ground, words: tuple[str, ...], above: str
 ) -> None:
     place = ground.work / "a.txt"
-    if above == "a closed folder":  # As root it is open; `xtask.py faults` tries it as an ordinary user, too.
+    if above == "a closed folder":  # As root it is open; see `test_ordinary_user`.
         place = ground.work / "closed"
         place.mkdir(mode=0)
     ended = ground.call(*words, env={"BACKPLANE_HOME": str(place / "state")})
     assert not any(word in ended.stderr for word in (*UGLY, b"internal:")), ended.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("receipts", "show"), ("receipts", "export"), ("apply",), ("checkpoints",)], ids=" ".join
-)
-def test_a_run_named_in_bytes_that_are_no_text_is_not_found(ground: Ground, words: tuple[str, ...]) -> None:
-    ended = ground.call(*words, os.fsdecode(b"gr\xff\xfen"))
-    assert (ended.code, ended.error) == (2, "config_invalid")
-    assert b"is stored" in ended.stderr
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "loop", "a.txt/below", "closed/below"])
-def test_a_command_started_with_a_name_that_leads_nowhere_says_so(ground: Ground, name: str) -> None:
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "closed/below"])
+def test_a_command_with_a_name_that_leads_nowhere_says_so(ground: Ground, name: str) -> None:
     (ground.work / "loop").symlink_to("loop")
     (ground.work / "closed").mkdir(mode=0)
     run_id = ground.run(hosts.GOOD, "--include", "a.txt").messages[-1]["ref_id"]
@@ -283,11 +194,3 @@ def test_a_command_started_with_a_name_that_leads_nowhere_says_so(ground: Ground
         assert (ended.left, b"internal:" in ended.stderr) == ([], False), ended.stderr
         # Nothing is closed to root.
         assert (ended.code in (1, 2) and ended.error) or (name == "closed/below" and os.geteuid() == 0), ended
-
-
-def test_a_host_whose_name_is_no_text_is_run_and_named(ground: Ground) -> None:
-    host = os.fsdecode(b"h\xffst")
-    (ground.work / host).write_text("#!/bin/sh\nexec " + ground.host(hosts.GOOD) + "\n")
-    (ground.work / host).chmod(0o755)
-    ended = ground.call("run", "x", "--sidecar", f"./{host}", "--json", "--include", "a.txt", env=OFF)
-    assert not ground.amiss(ended, outcome="complete", accepted=2)

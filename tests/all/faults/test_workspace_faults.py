@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.all.faults import hosts
-from tests.all.faults.conftest import Figure
 from tests.all.faults.ground import GRACE_S, LADDER_S, OFF, Ground, leftovers
 
 STOP_S = GRACE_S + LADDER_S
@@ -86,7 +85,7 @@ def test_f42_a_patch_that_reaches_outside_is_refused_by_apply(ground: Ground, ou
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
 
 
-@pytest.mark.parametrize("pattern", ["../work-evil/**", "/etc/**", "sub/../../**"])
+@pytest.mark.parametrize("pattern", ["../work-evil/**", "/etc/**"])
 def test_f42_globs_reach_nothing_outside(ground: Ground, outside: Path, pattern: str) -> None:
     ended = ground.run(GOOD.format(body="print(sorted(os.listdir('.')), file=sys.stderr)"), "--include", pattern)
     assert ended.left == []
@@ -104,40 +103,16 @@ def test_f42_a_host_that_swaps_its_workspace_for_a_link_loses_its_result_and_not
     assert "the secret of the neighbour" not in ended.stdout.decode()
 
 
-def test_f42_in_place_a_link_out_of_the_workspace_does_not_leak_into_the_patch(ground: Ground, outside: Path) -> None:
-    body = f"os.symlink({str(outside / 'secret')!r}, 'planted')"
-    ended = ground.run(GOOD.format(body=body), "--mode", "pass_through")
-    assert not ground.amiss(ended, outcome="complete", accepted=1)
-    assert "the secret of the neighbour" not in ended.stdout.decode()
-
-
-PLANTED = {
-    "a link": "os.symlink({secret!r}, 'copy')",
-    "a hard link": "os.link({secret!r}, 'copy')",
-    "a pipe": "os.mkfifo('copy')",
-    "nothing": "pass",
-}
-
-
 @pytest.mark.parametrize("option", ["--receipt", "--patch"])
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("before", ["", "old"])
-def test_a_copy_of_the_result_goes_to_the_name_that_was_given_and_to_no_place_that_a_host_chose(
-    ground: Ground, outside: Path, option: str, planted: str, before: str
-) -> None:
+def test_a_copy_of_the_result_goes_to_no_place_that_a_host_chose(ground: Ground, outside: Path, option: str) -> None:
     copy = ground.work / "copy"
-    if before:
-        copy.write_text(before)
-    body = ("os.unlink('copy'); " if before else "") + PLANTED[planted].format(secret=str(outside / "secret"))
+    copy.write_text("old")
+    body = f"os.unlink('copy'); os.symlink({str(outside / 'secret')!r}, 'copy')"
     ended = ground.run(GOOD.format(body=body), "--mode", "pass_through", option, str(copy), env=OFF)
     assert (ended.code, ended.stderr) == (0, b"")
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
     assert not copy.is_symlink()
     assert sorted(os.listdir(ground.work)) == ["a.txt", "copy"]
-    if option == "--receipt":
-        assert json.loads(copy.read_bytes()) == ended.receipt
-    else:
-        assert copy.read_text() == ended.receipt["verification"]["git_diff"] or ""
 
 
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
@@ -150,18 +125,7 @@ def test_a_copy_that_is_to_be_made_is_not_seen_by_the_agent(ground: Ground, mode
     assert sorted(os.listdir(ground.work)) == ["a.txt", "p.diff", "r.json"]
 
 
-def test_a_copy_whose_folder_is_moved_away_by_a_host_is_missed_aloud(ground: Ground, outside: Path) -> None:
-    (ground.work / "out").mkdir()
-    body = f"os.rename('out', 'moved'); os.symlink({str(outside)!r}, 'out')"
-    ended = ground.run(
-        GOOD.format(body=body), "--mode", "pass_through", "--patch", str(ground.work / "out" / "secret"), env=OFF
-    )
-    assert (ended.code, ended.error) == (1, "receipt_store_failed")
-    assert b"its folder was moved or replaced" in ended.stderr
-    assert listing(outside) == {"secret": "the secret of the neighbour\n"}
-
-
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "-"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "-"])
 def test_a_copy_to_stdout_comes_after_what_is_there(ground: Ground, name: str) -> None:
     log = ground.folder / "log"
     log.write_text("earlier\n")
@@ -183,30 +147,11 @@ def test_a_copy_never_comes_between_the_messages_of_json(ground: Ground, name: s
     assert b"--json" in ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--receipt", "--patch"])
-def test_a_copy_into_a_pipe_without_a_reader_is_refused_before_the_work(ground: Ground, option: str) -> None:
-    os.mkfifo(ground.folder / "pipe")
-    ended = ground.run(hosts.GOOD, option, str(ground.folder / "pipe"))
-    assert (ended.code, ended.error, ended.fatal, ended.left) == (2, "config_invalid", "config_invalid", [])
-    assert b"nobody reads it" in ended.stderr
-
-
 def test_a_copy_that_cannot_be_written_takes_no_end_away(ground: Ground) -> None:
     ended = ground.run(hosts.GOOD, "--receipt", "/dev/full")
     assert (ended.code, ended.error) == (1, "receipt_store_failed")
     assert [message["t"] for message in ended.messages] == ["event", "event", "final"]
     assert not ground.amiss(ended, code="receipt_store_failed", outcome="complete", exit_code=1, accepted=2)
-
-
-def test_a_copy_that_cannot_be_written_does_not_hide_why_the_run_failed(ground: Ground) -> None:
-    ended = ground.run(
-        "hello(); take(); event(); say('fatal', ref_id=RUN['id'], error='it is broken'); rest()",
-        "--receipt",
-        "/dev/full",
-    )
-    assert ended.code == 1
-    assert b"receipt_store_failed" in ended.stderr
-    assert b"it is broken" in ended.stderr
 
 
 def test_a_command_that_is_refused_leaves_no_empty_copy(ground: Ground) -> None:
@@ -232,8 +177,8 @@ def trap(folder: Path) -> Path:
     return path
 
 
-def set_traps(repository: Path, program: Path) -> int:
-    """Every way known in which a repository names a program that git runs; gives how many."""
+def set_traps(repository: Path, program: Path) -> None:
+    """Set every way known in which a repository names a program that git runs."""
     settings = {
         "core.fsmonitor": str(program),
         "core.hooksPath": str(repository / "hooks"),
@@ -270,12 +215,11 @@ def set_traps(repository: Path, program: Path) -> int:
             hook.write_text(program.read_text())
             hook.chmod(0o755)
     (repository / ".gitattributes").write_text("* filter=evil diff=evil merge=evil\n")
-    return len(settings) + 6
 
 
 @pytest.mark.parametrize("lane", ["patch_first", "workspace_first"])
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
-def test_f44_no_program_of_a_tree_or_of_the_user_is_run(ground: Ground, mode: str, lane: str, figure: Figure) -> None:
+def test_f44_no_program_of_a_tree_or_of_the_user_is_run(ground: Ground, mode: str, lane: str) -> None:
     program = trap(ground.folder)
     git(ground.work, "init", "-q", "-b", "main")
     git(ground.work, "add", "-A")
@@ -284,7 +228,8 @@ def test_f44_no_program_of_a_tree_or_of_the_user_is_run(ground: Ground, mode: st
     nested.mkdir()
     git(nested, "init", "-q", "-b", "main")
     (nested / "n.txt").write_text("n\n")
-    traps = set_traps(nested, program) + set_traps(ground.work, program)
+    set_traps(nested, program)
+    set_traps(ground.work, program)
     (ground.work / "submodule").mkdir()
     (ground.work / "submodule" / ".git").write_text(f"gitdir: {nested / '.git'}\n")
     (ground.folder / ".gitconfig").write_text(
@@ -311,7 +256,6 @@ if os.path.isdir(".git"):
         assert applied.code == 0, applied.stderr
         assert (ground.work / "new.txt").exists()
     sprung = spring.read_text().splitlines() if spring.exists() else []
-    figure("C17", len(sprung), what=f"programs run of {traps} traps, {mode}, {lane}")
     assert sprung == []
     # The traps are real: git as everybody calls it springs them.
     subprocess.run(
@@ -372,9 +316,7 @@ os.mkfifo("fifo"); os.symlink("nowhere", "dangling")
     assert not ground.litter()
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0, reason="as root no mode stops anybody; `xtask.py faults` runs it as an ordinary user"
-)
+@pytest.mark.skipif(os.geteuid() == 0, reason="as root no mode stops anybody; see `test_ordinary_user`")
 def test_f45_a_tree_that_may_not_be_read_is_named_and_nothing_stays(ground: Ground) -> None:
     shut = ground.work / "shut"
     shut.mkdir()
@@ -413,15 +355,6 @@ def test_f46_a_result_over_its_quota_is_an_error_and_the_disk_is_as_before(groun
 ROOT = 'root = RUN["work_order"]["workspace"]["root"]; os.chdir(root)\n'
 
 
-def test_a_tree_of_endless_names_is_an_error_before_it_fills_the_memory(ground: Ground) -> None:
-    deep = "for n in range(1000):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
-    ended = ground.run("hello(); take()\n" + ROOT + deep + "final(); rest()")
-    assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
-    assert b"MiB together" in ended.stderr
-    assert ended.peak_bytes - ground.base_bytes < 256 << 20
-    assert not ground.litter()
-
-
 @pytest.mark.parametrize(
     "to", ["import shutil; shutil.rmtree(root)", "os.rename(root, root + '.x'); os.symlink('{outside}', root)",
            "os.rename(root, root + '.x'); open(root, 'w').write('x')"], ids=["nothing", "a link", "a file"]
@@ -433,19 +366,3 @@ def test_a_stage_that_is_replaced_is_a_lost_patch_and_nothing_else(ground: Groun
     assert ended.own["end"]["reason"] == "partial"
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
     assert not ground.litter()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file that cannot be removed")
-def test_a_stage_that_cannot_be_removed_takes_no_result_away(ground: Ground) -> None:
-    body = "os.system('chattr +i a.txt'); os.system('lsattr a.txt | grep -q i-') and event('no'); final(); rest()"
-    try:
-        ended = ground.run("hello(); take()\n" + ROOT + body, env=OFF)
-        if ended.events:
-            pytest.skip("needs chattr on this file system")
-        assert (ended.code, ended.own["end"]["reason"]) == (0, "complete")
-        assert b"cannot remove" in ended.stderr
-        assert b"the next start tries again" in ended.stderr
-    finally:
-        subprocess.run(["chattr", "-R", "-i", str(ground.home)], check=False, capture_output=True)
-    after = ground.run(hosts.GOOD)
-    assert not ground.amiss(after, outcome="complete", accepted=2)
