@@ -13,7 +13,6 @@ import pytest
 from backplane import resources
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 CONTRACTS = resources.find("contracts")
 EXAMPLES = CONTRACTS / "examples"
 TOOLS = ("json-schema-to-typescript@15.0.4", "typescript@5.9.3")
