@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, AssistantDelta
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Usage, Verification
-from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import Journal, head_fact
@@ -64,6 +67,33 @@ def open_journal(home: Path, run_id: str | None = None) -> Journal:
     return Journal.create(
         home, run_id, head_fact(ORDER, run_id=run_id, started_at="2025-01-15T12:00:00Z", backend="mock")
     )
+
+
+def past_run(
+    store: Store,
+    task: str = "task",
+    *,
+    root: str = "/w",
+    backend: str = "mock",
+    model: str | None = None,
+    order: WorkOrder | None = None,
+    said: str = "",
+    ago_ms: int = 0,
+    duration_ms: int = 1000,
+    **changes: Any,
+) -> ReceiptRow:
+    """A run that ended so long ago, as its control plane leaves it; `changes` are members of its receipt."""
+    run_id = str(uuid.uuid4())
+    order = order or WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model=model))
+    at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
+    journal = Journal.create(store.home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
+    with closing(journal):
+        if said:
+            journal.append(line(delta(said)))
+        receipt = receipt_of(journal.trace, run_id, **changes)
+        times = {"started_at": at, "finished_at": at, "duration_ms": duration_ms}
+        meta = msgspec.structs.replace(receipt.meta, work_order_id=order.id, **times)
+        return store.append(seal(msgspec.structs.replace(receipt, meta=meta)), journal)
 
 
 def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> ReceiptRow:

@@ -6,27 +6,22 @@ import json
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from backplane.config import load
-from backplane.contract import canonical
 from backplane.contract.receipt import Usage
-from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError
-from backplane.receipts.journal import Journal, head_fact
-from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
 from backplane.routing.task import read_wishes
 from backplane.testing import ModelServer
 from backplane.upstream.prices import facts_of
-from tests.receipt_writer import receipt_of
+from tests.receipt_writer import past_run
 from tests.runs import HELLO, PRELUDE
 
 WORKS = "hello()\nrun = take()\nput(event(run), final(run, usage={'estimated_cost_usd': 0.25}))\nend()\n"
@@ -85,23 +80,10 @@ def ran(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], di
     return done, receipt["usage_raw"]["backplane"]
 
 
-def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int = 0, **changes: Any) -> str:
+def stored(home: Path, backend: str, *, cost: float | None = None, **changes: Any) -> str:
     """A run as its control plane leaves it; gives its id."""
-    run_id = str(uuid.uuid4())
-    model, root = changes.pop("model", None), changes.pop("root", "/w")
-    duration_ms = changes.pop("duration_ms", 1000)
-    order = WorkOrder("task", workspace=WorkspaceSpec(root), config=RuntimeConfig(model=model))
-    at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
     with Store.open(home) as store:
-        journal = Journal.create(home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
-        try:
-            usage = changes.pop("usage", Usage(estimated_cost_usd=cost))
-            receipt = receipt_of(journal.trace, run_id, usage=usage, **changes)
-            meta = replace(receipt.meta, started_at=at, finished_at=at, duration_ms=duration_ms)
-            store.append(seal(replace(receipt, meta=meta)), journal)
-        finally:
-            journal.close()
-    return run_id
+        return past_run(store, backend=backend, **{"usage": Usage(estimated_cost_usd=cost), **changes}).run_id
 
 
 # route ----------------------------------------------------------------------------------------------------------------

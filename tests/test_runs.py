@@ -7,27 +7,24 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from backplane.contract import canonical
 from backplane.contract.events import Failed
 from backplane.contract.receipt import Usage
-from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.receipts.database import ReceiptRow
+from backplane.contract.work import WorkOrder
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.memory import find, remembered
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.view.columns import width
-from tests.receipt_writer import TS, delta, line, open_journal, receipt_of
+from tests.receipt_writer import TS, delta, line, open_journal, past_run, receipt_of
 from tests.terminal import shown_on
 
 HOUR_MS = 3_600_000
@@ -52,30 +49,7 @@ def ids(*words: str) -> list[str]:
     return [json.loads(line)["run_id"] for line in done.stdout.splitlines()]
 
 
-def stored(
-    store: Store,
-    task: str,
-    *,
-    root: str = "/w",
-    backend: str = "mock",
-    ago_ms: int = 0,
-    said: str = "",
-    order: WorkOrder | None = None,
-    **changes: Any,
-) -> ReceiptRow:
-    """A run as its control plane leaves it."""
-    run_id = str(uuid.uuid4())
-    order = order or WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model="m1"))
-    at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
-    journal = Journal.create(store.home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
-    try:
-        if said:
-            journal.append(line(delta(said)))
-        receipt = receipt_of(journal.trace, run_id, **changes)
-        meta = replace(receipt.meta, work_order_id=order.id, started_at=at, finished_at=at)
-        return store.append(seal(replace(receipt, meta=meta)), journal)
-    finally:
-        journal.close()
+stored = partial(past_run, model="m1")
 
 
 def test_a_run_is_found_by_what_it_was_about(backplane_home: Path) -> None:
