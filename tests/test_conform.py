@@ -29,15 +29,9 @@ import json, os, signal, sys, time
 NOW = "2026-01-15T12:00:00Z"
 HELLO = {"t": "hello", "contract_version": "abp/v0.1", "backend": {"id": "b"}, "capabilities": {"streaming": "native"}}
 RAN = []
-SEEN = []
 def say(message):
     text = message if isinstance(message, str) else json.dumps(message)
     os.write(1, (text + "\n").encode())
-def suppressed(data):
-    try:
-        os.write(1,data)
-    except OSError:
-        pass
 def lenient(line):
     try:
         return json.loads(line)
@@ -103,12 +97,10 @@ def test_the_shipped_echo_hosts_conform(program: str) -> None:
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"needs {name}: not found")
-    started_s = time.monotonic()
-    report = check([found, str(resources.find("hosts").parent / file)], None, bounds=Bounds())
+    report = check([found, str(resources.find("hosts").parent / file)], None, bounds=PATIENT)
     assert failed(report) == {}
     assert report.level == "robust"
     assert report.count("pass") + report.count("skip") == len(CHECKS)
-    assert time.monotonic() - started_s < 120, "20 s on a quiet machine"
 
 
 def test_a_plain_host_without_extensions_reaches_behaves() -> None:
@@ -194,8 +186,6 @@ def test_a_fault_in_a_plain_run_is_found(fault: str) -> None:
 NOTHING = ("#AFTER", "")
 """The host above is careful about nothing: bad JSON ends it with a traceback, and any order is done."""
 
-ELSE_WEATHER = "            run(message)\n        elif message.get('t') == 'weather':\n            say(event('x'))\n"
-ELSE_FINAL = "            run(message)\n        elif message.get('t') == 'final':\n            sys.exit(3)\n"
 ELSE_ANSWER = """            run(message)
         elif message.get('t') == 'answer':
             say({'t': 'fatal', 'ref_id': 'r1', 'error': 'what?'})
@@ -203,7 +193,6 @@ ELSE_ANSWER = """            run(message)
 WORDLESS = """    if 'task' not in message['work_order']:
         return say({'t': 'fatal', 'ref_id': message['id'], 'error': ''})
     RAN.append(message)"""
-SLEEPER = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
 
 ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
     "an id that must be something": (("say(event(id))", "assert id"), "S14", "takes an empty id"),
