@@ -400,6 +400,14 @@ def test_validate_refuses_what_every_run_would(cli: Cli, work: Path, text: str, 
     assert valid or cli("run", "--order", "o.json", "-b", "mock").returncode in (2, 4)
 
 
+def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
+    done = cli("conform", "--", "false")
+    *checks, level = lines(done.stdout)
+    assert (done.returncode, level.startswith("level: none")) == (1, True)
+    skips = [line for line in checks if line.startswith("skip")]
+    assert len(skips) == len({line.partition("): ")[2] for line in skips}), "one line a reason"
+
+
 def test_backends_are_listed_with_what_keeps_them_from_being_ready(cli: Cli, work: Path) -> None:
     (work / "backplane.toml").write_text("[backends.mine]\ncommand = ['surely-not-there']\n")
     found = {entry["id"]: entry for entry in map(json.loads, lines(cli("backends", "--json").stdout))}
@@ -712,40 +720,34 @@ def test_a_receipt_that_cannot_be_stored_is_printed(cli: Cli, backplane_home: Pa
 # Signals and readers --------------------------------------------------------------------------------------------------
 
 
-class Running:
-    """A run that said one word and now waits."""
+Running = Callable[..., "subprocess.Popen[bytes]"]
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
 
-    def until(self, text: bytes) -> bytes:
-        assert self.child.stdout is not None
-        seen, deadline = b"", time.monotonic() + WAIT_S
-        while text not in seen:
-            ready = select.select([self.child.stdout], [], [], max(deadline - time.monotonic(), 0))[0]
-            assert ready, seen
-            more = os.read(self.child.stdout.fileno(), 65536)
-            assert more, seen
-            seen += more
-        return seen
+def until(child: subprocess.Popen[bytes], text: bytes) -> None:
+    """Read what a run writes until this has come."""
+    assert child.stdout is not None
+    seen, deadline = b"", time.monotonic() + WAIT_S
+    while text not in seen:
+        assert select.select([child.stdout], [], [], max(deadline - time.monotonic(), 0))[0], seen
+        more = os.read(child.stdout.fileno(), 65536)
+        assert more, seen
+        seen += more
 
 
 @pytest.fixture
-def running(work: Path) -> Iterator[Callable[..., Running]]:
+def running(work: Path) -> Iterator[Running]:
+    """Start a run in the folder `work`; it is killed at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str, before: str = "", pipe: Any = subprocess.PIPE) -> Running:
+    def start(*words: str, before: str = "") -> subprocess.Popen[bytes]:
         command = f"{before} exec {shlex.join([*PROGRAM, 'run', 'task', *words])}"
-        child = subprocess.Popen(
-            ["sh", "-c", command],
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        started.append(child)
-        return Running(child)
+        started.append(
+            subprocess.Popen(
+                ["sh", "-c", command], cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )
+        )  # fmt: skip
+        return started[-1]
 
     yield start
     for child in started:
@@ -762,13 +764,13 @@ WAITING: Sequence[Any] = ({"say": "ready"}, {"sleep_s": 60})
     [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, True)],
 )
 def test_a_signal_ends_the_run_in_order(
-    running: Callable[..., Running], number: int, code: int, to_group: bool, backplane_home: Path
+    running: Running, number: int, code: int, to_group: bool, backplane_home: Path
 ) -> None:
     run = running(*mock(*WAITING))
-    run.until(b"ready")
-    (os.killpg if to_group else os.kill)(run.child.pid, number)
-    _, stderr = run.child.communicate(timeout=WAIT_S)
-    assert run.child.returncode == code
+    until(run, b"ready")
+    (os.killpg if to_group else os.kill)(run.pid, number)
+    _, stderr = run.communicate(timeout=WAIT_S)
+    assert run.returncode == code
     assert b"Traceback" not in stderr
     (row,) = rows(backplane_home)
     assert (row.outcome, row.reason) == ("partial", "cancelled")
@@ -794,51 +796,49 @@ def test_a_signal_before_the_hello_leaves_nothing_behind(work: Path) -> None:
     assert child.returncode == 130
 
 
-def test_a_second_signal_leaves_nothing_behind(running: Callable[..., Running], backplane_home: Path) -> None:
+def test_a_second_signal_leaves_nothing_behind(running: Running, backplane_home: Path) -> None:
     run = running(*mock({"say": "ready"}, {"hang": None}))
-    run.until(b"ready")
-    os.killpg(run.child.pid, signal.SIGINT)
-    os.killpg(run.child.pid, signal.SIGINT)
-    run.child.send_signal(signal.SIGTERM)
-    run.child.communicate(timeout=WAIT_S)
-    assert run.child.returncode in (130, 143)
+    until(run, b"ready")
+    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, signal.SIGINT)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=WAIT_S)
+    assert run.returncode in (130, 143)
     (row,) = rows(backplane_home)
     assert row.reason == "cancelled"
 
 
-def test_a_run_that_was_started_to_outlive_its_terminal_does(running: Callable[..., Running]) -> None:
+def test_a_run_that_was_started_to_outlive_its_terminal_does(running: Running) -> None:
     run = running(*mock({"say": "ready"}, {"sleep_s": 0.5}, {"say": "done"}), before="trap '' HUP INT;")
-    run.until(b"ready")
-    os.killpg(run.child.pid, signal.SIGHUP)
-    os.kill(run.child.pid, signal.SIGINT)
-    run.until(b"done")
-    run.child.communicate(timeout=WAIT_S)
-    assert run.child.returncode == 0
+    until(run, b"ready")
+    os.killpg(run.pid, signal.SIGHUP)
+    os.kill(run.pid, signal.SIGINT)
+    until(run, b"done")
+    run.communicate(timeout=WAIT_S)
+    assert run.returncode == 0
 
 
 @pytest.mark.parametrize(("json_lines", "busy"), [(False, False), (True, True)])
 def test_when_the_reader_leaves_the_run_is_stopped_and_stored(
-    running: Callable[..., Running], json_lines: bool, busy: bool, backplane_home: Path
+    running: Running, json_lines: bool, busy: bool, backplane_home: Path
 ) -> None:
     steps = [{"repeat": {"times": 100000, "steps": [{"say": "ready " * 20}]}}] if busy else list(WAITING)
     run = running(*mock(*steps), *(["--json"] if json_lines else []))
-    run.until(b"ready")
-    assert run.child.stdout is not None
-    run.child.stdout.close()
-    run.child.stdout = None
-    _, stderr = run.child.communicate(timeout=WAIT_S)
-    assert (run.child.returncode, stderr) == (141, b"")
+    until(run, b"ready")
+    assert run.stdout is not None
+    run.stdout.close()
+    run.stdout = None
+    _, stderr = run.communicate(timeout=WAIT_S)
+    assert (run.returncode, stderr) == (141, b"")
     (row,) = rows(backplane_home)
     assert (row.outcome, row.reason) == ("partial", "cancelled")
 
 
-def test_a_reader_that_stops_reading_does_not_keep_an_interrupted_run(
-    running: Callable[..., Running], backplane_home: Path
-) -> None:
+def test_a_reader_that_stops_reading_does_not_keep_an_interrupted_run(running: Running, backplane_home: Path) -> None:
     run = running(*mock({"repeat": {"times": 100000, "steps": [{"say": "ready " * 20}]}}))
-    run.until(b"ready")
-    run.child.send_signal(signal.SIGTERM)
-    assert run.child.wait(WAIT_S) == 143
+    until(run, b"ready")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(WAIT_S) == 143
     assert len(rows(backplane_home)) == 1
 
 
