@@ -75,18 +75,22 @@ CI = ("--policy", "ci", "--isolation", "off")
 ASKED = ("--fail-on", "denied,false-claims", "--fail-on", "violations")
 
 
+ENDS: list[tuple[str, str, str | None]] = [
+    (CLEAN, "complete", None),
+    (DENIED, "complete, 1 call denied", "denied"),
+    (PATCH, "complete, 1 call denied", "denied"),
+    (INPUT, "complete", None),
+    (FALSE, "complete, 1 false claim", "false-claims"),
+    (ERROR, "complete, 1 error reported", None),
+]
+FAIL_ON: list[tuple[str, ...]] = [ASKED, (*CI, "--fail-on", "none"), ("--fail-on", "violations")]
+
+
 @pytest.mark.parametrize(
-    ("body", "word", "finding"),
-    [
-        (CLEAN, "complete", None),
-        (DENIED, "complete, 1 call denied", "denied"),
-        (PATCH, "complete, 1 call denied", "denied"),
-        (INPUT, "complete", None),
-        (FALSE, "complete, 1 false claim", "false-claims"),
-        (ERROR, "complete, 1 error reported", None),
-    ],
+    ("body", "word", "finding", "words"),
+    [(*end, words) for end in ENDS for words in ((), CI)]
+    + [(*end, words) for end in ENDS if end[0] in (DENIED, FALSE) for words in FAIL_ON],
 )
-@pytest.mark.parametrize("words", [(), ASKED, CI, (*CI, "--fail-on", "none"), ("--fail-on", "violations")])
 def test_findings_stand_in_outcome_reports_and_exit_code(
     body: str, word: str, finding: str | None, words: tuple[str, ...], cli: Call, host: Any
 ) -> None:
