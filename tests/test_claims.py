@@ -33,7 +33,6 @@ from tests.test_runs import cli
 
 pytestmark = pytest.mark.anyio
 
-HONEST_RUNS = 500
 LIES_EACH = 25
 HOST = kit.Host(id="agent", version="1.2", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
 FIXED = "2020-01-15T12:00:00Z"
@@ -336,13 +335,13 @@ async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, 
     assert len(KINDS) >= 20
 
 
-@pytest.mark.timeout(360)
-async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str) -> None:
+async def honest_runs(folder: Path, count: int) -> Counter[str]:
+    """Play so many, none of which raises an alarm; how often each kind of claim had each verdict."""
     counts: Counter[str] = Counter()
-    async with plane(tmp_path / "home") as open_plane:
-        for seed in range(HONEST_RUNS):
+    async with plane(folder / "home") as open_plane:
+        for seed in range(count):
             scene = Scene(1000 + seed)
-            root = workspace(tmp_path / f"w{seed}")
+            root = workspace(folder / f"w{seed}")
             run, _ = await go(open_plane, order(root, mode="pass_through"), memory(scene.work, HOST))
             assert ended(run) == ("complete", None, "complete")
             assert claimed(run)["false"] == [], seed
@@ -351,8 +350,12 @@ async def test_500_honest_runs_raise_no_alarm(tmp_path: Path, anyio_backend: str
                 counts.update({f"{kind} {verdict}": number for verdict, number in by.items()})
             shutil.rmtree(root)
     assert {key.split(" ")[0] for key in counts} <= KINDS | UNSEEN
-    assert counts["file_changed true"] > 100
-    assert counts["file_content true"] > 100
+    return counts
+
+
+async def test_honest_runs_raise_no_alarm(tmp_path: Path) -> None:
+    counts = await honest_runs(tmp_path, 50)
+    assert min(counts["file_changed true"], counts["file_content true"]) > 10
 
 
 PLANE = replace(HOST, backends=({"id": "x", "ready": True, "capabilities": {"streaming": "native"}},))
