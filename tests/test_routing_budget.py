@@ -48,7 +48,7 @@ end()
 """Uses some hundredths of a dollar, or as many tokens, and fails; None says nothing of it."""
 
 ENDS: Final = ("backend_unavailable", "backend_rate_limited", "backend_timeout", "crash", "turns")
-USES: Final = (34, 50, 90, 100, 120)
+USES: Final = (34, 100)
 CELLS: Final = [*product((None,), ENDS, (True, False)), *product(USES, ENDS, (True,))]
 """What an attempt reports, how it ends, and whether its model has answered."""
 LIMIT: Final = 100

@@ -109,22 +109,15 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
     queue.worker("--slots", "2")
-    done = queue.cli("submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", ".", "--wait")
-    assert done.returncode == 1, done  # There is no calc.py in this folder.
     queue.job("true")  # Makes the workspace.
     done = queue.cli("submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", "workspace", "--wait")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done
     order_id = done.stdout.split()[0]
-    assert "complete\nrun " in queue.cli("queue", "show", order_id).stdout
-    assert '"seq":1' in queue.cli("queue", "events", order_id, "--follow").stdout
-    assert "done     2" in queue.cli("queue", "status").stdout
     shown = json.loads(queue.cli("queue", "show", order_id, "--json").stdout)
     assert (shown["order"]["state"], shown["holds"], shown["outcome"]) == ("done", None, "complete")
     assert f"run {shown['run_id']}  receipt {shown['receipt_sha256']}\n" in done.stdout
-    (worker,) = json.loads(queue.cli("queue", "status", "--json").stdout)["workers"]
-    assert worker["slots"] == 2
     with Store.open(queue.home) as store:
-        row = next(row for row in store.list() if row.outcome == "complete")
+        (row,) = store.list()
         receipt = store.load(row.run_id)
         assert receipt.backplane["queue"] == {
             "attempt": 1, "lost": [], "on_lost_worker": "fail", "label": "default",
@@ -133,5 +126,5 @@ def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
         assert patch is not None
         assert b"+a + b" in patch.read_bytes()
         assert not store.verify_all().findings
-    for told, root in ((done.stdout, queue.folder / "workspace"), (queue.cli("queue", "show", order_id).stdout, "DIR")):
-        assert told.endswith(f"patch {patch}  (backplane apply {row.run_id[:8]} --root {root})\n")
+    root = queue.folder / "workspace"
+    assert done.stdout.endswith(f"patch {patch}  (backplane apply {row.run_id[:8]} --root {root})\n")
