@@ -10,15 +10,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 
-from backplane.conform.runner import CHECKS, conform
 from tests.peers import Child, is_gone
 from tests.served import (
     CLIENT,
@@ -504,18 +501,3 @@ def test_a_reader_that_stopped_reading_does_not_keep_runs_from_ending_in_order(
         assert time.monotonic() - began < 8
         assert all(is_gone(pid) for pid in below)
     assert list(stored(backplane_home).values()) == ["cancelled", "cancelled"]
-
-
-# The rules ------------------------------------------------------------------------------------------------------------
-
-
-def test_serve_conforms_at_the_highest_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A host is given no variable of ours, so its state folder lies in this home.
-    monkeypatch.setenv("HOME", str(tmp_path))
-    # The rules of one run at a time are those of the kit, which its own hosts are held against.
-    monkeypatch.setenv("BACKPLANE_ISOLATION", "off")
-    rules = {rule for _, level, rule in CHECKS if level == "complete"} | {"S66", "S67"}
-    report = anyio.run(partial(conform, SERVE, rules=rules))
-    wrong = [(result.rule, result.name, result.seen) for result in report.results if result.verdict == "fail"]
-    assert wrong == []
-    assert (report.level, report.count("skip")) == ("complete", 0)
