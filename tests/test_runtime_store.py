@@ -5,23 +5,17 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, ToolCall
-from backplane.contract.receipt import BackendIdentity
-from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.policy.rules import compile_policy
-from backplane.receipts.build import PATHS_CHARS_MAX, End, RunState
-from backplane.receipts.calls import CALLS_MAX
+from backplane.contract.events import AgentEvent, AssistantDelta
+from backplane.receipts.build import End
 from backplane.receipts.database import FILE
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
@@ -51,10 +45,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("way", ["memory", "process"])
-@pytest.mark.parametrize("after", [1, 700])
-def test_what_was_handed_on_survives_the_death_of_the_control_plane(
-    way: str, after: int, backplane_home: Path, root: Path
-) -> None:
+def test_what_was_handed_on_survives_the_death_of_the_control_plane(way: str, backplane_home: Path, root: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(root), str(backplane_home), way],
         stdout=subprocess.PIPE,
@@ -63,10 +54,10 @@ def test_what_was_handed_on_survives_the_death_of_the_control_plane(
     ) as process:
         assert process.stdout is not None
         run_id = process.stdout.readline().decode().strip()
-        for _ in range(after):
+        for _ in range(700):
             process.stdout.readline()
         process.kill()
-        shown = after + sum(line.endswith(b"\n") for line in process.stdout.read().splitlines(keepends=True))
+        shown = 700 + sum(line.endswith(b"\n") for line in process.stdout.read().splitlines(keepends=True))
     with Store.open(backplane_home) as store:
         assert not store.has(run_id)
 
@@ -148,23 +139,13 @@ put(final(run)); end()
         assert store.verify_all().findings == ()
 
 
-@pytest.mark.parametrize("way", ["removed", "replaced", "emptied"])
-async def test_a_row_that_vanishes_with_its_file_fails_the_run(
-    way: str, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
+async def test_a_store_that_is_removed_fails_the_run(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = "hello(); run = take(); put(event(run)); put(final(run)); end()"
     async with plane(backplane_home) as control:
         await go(control, order(root), mock_backend("memory"))
-        file = backplane_home / FILE
         async with control.start(order(root), script(tmp_path, body)) as run:
             async for _ in run:
-                if way == "emptied":
-                    with closing(sqlite3.connect(file)) as other, other:
-                        other.execute("CREATE TRIGGER gone AFTER INSERT ON receipts BEGIN DELETE FROM receipts; END")
-                    break
-                file.unlink()
-                if way == "replaced":
-                    Store.open(backplane_home).close()
+                (backplane_home / FILE).unlink()
                 break
             await run.wait()
     assert run.error is not None
@@ -192,24 +173,6 @@ async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_p
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
-
-
-def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
-    facts = RunState(run_id="r", order=WorkOrder("x"), backend=BackendIdentity("b"), started_ns=0)
-    facts.policy = compile_policy(PolicyProfile())
-    for number in range(3_000):
-        facts.look(FileChanged(ts="t", path=f"{number}/" + "p" * 3_900, summary=""))
-    facts.look(FileChanged(ts="t", path="p" * 100_000, summary=""))
-    assert len(facts.claimed_paths) > 2_000
-    assert sum(map(len, facts.claimed_paths)) <= PATHS_CHARS_MAX
-    for number in range(CALLS_MAX + 10):
-        facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input="i" * 2_000, tool_use_id=f"c{number}"))
-    assert facts.calls.is_full
-    assert len(facts.calls._live) == CALLS_MAX
-    assert max(len(call.tool) for call in facts.calls._live.values()) < 300
-    for number in range(100):
-        facts.noise(b"n" * (1_000 * number), 65_536)
-    assert len(str(facts.members())) < 200_000
 
 
 def test_an_end_says_only_what_it_knows() -> None:
