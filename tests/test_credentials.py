@@ -112,13 +112,12 @@ def test_what_a_backend_opens_is_open_and_said(home: Path, tmp_path: Path) -> No
 
 @needs_bwrap
 @pytest.mark.parametrize("words", [["--mode", "pass_through"], []])
-@pytest.mark.parametrize("above", [False, True])
-def test_a_workspace_that_has_stores_in_it_shows_none(run: Run, home: Path, words: list[str], above: bool) -> None:
+def test_a_workspace_that_has_stores_in_it_shows_none(run: Run, home: Path, words: list[str]) -> None:
     (home / "notes.txt").write_text("kept\n")
     said, label = run(
         f"pwd; grep -rls {SECRET} . | sort; cat notes.txt */notes.txt; true",
         *words,
-        root=home.parent if above else home,
+        root=home.parent,
     )
     assert "kept" in said
     assert SECRET not in said.replace(f"grep -rls {SECRET}", "")
@@ -141,18 +140,15 @@ def test_a_run_without_isolation_says_that_nothing_covers_them(run: Run) -> None
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [(["gti"], "did you mean 'git'?"), ("git", "a list"), ([1], "a list"), (["zzzz"], "one of: ssh")],
+    [(["gti"], "did you mean 'git'?"), ("git", "a list")],
 )
-@pytest.mark.parametrize("isolation", ["off", "best_effort"])
-def test_a_store_that_is_not_known_is_refused(
-    home: Path, tmp_path: Path, asked: Any, words: str, isolation: str
-) -> None:
+def test_a_store_that_is_not_known_is_refused(home: Path, tmp_path: Path, asked: Any, words: str) -> None:
     order = {
         "task": "true",
         "workspace": {"root": str(tmp_path)},
         "config": {"vendor": {"abp": {"credentials": asked}}},
     }
-    done = backplane("run", "--backend", "shell", "--isolation", isolation, "--order", "-", home=home, given=order)
+    done = backplane("run", "--backend", "shell", "--isolation", "off", "--order", "-", home=home, given=order)
     assert done.returncode == 4
     assert "policy_invalid" in done.stderr
     assert words in done.stderr
