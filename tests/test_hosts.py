@@ -308,16 +308,3 @@ def test_a_scenario_may_break_the_rules(step: dict[str, Any], returncode: int, t
         child.send(run("r1", extensions=PLAIN, config=config))
         child.close_stdin()
         assert child.wait() == returncode
-
-
-def test_a_scenario_may_hang_for_good(tmp_path: Path) -> None:
-    config = {"vendor": {"mock": {"scenario": [{"say": "x"}, {"hang": None}]}}}
-    with Child(MOCK) as child:
-        child.send(run("r1", extensions=OURS, config=config))
-        child.until("event")
-        child.until("event")
-        child.send({"t": "cancel", "ref_id": "r1"})
-        child.process.terminate()
-        with pytest.raises(TimeoutError):
-            child.read(1.0)
-        assert child.process.poll() is None

@@ -146,12 +146,6 @@ async def test_a_provider_that_is_not_there_is_refused_with_the_names_there_are(
     assert "keeps" in (refused.value.hint or "")
 
 
-async def test_two_registries_have_nothing_in_common(ground: Ground) -> None:
-    async with ground.registry() as one, ProviderRegistry(Settings(), ground.home) as other:
-        assert "keeps" in one.list()
-        assert "keeps" not in other.list()
-
-
 async def test_validate_says_whether_a_host_answers(ground: Ground) -> None:
     async with ground.registry() as registry:
         registry.register(ProcessBackend(id="absent", argv=("/nonexistent/program",)))
@@ -728,22 +722,6 @@ async def test_other_tools_count_from_the_next_turn_on(ground: Ground) -> None:
             await session.run("and now?")
         offered = [[tool["name"] for tool in request.body["tools"]] for request in server.requests]
     assert ["mcp__functions__price" in names for names in offered] == [True, True, False]
-
-
-async def test_a_slow_reader_slows_the_host_and_loses_nothing(ground: Ground) -> None:
-    steps = [{"repeat": {"times": 2000, "steps": [{"delta": "{n}," + "x" * 100}]}}]
-    scenario = ground.folder / "many.json"
-    scenario.write_bytes(msgspec.json.encode(steps))
-    async with ground.registry() as registry:
-        registry.register(ProcessBackend(id="many", argv=(*PYTHON, str(ROOT / "hosts/mock.py"), str(scenario))))
-        async with await registry.get("many").create_session() as session:
-            seen = []
-            async for event in session.send_message("go"):
-                if isinstance(event, TextDeltaEvent):
-                    seen.append(event.delta.partition(",")[0])
-                    if len(seen) % 200 == 0:
-                        await anyio.sleep(0.02)
-    assert seen == [str(number) for number in range(2000)]
 
 
 async def test_a_closed_session_says_so(ground: Ground) -> None:

@@ -11,8 +11,6 @@ import anyio
 import msgspec
 import pytest
 
-from backplane import api
-from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import RuntimeConfig
@@ -106,12 +104,6 @@ async def test_a_failed_run_has_an_error_and_a_next_step(mock: Backend, backplan
     assert (run.end.reason, run.receipt.outcome) == ("failed", "failed")
     assert partial.receipt is not None
     assert partial.receipt.outcome == "partial"
-
-
-async def test_a_mock_without_a_scenario_answers_the_task(mock: Backend, backplane_home: Path, root: Path) -> None:
-    async with plane(backplane_home) as control:
-        _, events = await go(control, order(root, task="say hi"), mock)
-    assert texts(events) == ["I was asked: say hi"]
 
 
 async def test_batches_are_the_same_events_with_their_recorded_bytes(
@@ -484,20 +476,3 @@ put(b"\\xff\\xfe\\x1b[31m\\n", final(run)); end()
     assert noise["lines"] == 102
     assert noise["text"].startswith("npm notice\nxxx")
     assert len(noise["text"]) <= QUICK.noise_bytes_max
-
-
-# The Python door ------------------------------------------------------------------------------------------------------
-
-
-async def test_the_python_door_streams(backplane_home: Path, root: Path) -> None:
-    async with api.start("echo hello", backend="shell", root=root, settings=Settings(limits=Limits())) as run:
-        events = [event async for event in run]
-    check(run, events)
-    assert any("hello" in getattr(event, "message", "") for event in events)
-
-
-def test_the_python_door_blocks(backplane_home: Path, root: Path) -> None:
-    seen: list[Any] = []
-    run = api.run("say hi", backend="mock", root=root, on_event=seen.append, settings=Settings())
-    check(run, seen)
-    assert texts(seen) == ["I was asked: say hi"]

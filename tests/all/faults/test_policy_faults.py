@@ -9,36 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from backplane.errors import PolicyError
-from backplane.policy.globs import compile_globs
 from backplane.receipts.store import Store
 from backplane.sandbox.probe import TRIAL_S_MAX
 from tests.all.faults import hosts, sizes
 from tests.all.faults.ground import GRACE_S, LADDER_S, Ground, kill_9
 
 STOP_S = GRACE_S + LADDER_S
-
-# F47: names -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["*a" * 20, "**/a" * 12, "{" + "a,b}{" * 29 + "a,b}", "[" * 500, "a" * 100_000, "*" * 5000],
-    ids=lambda text: text[:10],
-)
-def test_f47_a_costly_pattern_is_matched_in_time_or_refused_at_load(pattern: str) -> None:
-    began = time.perf_counter()
-    try:
-        globs = compile_globs([pattern])
-    except PolicyError:
-        return
-    worst_s = 0.0
-    for path in ("a" * 4000, "a/" * 2000 + "b", "b" * 4000, "/".join("ab" * 500)):
-        began = time.perf_counter()
-        globs.matches(path)
-        worst_s = max(worst_s, time.perf_counter() - began)
-    assert worst_s < 0.05 + sizes.SLACK_S
-
 
 # F48: fail closed -----------------------------------------------------------------------------------------------------
 
