@@ -76,7 +76,6 @@ def test_a_configuration_that_nobody_reads_is_refused(
 # Named in messages ----------------------------------------------------------------------------------------------------
 
 
-STYLES = ("view/report_files.py", "view/web_files.py")
 PACKAGE = Path(inspect.getfile(main)).parent.parent
 OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git", "--cc", "--comb"}
 """Of other programs, and of all commands."""
