@@ -199,6 +199,12 @@ def test_a_page_without_prompts_says_where_events_repeat_the_task(runs: Path) ->
     assert ("tell a tale" in told.stdout, told.stderr) == (False, "")
 
 
+def test_a_page_without_outputs_has_none(runs: Path) -> None:
+    assert cli("run", "-b", "shell", "printf 'se%sput' cret-out", cwd=runs).returncode == 0
+    assert "secret-output" in cli("report", "last", "--full").stdout
+    assert "secret-output" not in cli("report", "last", "--omit", "outputs").stdout
+
+
 @pytest.mark.parametrize("mark", ["\uffff", "\ufffe", "\x00", "\x1b", "\u2028"])
 def test_junit_of_any_text_is_xml(mark: str) -> None:
     whole = "".join(report.junit([shown(f"a{mark}b")]))
