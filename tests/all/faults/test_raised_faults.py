@@ -57,6 +57,7 @@ EDGES = frozenset(
         "runtime/backends.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
         "runtime/hook_calls.py:call_function < runtime/inbound.py:Inbound._ask_caller",
+        "process/aio.py:in_daemon < runtime/hook_calls.py:call_function",
         "process/aio.py:Readable._on_readable < …",
         "process/aio.py:Readable._unregister < process/aio.py:Readable._on_readable",
         "process/aio.py:OwnTask.__aexit__ < runtime/run.py:Run.leave",
