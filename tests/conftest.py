@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -117,6 +118,17 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def beside_tmp() -> Iterator[Path]:
+    """An empty folder that is not below /tmp: each contained host has a /tmp of its own."""
+    if ROOT.is_relative_to(tempfile.gettempdir()):
+        pytest.skip("needs a checkout that is not below the folder of temporary files")
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="test-", dir=ROOT / ".cache"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

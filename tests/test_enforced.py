@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,14 @@ READS = 'cat "$HOME/.ssh/id_rsa" "$HOME/.aws/credentials" "$HOME/server.pem" 2>/
 
 
 @pytest.fixture
-def person() -> Iterator[Path]:
+def person(beside_tmp: Path) -> Path:
     """The home folder of a user with keys in it; not below /tmp, of which each contained host has one of its own."""
-    (ROOT / ".cache").mkdir(exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="person-", dir=ROOT / ".cache"))
+    home = beside_tmp
     for place in (".ssh/id_rsa", ".aws/credentials", "server.pem"):
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         (home / place).write_text(SECRET)
     (home / "work").mkdir()
-    yield home
-    shutil.rmtree(home)
+    return home
 
 
 Call = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from backplane.errors import CapabilityError
 from backplane.policy.rules import compile_policy
 from backplane.sandbox import mounts
 from backplane.tools.places import ToolRefused, Tree
-from tests.peers import ROOT
 from tests.runs import go, order, script
 from tests.test_contain import TRY, control
 
@@ -26,18 +23,15 @@ SECRET = "S=topsecretvalue\n"
 
 
 @pytest.fixture
-def ground() -> Iterator[Path]:
-    """A folder that is not below /tmp, of which each contained host has one of its own."""
-    (ROOT / ".cache").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="links-", dir=ROOT / ".cache"))
+def ground(beside_tmp: Path) -> Path:
+    folder = beside_tmp
     (folder / "work").mkdir()
     (folder / "work/a.txt").write_text("a\n")
     (folder / "common/deep").mkdir(parents=True)
     (folder / "common/env").write_text(SECRET)
     (folder / "common/deep/x.pem").write_text(SECRET)
     (folder / "common/deep/y.txt").write_text("open\n")
-    yield folder
-    shutil.rmtree(folder)
+    return folder
 
 
 Link = Callable[[Path], str]
