@@ -22,9 +22,6 @@ from backplane.cli.show import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
 from backplane.protocol.jsonrpc import Notification
-from backplane.testing import Call, Fault, Turn
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
-from tests.api_agent import job, solve
 
 NOW = "2026-01-15T12:00:00Z"
 
@@ -169,22 +166,6 @@ def test_an_answer_that_breaks_anywhere_is_taken_back_once(
         events = reader([("never mind this"[:cut], how)], "the answer", streamed)
         assert fold(events) == ["the answer"]
         assert [taken_back(event) for event in events if taken_back(event)] == [cut]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("cut", [0, 200, 400, 800, 1600])
-async def test_an_answer_of_a_service_that_breaks_off_is_not_told_twice(
-    tmp_path: Any, backplane_home: Any, protocol: ProtocolName, cut: int
-) -> None:
-    look = Turn(text="a look first", calls=(Call(name="bash", input={"command": "true"}),), pieces=4)
-    turns = [
-        look,
-        Turn(text="one two three four", pieces=6, fault=Fault(cut_after_bytes=cut)),
-        Turn(text="one two three four", pieces=6, times=None),
-    ]
-    _, events, _ = await solve(backplane_home, turns, job(tmp_path), protocol)
-    assert fold(events)[:1] == ["a look first"]
 
 
 def test_a_message_with_other_words_takes_its_pieces_back() -> None:

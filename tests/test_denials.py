@@ -26,9 +26,9 @@ from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.failure import UpstreamError
+from tests.all.doors.test_contain import control, found
 from tests.api_agent import api
 from tests.runs import ended, go, order
-from tests.test_contain import control, found
 from tests.upstream.talk import BOUND_S, KEY, conversation
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -19,8 +18,6 @@ from tests.runs import HELLO, PRELUDE
 WAIT_S = 60.0
 
 DENIED = 'answer = ask(run, {"kind": "tool", "name": "bash", "input": {"command": "ls"}}); put(final(run)); end()'
-INPUT = 'answer = ask(run, {"kind": "input", "question": "which?"}); put(final(run)); end()'
-PATCH = 'answer = ask(run, {"kind": "patch", "diff": "", "files": [".git/config"]}); put(final(run)); end()'
 FALSE = 'put(told(run, "file_changed", path="not-there.txt", summary="made"), final(run)); end()'
 ERROR = 'put(told(run, "error", message="the tests do not run"), final(run)); end()'
 CLEAN = 'put(told(run, "assistant_message", text="done"), final(run)); end()'
@@ -73,43 +70,6 @@ def host(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
 
 CI = ("--policy", "ci", "--isolation", "off")
 ASKED = ("--fail-on", "denied,false-claims", "--fail-on", "violations")
-
-
-ENDS: list[tuple[str, str, str | None]] = [
-    (CLEAN, "complete", None),
-    (DENIED, "complete, 1 call denied", "denied"),
-    (PATCH, "complete, 1 call denied", "denied"),
-    (INPUT, "complete", None),
-    (FALSE, "complete, 1 false claim", "false-claims"),
-    (ERROR, "complete, 1 error reported", None),
-]
-FAIL_ON: list[tuple[str, ...]] = [ASKED, (*CI, "--fail-on", "none"), ("--fail-on", "violations")]
-
-
-@pytest.mark.parametrize(
-    ("body", "word", "finding", "words"),
-    [(*end, words) for end in ENDS for words in ((), CI)]
-    + [(*end, words) for end in ENDS if end[0] in (DENIED, FALSE) for words in FAIL_ON],
-)
-def test_findings_stand_in_outcome_reports_and_exit_code(
-    body: str, word: str, finding: str | None, words: tuple[str, ...], cli: Call, host: Any
-) -> None:
-    done = cli("run", "go", *host(body), *words, *(("--deny-tool", "bash") if body == DENIED else ()))
-    fails = finding is not None and words in (ASKED, CI)
-    assert done.returncode == (3 if fails else 0), done
-    assert f"{word} after" in done.stdout.replace(", after", " after")
-    if words not in ((), CI):
-        return
-    summary = cli("report", "last", "--summary").stdout
-    assert summary.startswith("### ✅" if word == "complete" else "### ⚠"), summary
-    assert word in summary
-    assert word in cli("report", "last").stdout
-    suite = ElementTree.fromstring(cli("report", "last", "--junit").stdout)
-    assert suite.get("failures") == ("1" if fails else "0")
-    assert (suite.find("testcase/failure") is not None) == fails
-    assert word in (suite.findtext("testcase/system-out") or "")
-    named = {row.get("name") for row in suite.iterfind("testcase/properties/property")}
-    assert finding is None or finding in named
 
 
 @pytest.mark.parametrize(

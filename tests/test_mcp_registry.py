@@ -15,7 +15,7 @@ from backplane.cli.doctor import examine
 from backplane.config import BackendSettings, ServerSettings, Settings, parse
 from backplane.errors import BackplaneError, ConfigError
 from backplane.testing import Call, ModelServer, Turn
-from tests.test_tools_mcp import HOUSE, called, house, results
+from tests.all.doors.test_tools_mcp import HOUSE, called, house, results
 
 SERVER = ServerSettings(command=(sys.executable, str(HOUSE), "walrus"))
 

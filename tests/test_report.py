@@ -211,18 +211,6 @@ def test_junit_of_any_text_is_xml(mark: str) -> None:
     ET.fromstring(whole.encode("utf-8"))
 
 
-def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> None:
-    both = cli("report", "last", "last~1").stdout
-    assert both.count("<article") == 2
-    assert cli("report", "last", "last~1", "last").returncode == 2
-    summary = cli("report", "last", "last~1", "last", "--summary").stdout
-    assert summary.count("### ") == 3
-    assert "| failed | shell |" in summary
-    suite = ET.fromstring(cli("report", "last", "last~1", "--junit").stdout)
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    assert "receipts show" in cli("runs", "show", "last").stdout
-
-
 def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) -> None:
     cut_off = open_journal(backplane_home)
     cut_off.close()

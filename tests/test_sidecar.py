@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from backplane.contract.events import CommandExecuted, read_event
 from backplane.contract.receipt import Usage, read_receipt
 from backplane.errors import BackendError
 from backplane.host import Done, Host, HostRun
-from tests.peers import OURS, PLAIN, PYTHON, WAIT_S, Child, is_gone, run, talk
+from tests.peers import OURS, PLAIN, PYTHON, WAIT_S, Child, run, talk
 
 HOST = Host(id="tiny", version="1.2", capabilities={"streaming": NATIVE})
 
@@ -515,39 +514,6 @@ def test_work_that_is_deaf_to_a_cancel_does_not_outlive_the_grace(tmp_path: Path
         child.process.send_signal(signal.SIGTERM)
         child.wait()
         assert time.monotonic() - began < 4.5
-
-
-def test_a_program_whose_output_is_closed_ends_within_five_seconds(tmp_path: Path) -> None:
-    with Child(program(tmp_path)) as child:
-        child.send(run(task="deaf", extensions=PLAIN))
-        child.until("hello")
-        child.until("event")
-        child.until("event")
-        assert child.process.stdout is not None
-        child.process.stdout.close()
-        child.wait(5.0)
-        assert "Traceback" not in child.stderr()
-
-
-def test_a_program_whose_parent_is_gone_ends_within_five_seconds(tmp_path: Path) -> None:
-    words = [*program(tmp_path)]
-    # The parent hands its pipes on and dies: stdin and stdout stay open, only the parent is gone.
-    parent = (
-        f"import os, subprocess, sys, time\np = subprocess.Popen({words!r})\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\ntime.sleep(60)"
-    )
-    with Child([sys.executable, "-I", "-S", "-c", parent]) as child:
-        child.send(run(task="wait", extensions=PLAIN))
-        child.until("hello")
-        child.until("event")
-        child.until("event")
-        pid = int((tmp_path / "pid").read_text())
-        child.process.kill()
-        child.process.wait()
-        final = child.until("final")[-1]
-        assert final["receipt"]["usage_raw"] == {"cancelled": "the control plane is gone"}
-        assert child.read() is None
-        assert is_gone(pid)
 
 
 async def none_at_all(given: HostRun) -> Any:

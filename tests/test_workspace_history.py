@@ -15,8 +15,8 @@ from backplane.contract.events import AssistantDelta, Warned
 from backplane.contract.work import PolicyProfile
 from backplane.workspace import git as git_itself
 from backplane.workspace import history
+from tests.all.doors.test_contain import cell, control
 from tests.runs import go, order
-from tests.test_contain import cell, control
 from tests.test_workspace import Place, git, place
 
 __all__ = ["place"]

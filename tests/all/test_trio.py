@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from backplane.contract.work import WorkOrder
-from tests.runs import ended, go, mock_backend, order, plane, texts
-from tests.test_hooks import (  # noqa: F401
-    test_a_hook_after_a_tool_changes_or_withholds_what_the_agent_sees,
-    test_an_async_function_hook_denies_and_the_agent_is_told_why,
-)
-from tests.test_providers import (  # noqa: F401
+from tests.all.doors.test_providers import (  # noqa: F401
     ground,
     test_a_session_over_an_api_knows_what_was_said,
     test_a_stream_that_is_left_early_is_ended_by_the_next_call,
@@ -23,6 +18,11 @@ from tests.test_providers import (  # noqa: F401
     test_an_approval_waits_for_its_answer,
     test_an_interrupt_stops_the_turn_and_not_the_session,
     test_functions_are_tools_and_their_calls_are_in_the_history,
+)
+from tests.runs import ended, go, mock_backend, order, plane, texts
+from tests.test_hooks import (  # noqa: F401
+    test_a_hook_after_a_tool_changes_or_withholds_what_the_agent_sees,
+    test_an_async_function_hook_denies_and_the_agent_is_told_why,
 )
 from tests.test_runtime import (  # noqa: F401
     mock,

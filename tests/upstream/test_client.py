@@ -164,13 +164,6 @@ def test_leaving_a_stream_early_closes_it() -> None:
         anyio.run(bounded, ask, server)
 
 
-def test_an_answer_that_is_over_does_not_wait_for_a_connection_that_stays_open() -> None:
-    """The reason to stop came; neither `[DONE]` nor an end of the body does."""
-    fault = Fault(drop_done=True, stall_after_frames=4)
-    done = talk("openai_compatible", [Turn(text="ok", pieces=1, usage=None, fault=fault)], idle_s=300)
-    assert (done.turn.text, done.turn.stop) == ("ok", "end")
-
-
 def test_only_who_speaks_with_models_loads_the_http_library() -> None:
     code = ("import sys, backplane, backplane.cli, backplane.host, backplane.upstream, backplane.routing.driver\n"
             "sys.exit('httpx' in sys.modules)")  # fmt: skip

@@ -177,19 +177,6 @@ def test_a_call_that_is_cut_is_not_run(protocol: str) -> None:
     assert not done.calls
 
 
-@pytest.mark.parametrize("first_byte_s", [0.5, 30.0])
-@pytest.mark.parametrize("comment_ms", [None, 20])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_stream_that_stops_speaking_ends_in_time_with_or_without_comments(
-    protocol: str, comment_ms: int | None, first_byte_s: float
-) -> None:
-    fault = Fault(stall_after_frames=3, stall_comment_ms=comment_ms)
-    script = [Turn(text=TEXT, pieces=20, fault=fault)]
-    done = talk(protocol, script, idle_s=0.5, first_byte_s=first_byte_s, tries_max=1)
-    assert done.failed.code == "backend_timeout"
-    assert "said nothing for 0.5 s" in done.failed.message
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_stream_to_a_request_for_one_document_is_read(protocol: str) -> None:
     fault = Fault(answer_as="stream")

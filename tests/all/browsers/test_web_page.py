@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.all.doors.test_web import HOSTILE, Page, begun, served
 from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
-from tests.test_web import HOSTILE, Page, begun, served
 
 __all__ = ["served"]
 

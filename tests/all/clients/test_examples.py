@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.all.doors.test_examples import EXAMPLES, folder, programs, said
 from tests.peers import ROOT
-from tests.test_examples import EXAMPLES, folder, programs, said
 
 __all__ = ["folder", "programs"]
 

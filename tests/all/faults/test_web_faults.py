@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.test_web import Page, head, raw, served
+from tests.all.doors.test_web import Page, head, raw, served
 
 __all__ = ["served"]
 

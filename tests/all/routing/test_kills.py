@@ -14,8 +14,8 @@ from backplane.config import RoutingSettings, Settings
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.routing.driver import TaskRouter
 from backplane.runtime.plane import ControlPlane
+from tests.all.doors.test_routing_kills import backends, check_deaths, lines_of
 from tests.runs import QUICK
-from tests.test_routing_kills import backends, check_deaths, lines_of
 
 
 def orders_with_kills(folder: Path, count: int, seed: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The usage examples with the real agents: the same programs that `tests/test_examples.py` runs over models' APIs."""
+"""The usage examples with the real agents: the programs that `doors/test_examples.py` runs over models' APIs."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.all.doors.test_mcp import SERVER
 from tests.all.vendors.found import referee
 from tests.peers import ROOT
-from tests.test_mcp import SERVER
 
 
 def test_the_public_sdk_runs_reads_and_validates(tmp_path: Path) -> None:

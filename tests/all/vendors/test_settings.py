@@ -184,8 +184,9 @@ ELSEWHERE: dict[str, Any] = {
 """Settings for a queue or another machine; the control plane refuses each before any host starts."""
 
 OF_PLANE = {
-    "abp.backend": "tests/test_heeded.py: an order names its backend where nothing else does",
-    "abp.children_budget_tokens": "tests/test_budgets.py", "abp.children_budget_usd_micros": "tests/test_budgets.py",
+    "abp.backend": "tests/all/doors/test_heeded.py: an order names its backend where nothing else does",
+    "abp.children_budget_tokens": "tests/all/doors/test_budgets.py",
+    "abp.children_budget_usd_micros": "tests/all/doors/test_budgets.py",
     "abp.pure": "tests/test_cache.py",
 }  # fmt: skip
 """Settings that are the control plane's alone, the same for every host, and where they are tested."""

@@ -17,8 +17,8 @@ from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
 from backplane.runtime.state import settle as settle_home
 from backplane.workspace import apply_patch, transaction
+from tests.all.doors.test_workspace_kill import APPLY, CHANGES_MAX, KILLER, contents, kill_at, killed, patched
 from tests.test_workspace import Place, git, snapshot
-from tests.test_workspace_kill import APPLY, CHANGES_MAX, KILLER, contents, kill_at, killed, patched
 
 COMMAND: Final = KILLER + "from backplane.cli import main; sys.exit(main(sys.argv[1:]))\n"
 

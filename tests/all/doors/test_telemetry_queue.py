@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 pytest.importorskip("dbos")
 from backplane.telemetry import queue as depth
+from tests.all.doors.test_telemetry import collector
 from tests.queues import a_queue, needs_queue, until
-from tests.test_telemetry import collector
 
 LABEL = "backplane.queue.label"
 

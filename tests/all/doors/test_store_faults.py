@@ -18,7 +18,7 @@ from backplane.receipts.pieces import is_intact, seal
 from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 WRITER_S_MAX = 60
 
 

@@ -212,7 +212,7 @@ def test_a_run_there_is_cancelled_from_here(backplane_home: Path, root: Path, tm
 
 
 def test_a_remote_backend_whose_host_is_no_control_plane_is_refused(backplane_home: Path, root: Path) -> None:
-    host = Path(__file__).parent.parent / "hosts" / "mock.py"
+    host = Path(__file__).parents[3] / "hosts" / "mock.py"
     backend = ProcessBackend(id="far", argv=(*SERVE[:1], str(host)), remote=True)
     run, receipt = result(backplane_home, order(root, "x"), backend)
     assert run.error is not None

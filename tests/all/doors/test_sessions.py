@@ -32,9 +32,9 @@ from backplane.providers.orders import NOT_CARRIED, _changes
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
+from tests.all.doors.test_providers import Ground
 from tests.api_agent import LIMITS
 from tests.peers import PYTHON, WAIT_S
-from tests.test_providers import Ground
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from backplane.errors import CapabilityError
 from backplane.policy.rules import compile_policy
 from backplane.sandbox import mounts
 from backplane.tools.places import ToolRefused, Tree
+from tests.all.doors.test_contain import TRY, control
 from tests.runs import go, order, script
-from tests.test_contain import TRY, control
 
 pytestmark = [pytest.mark.anyio]
 

@@ -17,7 +17,7 @@ from backplane.config import BackendSettings, Limits, ServerSettings, Settings
 from backplane.testing import Call, ModelServer, Turn
 from tests.test_why import diagnosed
 
-HOUSE = Path(__file__).parent / "all" / "vendors" / "house_mcp.py"
+HOUSE = Path(__file__).parent.parent / "vendors" / "house_mcp.py"
 
 PAGED = """
 import json, sys

@@ -153,7 +153,7 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
     isolation: str, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    from tests.test_web import Page  # Here, as it skips where a server of pages cannot be.
+    from tests.all.doors.test_web import Page  # Here, as it skips where a server of pages cannot be.
 
     words = ("--on-ask", "wait")
     with closing(Page(tmp_path)) as page, running(tmp_path, [CALL, {"say": "bye"}], *words) as other:

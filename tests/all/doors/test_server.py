@@ -215,7 +215,7 @@ def needing(*capabilities: str) -> dict[str, Any]:
 
 def configured(tmp_path: Path, **abilities: dict[str, str]) -> str:
     """A configuration with scripted agents of these abilities."""
-    mock_host = Path(__file__).parent.parent / "hosts" / "mock.py"
+    mock_host = Path(__file__).parents[3] / "hosts" / "mock.py"
     lines = []
     for name, levels in abilities.items():
         words = [sys.executable, str(mock_host), "--capabilities", json.dumps(levels)]

@@ -106,7 +106,7 @@ import sys
 from pathlib import Path
 from backplane.errors import PolicyError
 from backplane.receipts.store import Store
-from tests.test_budgets import child, taken
+from tests.all.doors.test_budgets import child, taken
 home, parent, seed = sys.argv[1:]
 total = 0
 with Store.open(Path(home)) as store:

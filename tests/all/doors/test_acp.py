@@ -40,7 +40,7 @@ from backplane.runtime.backends import find, known
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NOW = "2026-01-15T12:00:00Z"
 ONCE = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind": "reject_once"}]
 

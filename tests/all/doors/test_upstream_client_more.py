@@ -1,0 +1,13 @@
+"""More of `tests/upstream/test_client.py`: what takes many processes, or seconds."""
+
+from __future__ import annotations
+
+from backplane.testing import Fault, Turn
+from tests.upstream.talk import talk
+
+
+def test_an_answer_that_is_over_does_not_wait_for_a_connection_that_stays_open() -> None:
+    """The reason to stop came; neither `[DONE]` nor an end of the body does."""
+    fault = Fault(drop_done=True, stall_after_frames=4)
+    done = talk("openai_compatible", [Turn(text="ok", pieces=1, usage=None, fault=fault)], idle_s=300)
+    assert (done.turn.text, done.turn.stop) == ("ok", "end")
