@@ -9,6 +9,7 @@ shows what changed. Every other test asserts codes, exit codes and places.
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
@@ -65,15 +66,26 @@ PROBES = {
 # A state folder a test ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session")
+def user_settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder of settings: none, but where there is no bubblewrap he has said that he knows."""
+    folder = tmp_path_factory.mktemp("settings")
+    if program("bwrap")[0] is None:  # else each run says on stderr which rules are not held
+        (folder / "backplane").mkdir()
+        (folder / "backplane/backplane.toml").write_text('isolation = "off"\n')
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def backplane_home(
-    no_child_left: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    no_child_left: None, user_settings: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Point BACKPLANE_HOME at a fresh folder; nothing of the user's own state is read or written."""
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith("BACKPLANE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("BACKPLANE_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(user_settings))
     return home
 
 
@@ -274,6 +286,7 @@ def no_child_left() -> Iterator[None]:
 # Programs a test needs ------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def program(name: str) -> tuple[str | None, str]:
     """Return a program's path and "", or None and why it cannot be used."""
     path = shutil.which(name)
@@ -292,12 +305,9 @@ def program(name: str) -> tuple[str | None, str]:
 @pytest.fixture(scope="session")
 def needs() -> Callable[[str], str]:
     """A function from a program's name to its path; it skips the test where there is none."""
-    known: dict[str, tuple[str | None, str]] = {}
 
     def find(name: str) -> str:
-        if name not in known:
-            known[name] = program(name)
-        path, why = known[name]
+        path, why = program(name)
         if path is None:
             pytest.skip(f"needs {name}: {why}")
         return path

@@ -38,11 +38,6 @@ WAIT_S = 30
 PARTS = ("list", "show", "verify", "diff", "export", "import", "checkpoint", "prune")
 
 
-@pytest.fixture(autouse=True)
-def _no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
-
-
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder to work in, with one file."""
@@ -805,7 +800,7 @@ def test_a_state_folder_that_cannot_be_made_is_an_error_with_its_code(place: str
 
 
 def test_init_writes_a_configuration_that_works_and_overwrites_none(cli: Cli, work: Path) -> None:
-    made = cli("init", "--backend", "shell", "--policy", "ci", "--yes")
+    made = cli("init", "--backend", "shell", "--policy", "default", "--yes")
     assert made.returncode == 0, made.stderr
     assert (work / "backplane.toml").read_bytes() in made.stdout
     assert cli("run", "echo hello").returncode == 0

@@ -45,7 +45,7 @@ def cli(tmp_path: Path, home: Path) -> Cli:
         return subprocess.run(
             [*program, sys.executable, "-m", "backplane", *map(str, words)],
             cwd=tmp_path,
-            env={**os.environ, "BACKPLANE_HOME": str(home), "XDG_CONFIG_HOME": str(tmp_path / "user")},
+            env={**os.environ, "BACKPLANE_HOME": str(home)},
             capture_output=True,
             timeout=WAIT_S,
             check=False,
