@@ -243,8 +243,8 @@ def test(args: list[str]) -> NoReturn:
     become(python, "-m", "pytest", *args)
 
 
-IN_PARALLEL = ("-q", f"--numprocesses={2 * (os.cpu_count() or 1)}", "--dist=worksteal")
-"""Two workers a core: much of the suite waits for a deadline or a child."""
+IN_PARALLEL = ("-q", f"--numprocesses={(os.cpu_count() or 1) + 1}", "--dist=worksteal")
+"""One worker more than cores: tests wait for deadlines and children, and each worker reads all files first."""
 
 
 def bench(args: list[str]) -> NoReturn:

@@ -20,9 +20,9 @@ from backplane.receipts.database import FILE
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
 from backplane.runtime.state import KEPT
+from tests.all.doors.test_routing_cli import stored
 from tests.peers import ROOT
 from tests.runs import ended, go, mock_backend, order, plane, script, texts
-from tests.test_routing_cli import stored
 
 pytestmark = pytest.mark.anyio
 

@@ -30,10 +30,10 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
 from backplane.upstream.cost import Price, Spent
+from tests.all.doors.test_routing_cli import stored
 from tests.api_agent import call
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE, script
-from tests.test_routing_cli import stored
 
 DOLLAR = 1_000_000
 

@@ -23,7 +23,7 @@ from backplane.receipts.store import Store
 from backplane.routing.compare import Side, compare, read_side, summed_up, tree_stamp
 from backplane.routing.intervals import Interval, Measure, Trial, judge, mean, share
 from backplane.runtime.plane import ControlPlane
-from tests.test_routing_cli import cli, configure, folder
+from tests.all.doors.test_routing_cli import cli, configure, folder
 
 __all__ = ["folder"]
 

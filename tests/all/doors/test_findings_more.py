@@ -1,4 +1,4 @@
-"""More of `tests/test_findings.py`: what takes many processes, or seconds."""
+"""More of `tests/all/doors/test_findings.py`: what takes many processes, or seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.test_findings import ASKED, CI, CLEAN, DENIED, ERROR, FALSE, Call, cli, host  # noqa: F401
+from tests.all.doors.test_findings import ASKED, CI, CLEAN, DENIED, ERROR, FALSE, Call, cli, host  # noqa: F401
 
 INPUT = 'answer = ask(run, {"kind": "input", "question": "which?"}); put(final(run)); end()'
 
