@@ -64,7 +64,8 @@ def user(request: pytest.FixtureRequest, person: Path, tmp_path: Path) -> Call:
                 folder.chmod(0o755)
 
     def call(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HOME": str(person), "BACKPLANE_HOME": str(person / ".backplane"), **environ}
+        own = {"HOME": person, "BACKPLANE_HOME": person / ".backplane", "XDG_CONFIG_HOME": person / ".config"}
+        env = {**os.environ, **{name: str(path) for name, path in own.items()}, **environ}
         return subprocess.run(
             [*words, *arguments], cwd=person / "work", env=env, capture_output=True, text=True, timeout=WAIT_S,
             check=False,
