@@ -83,13 +83,17 @@ def read_pyproject() -> dict[str, Any]:
         return tomllib.load(file)
 
 
+GROUPS = ("dev", "test", "")
+"""Groups of dependencies; each has all of those after it."""
+
+
 def wanted_stamp(pyproject: dict[str, Any]) -> dict[str, Any]:
     """Return what `.venv` must have been made from; a linter's settings are not part of it."""
     names = ("build-system", "project", "dependency-groups")
     parts: dict[str, Any] = {name: pyproject.get(name) for name in names}
     parts["hatch"] = pyproject.get("tool", {}).get("hatch")
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return {"needs_sha256": digest, "root": ROOT, "tools": True}
+    return {"needs_sha256": digest, "root": ROOT, "group": "dev"}
 
 
 def read_stamp() -> dict[str, Any]:
@@ -104,15 +108,15 @@ def read_stamp() -> dict[str, Any]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def environment(tools: bool = True) -> str:
+def environment(group: str = "dev") -> str:
     """Return the path of `.venv`'s Python, made or brought up to date where needed.
 
     Args:
-        tools: whether the packages of the group `dev` are wanted; without them it is the project and what it needs.
+        group: of dependencies beyond the project's own: `dev`, the smaller `test`, or "" for none.
     """
     pyproject = read_pyproject()
     wanted = wanted_stamp(pyproject)
-    enough = [wanted] if tools else [wanted, {**wanted, "tools": False}]
+    enough = [{**wanted, "group": name} for name in GROUPS[: GROUPS.index(group) + 1]]
     if read_stamp() in enough:
         return PYTHON
     with exclusive():
@@ -152,13 +156,13 @@ def set_up(pyproject: dict[str, Any], wanted: dict[str, Any]) -> None:
     # Scripts and the editable install hold absolute paths, so a moved tree starts anew.
     moved = read_stamp().get("root", ROOT) != ROOT
     if moved or not has_pip():
-        tell("making .venv (once, " + ("about a minute)" if wanted["tools"] else "some 20 seconds)"))
+        tell("making .venv (once, " + ("about a minute)" if wanted["group"] == "dev" else "some 20 seconds)"))
         make_venv()
     else:
         tell("installing what pyproject.toml names")
     command = [PYTHON, "-I", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--retries", "2", "--timeout", "20", "--editable", ROOT]
-    command += development_packages(pyproject) if wanted["tools"] else []
+    command += development_packages(pyproject, wanted["group"]) if wanted["group"] else []
     done = run_quietly(command, env={**os.environ, "PIP_USER": "0"})
     if done.returncode != 0:
         raise Trouble(
@@ -228,7 +232,7 @@ def become(*command: str) -> NoReturn:
 
 
 def demo(args: list[str]) -> NoReturn:
-    become(environment(tools=False), "-P", "-m", "backplane", "demo", *args)
+    become(environment(""), "-P", "-m", "backplane", "demo", *args)
 
 
 def test(args: list[str]) -> int:
@@ -237,7 +241,7 @@ def test(args: list[str]) -> int:
     Returns:
         With `--all` the code of the tests, or 2 where all passed and too little of the code was run.
     """
-    python = environment()
+    python = environment("dev" if args else "test")
     os.chdir(ROOT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each of thousands of processes compiles the same files.
     if args == ["--all"]:
@@ -249,8 +253,8 @@ def test(args: list[str]) -> int:
     become(python, "-m", "pytest", *(args or ["tests", "--ignore=tests/all", *IN_PARALLEL]))
 
 
-IN_PARALLEL = ("-q", f"--numprocesses={(os.cpu_count() or 1) + 1}", "--dist=worksteal")
-"""One worker more than cores: tests wait for deadlines and children, and each worker reads all files first."""
+IN_PARALLEL = ("-q", f"--numprocesses={2 * (os.cpu_count() or 1)}", "--dist=worksteal")
+"""Two workers a core: much of the suite waits for a deadline or a child."""
 
 
 def bench(args: list[str]) -> NoReturn:
