@@ -371,9 +371,10 @@ MEASURE = Path(sys.prefix) / "measure.py"
 """Is there while a suite with coverage runs: every Python of this environment that starts meanwhile runs it."""
 MEASURES = f"""
 import coverage, sys
-# Not in a sandbox, which cannot write the data, nor in a worker of pytest's, which pytest-cov measures; and in one
-# process of four: following costs as much again as a start, and what one runs, others run.
-if os.getpid() % 4 == 0 and os.access({str(ROOT)!r}, os.W_OK) and "exec(eval(sys.stdin" not in "".join(sys.orig_argv):
+# Not in a sandbox, which cannot write the data, nor in a program on the command line: such are pytest's workers, which
+# pytest-cov measures, and those that a test kills at a counted event. And in one process of four: following costs as
+# much again as a start, and what one runs, others run.
+if os.getpid() % 4 == 0 and os.access({str(ROOT)!r}, os.W_OK) and "-c" not in sys.orig_argv:
     coverage.Coverage(
         data_file={str(ROOT / ".coverage")!r}, config_file={str(ROOT / "pyproject.toml")!r}, data_suffix=True,
         auto_data=True, messages=False,
