@@ -235,21 +235,13 @@ def demo(args: list[str]) -> NoReturn:
     become(environment(""), "-P", "-m", "backplane", "demo", *args)
 
 
-def test(args: list[str]) -> int:
-    """Run the core, everything with `--all`, or pytest with the arguments that are given.
-
-    Returns:
-        With `--all` the code of the tests, or 2 where all passed and too little of the code was run.
-    """
+def test(args: list[str]) -> NoReturn:
+    """Run the core, everything with `--all`, or pytest with the arguments that are given."""
     python = environment("dev" if args else "test")
     os.chdir(ROOT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each of thousands of processes compiles the same files.
     if args == ["--all"]:
-        measured = ("--cov", "--cov-report=", "--cov-fail-under=0")
-        core = subprocess.call([python, "-m", "pytest", "tests", "--ignore=tests/all", *IN_PARALLEL, *measured])
-        covered = subprocess.call([python, "-m", "coverage", "report", "--skip-covered", "--sort=cover"])
-        rest = subprocess.call([python, "-m", "pytest", "tests/all", *IN_PARALLEL])
-        return core or rest or covered
+        become(python, os.path.join("tests", "suite.py"))
     become(python, "-m", "pytest", *(args or ["tests", "--ignore=tests/all", *IN_PARALLEL]))
 
 

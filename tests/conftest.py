@@ -12,13 +12,12 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 import tomllib
@@ -32,7 +31,7 @@ import pytest
 
 from backplane.process import guard
 from backplane.runtime.backends import Backend
-from tests import runs
+from tests import runs, worker
 
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
@@ -367,32 +366,24 @@ ALL_ADDS = (
 )
 
 
-MEASURE = Path(sys.prefix) / "measure.py"
-"""Is there while a suite with coverage runs: every Python of this environment that starts meanwhile runs it."""
-MEASURES = f"""
-import coverage, sys
-# Not in a sandbox, which cannot write the data, nor in a program on the command line: such are pytest's workers, which
-# pytest-cov measures, and those that a test kills at a counted event. And in one process of four: following costs as
-# much again as a start, and what one runs, others run.
-if os.getpid() % 4 == 0 and os.access({str(ROOT)!r}, os.W_OK) and "-c" not in sys.orig_argv:
-    coverage.Coverage(
-        data_file={str(ROOT / ".coverage")!r}, config_file={str(ROOT / "pyproject.toml")!r}, data_suffix=True,
-        auto_data=True, messages=False,
-    ).start()
-"""
-PTH = f"import os; os.path.exists({str(MEASURE)!r}) and exec(open({str(MEASURE)!r}).read())\n"
+COUNTED = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "error")
+SUMMARY = os.environ.get("BACKPLANE_SUITE_SUMMARY")
+BEGAN = time.monotonic()
+LONG = ("tests/all/vendors/", "tests/all/scale/", "tests/all/faults/", "tests/all/doors/", "tests/test_cli.py")
+"""Files that take longest: in the whole suite they begin first, or one worker would be at them alone at the end."""
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let coverage follow the children, whatever environment they get: `kill -9` alone loses what it has seen."""
-    if session.config.getoption("cov_source", None) and "PYTEST_XDIST_WORKER" not in os.environ:
-        Path(sysconfig.get_path("purelib"), "measure.pth").write_text(PTH, encoding="utf-8")
-        MEASURE.write_text(MEASURES, encoding="utf-8")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if worker.FOLDER:
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
-def pytest_sessionfinish() -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        MEASURE.unlink(missing_ok=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    worker.follow(nodeid)
+
+
+def pytest_unconfigure() -> None:
+    worker.end()
 
 
 def pytest_collection_finish() -> None:
@@ -414,3 +405,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{count:5} × {reason}")
     if config.getoption("ignore"):
         terminalreporter.line(ALL_ADDS)
+    if SUMMARY and "PYTEST_XDIST_WORKER" not in os.environ:  # `suite.py` has more to say before the closing line
+        counts = {name: len(terminalreporter.stats.get(name, [])) for name in COUNTED}
+        parts = [f"{count} {name}" for name, count in counts.items() if count] or ["no tests ran"]
+        closing = f"{', '.join(parts)} in {time.monotonic() - BEGAN:.2f}s"
+        Path(SUMMARY).write_text(json.dumps({"closing": closing, "counts": counts}), encoding="utf-8")
