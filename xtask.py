@@ -237,7 +237,9 @@ def demo(args: list[str]) -> NoReturn:
 
 def test(args: list[str]) -> NoReturn:
     """Run the core, everything with `--all`, or pytest with the arguments that are given."""
-    python = environment("dev" if args else "test")
+    files = [word for word in args if word.startswith("tests/")]
+    is_core = not args or (files and not any(word.startswith("tests/all") for word in files))
+    python = environment("test" if is_core else "dev")
     os.chdir(ROOT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each of thousands of processes compiles the same files.
     if args == ["--all"]:

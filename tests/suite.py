@@ -1,8 +1,8 @@
 """Runs the whole suite with coverage, children included, and ends with pytest's closing line.
 
-The tests run in a few workers. A worker is
-measured by coverage.py, the Python children below it by `child_lines.py`; both are joined here. Only `xtask.py test`
-without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what a part covers.
+The tests run in a few workers. A worker is measured by coverage.py, the Python children below it by `child_lines.py`;
+both are joined here. Only `xtask.py test --all` comes this way; by hand, `suite.py tests/test_x.py` shows what a part
+covers.
 """
 
 from __future__ import annotations

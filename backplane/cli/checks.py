@@ -145,5 +145,4 @@ def _skip_line(reason: str, results: list[Result]) -> str:
     """Return one line for all checks that do not apply for the same reason, with their rules."""
     rules = list(dict.fromkeys(result.rule for result in results))
     named = ", ".join(rules[:RULES_SHOWN]) + (f" and {len(rules) - RULES_SHOWN} more" * (len(rules) > RULES_SHOWN))
-    checks = "1 check" if len(results) == 1 else f"{len(results)} checks"
-    return f"skip  {checks} ({named}): {streams.one_line(reason)}\n"
+    return f"skip  {streams.count(len(results), 'check')} ({named}): {streams.one_line(reason)}\n"

@@ -101,7 +101,7 @@ _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 ALLOWED: Final = Ruling("allow", "no rule forbids it")
 _OUTSIDE: Final = Rule("workspace")
 MALFORMED: Final = Rule("malformed")
-"""Of what no rule can be held against."""
+"""The rule that a ruling names where a call cannot be read well enough to be judged."""
 _UNKNOWN_TOOL: Final = ToolShape()
 _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 

@@ -158,9 +158,9 @@ def failure_of(receipt: Receipt, error: BackplaneError | None) -> BackplaneError
 
 
 def stays_in_patch(receipt: Receipt) -> str:
-    """Return why the changes of a turn were not written into its folder, empty where they were or there are none."""
-    patch, added = receipt.backplane.get("patch"), receipt.backplane
-    if "lane" in added or not isinstance(patch, dict) or not patch.get("bytes"):
+    """Return why a turn's changes were not written into its folder; empty if they were, or if there are none."""
+    patch = receipt.backplane.get("patch")
+    if "lane" in receipt.backplane or not isinstance(patch, dict) or not patch.get("bytes"):
         return ""
     found = ", ".join(receipt.failed_on)
     return f"by its fail_on ({found})" if found else f"as its outcome is {receipt.outcome}"

@@ -353,8 +353,9 @@ class CallBook:
         if self.opaque():
             return
         for path in sorted(files) if self._denied_files else ():
-            call = self._denied_files.get(_hash(path))
-            if call is not None and _hash(path) not in self._allowed_files and not call.done:
+            key = _hash(path)
+            call = self._denied_files.get(key)
+            if call is not None and key not in self._allowed_files and not call.done:
                 call.done = True
                 self.denied_then_done += 1
                 self._breach(call, f"{path!r:.200} was changed although that was denied")

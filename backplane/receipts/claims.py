@@ -82,7 +82,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Mapping[str, Json]
     mode: str
     violations: int
-    """Number of acts that a rule of the policy forbids; what no rule could judge is none of them."""
+    """Number of acts that broke a rule of the policy, without calls that no rule could judge."""
     changed: Set[str] | None
     """Paths that changed; None if the difference was not made, or is too long."""
     hidden: bool = False

@@ -26,6 +26,7 @@ from tests.test_hooks import (  # noqa: F401
 )
 from tests.test_runtime import (  # noqa: F401
     mock,
+    root,
     test_a_cancelled_task_leaves_the_run_to_the_other,
     test_a_complete_run_has_its_events_and_a_sealed_stored_receipt,
     test_a_failed_run_has_an_error_and_a_next_step,
@@ -63,14 +64,6 @@ SOAK = 100
 @pytest.fixture
 def anyio_backend() -> str:
     return "trio"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "a.txt").write_text("alpha\n")
-    return folder
 
 
 async def test_a_hundred_runs_in_a_row_end_alike_and_leave_nothing(backplane_home: Path, root: Path) -> None:

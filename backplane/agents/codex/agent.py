@@ -42,7 +42,7 @@ OFFER: Final[dict[str, Any]] = {
 """Who we are, and that we know the experimental parts of the protocol."""
 
 SERVERS_S: Final = 30.0
-"""Longest wait for MCP servers before the first turn; the program itself gives up on one after 10 s, unless told."""
+"""Longest wait for all MCP servers before the first turn. Codex gives up on a server after 10 s by default."""
 
 
 class Agent(BaseAgent):
