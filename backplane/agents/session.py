@@ -304,8 +304,12 @@ class AgentRun:
             await anyio.sleep_forever()
         if denied is not None:
             await self.record_denied(name, input, id)
-            return approval.Decision("deny", denied.reason)
-        return await self.run.may(name, input, id=id or None, command=command_of(input), cwd=self.root)
+            verdict = approval.Decision("deny", denied.reason)
+        else:
+            verdict = await self.run.may(name, input, id=id or None, command=command_of(input), cwd=self.root)
+        if self._cut is not None:  # reached meanwhile
+            await anyio.sleep_forever()
+        return verdict
 
     async def decide(
         self, tool: str, name: str, input: Json, *, id: str | None = None, takes_input: bool = False

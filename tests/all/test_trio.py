@@ -43,7 +43,6 @@ from tests.test_runtime_asks import (  # noqa: F401
 from tests.test_runtime_cancel import (  # noqa: F401
     test_a_good_host_is_cancelled_with_its_last_words_and_without_waiting,
     test_a_stubborn_host_is_gone_after_the_grace,
-    test_a_task_that_is_cancelled_leaves_its_run_sealed_and_nothing_behind,
     test_leaving_the_block_early_cancels_the_run,
     test_the_cancelled_scope_of_the_caller_ends_the_run_in_order,
 )

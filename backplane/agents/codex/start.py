@@ -134,7 +134,7 @@ class HookNeeds(msgspec.Struct, frozen=True):
     """Which hooks the agent needs, so that ours have their effect."""
 
     before: bool
-    """Somebody may change what a tool gets."""
+    """Somebody may change what a tool gets, or a limit of the order may forbid the next call."""
     after: bool
     """Somebody is to see results before the model does."""
 
@@ -143,7 +143,9 @@ def hooks_of(run: Given, options: Options) -> HookNeeds:
     """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
     events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
     after = "post_tool" in events
-    before = "pre_tool" in events or bool(run.policy.profile.require_approval_for)
+    # By its own rules it runs some commands unasked, and then goes on before a limit that is reached can end it.
+    is_limited = run.order.config.max_turns is not None or run.order.config.max_budget_usd is not None
+    before = "pre_tool" in events or bool(run.policy.profile.require_approval_for) or is_limited
     lost = (
         (options.own_state, "nothing is put into a user's own settings"),
         (bool(server_rows(run, options.mcp_servers)), "this agent asks nobody about a server's tool that failed"),
