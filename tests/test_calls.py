@@ -76,7 +76,7 @@ def judged_with_ids(steps: list[tuple[str, str, Any]]) -> tuple[int, bool]:
     return denied_done, clean
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(WITH_IDS)
 def test_calls_with_ids_are_judged_as_the_contract_says(steps: list[tuple[str, str, Any]]) -> None:
     steps = legal(steps)
@@ -106,7 +106,7 @@ WITHOUT_IDS = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(WITHOUT_IDS)
 def test_one_after_the_other_without_ids_each_answer_pays_once_and_for_its_own_input(
     steps: list[tuple[str, str, Any]],

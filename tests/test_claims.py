@@ -33,7 +33,7 @@ from tests.test_runs import cli
 
 pytestmark = pytest.mark.anyio
 
-LIES_EACH = 25
+LIES_EACH = 10
 HOST = kit.Host(id="agent", version="1.2", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
 FIXED = "2020-01-15T12:00:00Z"
 
@@ -315,10 +315,10 @@ def missed(run: Run, agent: Agent) -> dict[str, Any]:
     return {kind: (lies, claimed(run)["counts"].get(kind)) for kind, lies in agent.lies.items() if seen[kind] < lies}
 
 
-async def test_25_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, anyio_backend: str) -> None:
+async def test_lies_of_every_kind_in_random_places_are_found(tmp_path: Path, anyio_backend: str) -> None:
     lies: Counter[str] = Counter()
     async with plane(tmp_path / "home") as open_plane:
-        for seed in range(50):
+        for seed in range(3 * LIES_EACH):
             rng = random.Random(seed)
             kinds = tuple(kind for kind in IN_RECEIPT if rng.random() < 0.75)
             # A wrong name hides a wrong version of it, and repeated events any other trace.
@@ -354,8 +354,8 @@ async def honest_runs(folder: Path, count: int) -> Counter[str]:
 
 
 async def test_honest_runs_raise_no_alarm(tmp_path: Path) -> None:
-    counts = await honest_runs(tmp_path, 50)
-    assert min(counts["file_changed true"], counts["file_content true"]) > 10
+    counts = await honest_runs(tmp_path, 20)
+    assert min(counts["file_changed true"], counts["file_content true"]) > 4
 
 
 PLANE = replace(HOST, backends=({"id": "x", "ready": True, "capabilities": {"streaming": "native"}},))

@@ -265,7 +265,7 @@ def test_a_long_final_may_have_a_value_for_so_many_bytes(more: int) -> None:
     ],
     ids=lambda said: said["type"],
 )
-@pytest.mark.parametrize("count", [20_000, 80_000])
+@pytest.mark.parametrize("count", [80_000])
 def test_a_final_may_bring_a_long_trace_of_short_events(said: dict[str, Any], count: int) -> None:
     (taken,) = control().receive(line({"t": "final", "ref_id": "r1", "receipt": {"trace": [said] * count}}))
     assert isinstance(taken, wire.Final)
@@ -509,7 +509,7 @@ def _same(left: Any, right: Any) -> bool:
     return right is not _NOWHERE and canonical.encode(left) == canonical.encode(right)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     typed_events,
     st.dictionaries(member_names, receipt_cases.json_values, max_size=3),
@@ -688,7 +688,7 @@ def test_no_bytes_make_an_end_raise(data: bytes) -> None:
 MEMBER_NAMES = [*{name for kind, _ in MESSAGES.values() for name in kind.__struct_fields__}]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     st.sampled_from([*MESSAGES, "news"]),
     st.dictionaries(

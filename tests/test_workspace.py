@@ -811,7 +811,7 @@ def lay(root: Path, entries: dict[str, tuple[bytes, bool, bool]]) -> None:
             path.chmod(0o755 if runs else 0o644)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=ENTRIES, after=ENTRIES)
 def test_any_change_is_carried_over_by_git_apply_and_by_ours(
     tmp_path: Path, before: dict[str, tuple[bytes, bool, bool]], after: dict[str, tuple[bytes, bool, bool]]

@@ -62,7 +62,7 @@ def conversations(draw: st.DrawFn, pictures: int = 0) -> ir.Conversation:
     return ir.Conversation(dialect="made", messages=tuple(messages), model="m-1", tools=tools, options=options)
 
 
-EXAMPLES = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+EXAMPLES = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 def native(conversation: ir.Conversation, name: str) -> Any:
