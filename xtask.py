@@ -262,7 +262,16 @@ def faults(args: list[str]) -> NoReturn:
     os.chdir(ROOT)
     os.environ["BACKPLANE_FAULTS"] = "long" if "--long" in args else "usual"
     rest = [word for word in args if word != "--long"]
-    become(python, "-m", "pytest", "-q", "tests/all/faults", "tests/all/scale/test_queue_faults.py", *rest)
+    become(python, "-m", "pytest", "-q", *FAULTS, *rest)
+
+
+FAULTS = (
+    "tests/all/faults",
+    "tests/all/scale/test_queue_faults.py",
+    "tests/test_claims.py::test_honest_runs_raise_no_alarm",
+    "tests/test_routing.py::test_the_choice_is_that_of_the_page_for_every_strategy",
+)
+"""The catalogue, and what else has a full size."""
 
 
 def schema(args: list[str]) -> NoReturn:

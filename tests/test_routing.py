@@ -16,6 +16,7 @@ from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limi
 from backplane.routing.router import RoutingDecision
 from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy
 from tests import routing_by_the_page as page
+from tests.all.faults import sizes
 from tests.peers import ROOT
 
 NOW_MS = 1_790_000_000_000
@@ -179,8 +180,11 @@ def compare_with_the_page(orders: int, seed: int, orders_a_world: int = 20) -> d
     return met
 
 
+@pytest.mark.timeout(600)
 def test_the_choice_is_that_of_the_page_for_every_strategy() -> None:
-    met = compare_with_the_page(300, seed=1)
+    orders = sizes.of(300, 5000)
+    met = compare_with_the_page(orders, seed=1)
+    assert met["chosen"] + met["none"] == orders * len(STRATEGIES)
     assert met["chosen"] > 600
     assert met["none"] > 20
     assert len(met) == 2 + 16, "every obstacle of the page was met"
