@@ -19,8 +19,8 @@ import anyio.to_thread
 import msgspec
 
 from backplane.cli import FAILED, READER_GONE, asking, code_of, show, streams
-from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
+from backplane.cli.result_file import ResultFile
 from backplane.config import Settings
 from backplane.contract import canonical
 from backplane.contract.approval import Decision
@@ -67,10 +67,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     """Only the answer is printed."""
     verbose: bool = False
-    receipt: Copy | None
+    receipt: ResultFile | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
-    patch: Copy | None
-    run_id: Copy | None = None
+    patch: ResultFile | None
+    run_id: ResultFile | None = None
     """Takes the run's id as it begins; of an order that is handed over, its last run's."""
 
 
@@ -347,7 +347,7 @@ def _save(plan: Plan, ended: Run) -> bool:
     return plan.receipt is not None
 
 
-def _copy_signature(home: Path, run_id: str, receipt: Copy) -> None:
+def _copy_signature(home: Path, run_id: str, receipt: ResultFile) -> None:
     """Write the receipt's signature, where it has one, beside its copy, where that is a file."""
     from backplane.receipts import signatures
 
@@ -355,13 +355,13 @@ def _copy_signature(home: Path, run_id: str, receipt: Copy) -> None:
     if envelope is None or (path := receipt.path) is None:
         return
     try:
-        with closing(Copy(str(path.with_suffix(signatures.SUFFIX)))) as beside:
+        with closing(ResultFile(str(path.with_suffix(signatures.SUFFIX)))) as beside:
             beside.write(iter((envelope,)))
     except ConfigError as error:
         raise StoreError("receipt_store_failed", error.message, hint=error.hint) from error
 
 
-def _copy_patch(ended: Run, copy: Copy) -> None:
+def _copy_patch(ended: Run, copy: ResultFile) -> None:
     # No change is an empty patch: whoever asked for the file finds one.
     if ended.patch is None or not ended.patch.is_file():
         copy.write(iter(()))

@@ -13,8 +13,8 @@ import msgspec
 
 from backplane import config
 from backplane.cli import asking, live, order, streams
-from backplane.cli.copies import Copy
 from backplane.cli.parser import Options
+from backplane.cli.result_file import ResultFile
 from backplane.cli.start import wrong, wrong_words
 from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
@@ -75,7 +75,7 @@ def run(options: Options) -> int:
         return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
     with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch, run_id = (
-            opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
+            opened.enter_context(closing(ResultFile(file, stdout_taken=options.json))) if file is not None else None
             for file in (options.receipt, options.patch, options.run_id_file)
         )
         plan = live.Plan(

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from backplane.cli import streams
-from backplane.cli.copies import Copy
 from backplane.cli.parser import Options
+from backplane.cli.result_file import ResultFile
 from backplane.cli.start import wrong, wrong_words
 from backplane.contract import canonical
 from backplane.dialects import StreamTranslation, dialect, framing, unread
@@ -34,7 +34,7 @@ def translate_input(options: Options) -> int:
     if options.asked is not None and options.target != AUGMENT:
         raise wrong_words(f"--asked is for --to {AUGMENT}", "leave it out")
     # Tried before anything is translated: a stream cannot be said again for its losses.
-    copy = Copy(options.losses) if options.losses is not None else None
+    copy = ResultFile(options.losses) if options.losses is not None else None
     try:
         losses = _stream(options) if options.kind == "stream" else _document(options)
         _report(losses, copy, every=options.all)
@@ -138,7 +138,7 @@ def _pieces(name: str) -> Iterator[bytes]:
         raise wrong(f"{streams.source(name)} cannot be read: {why}", hint) from fault
 
 
-def _report(losses: Sequence[Any], copy: Copy | None, *, every: bool) -> None:
+def _report(losses: Sequence[Any], copy: ResultFile | None, *, every: bool) -> None:
     lines = b"".join(msgspec.json.encode(loss) + b"\n" for loss in losses)
     if copy is not None:
         copy.write(iter((lines,)))
