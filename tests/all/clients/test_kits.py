@@ -24,13 +24,13 @@ from backplane.contract.events import Approval, OutputReported
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.run import Run
+from tests.all.clients.compiled import compiled
 from tests.peers import PLAIN, Child
 from tests.peers import run as message
 
 HOSTS = resources.find("hosts")
 SOURCES = {"node": HOSTS / "node" / "shell.mjs", "go": HOSTS / "go" / "shell.go"}
 LINES_MAX = 60
-BUILD_S_MAX = 100
 END_S_MAX = 10
 KILLED_LOOKS_MAX, KILLED_POLL_S = 50, 0.01
 
@@ -38,21 +38,16 @@ Host = Callable[[str], tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
-def host(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """From a language to the command of its shell host, built once."""
-    built = tmp_path_factory.mktemp("go") / "shell"
+def host(needs: Callable[[str], str]) -> Host:
+    """From a language to the command of its shell host."""
 
     def command(language: str) -> tuple[str, ...]:
         if language == "node":
             return (needs("node"), str(SOURCES["node"]))
-        if not built.exists():
-            for step in (["vet", "./..."], ["build", "-o", str(built), "."]):
-                made = subprocess.run(
-                    [needs("go"), *step], cwd=HOSTS / "go", env=os.environ | {"GOWORK": "off"}, capture_output=True,
-                    text=True, timeout=BUILD_S_MAX,
-                )  # fmt: skip
-                assert made.returncode == 0, made.stderr
-        return (str(built),)
+        go = needs("go")
+        sources = {"contracts/kits/go": resources.find("contracts") / "kits" / "go", "hosts/go": HOSTS / "go"}
+        steps = [go, "vet", "-C", "hosts/go", "./..."], [go, "build", "-C", "hosts/go", "-o", "../../shell", "."]
+        return (str(compiled("shell-go", sources, *steps) / "shell"),)
 
     return command
 

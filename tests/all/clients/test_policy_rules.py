@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,11 +15,12 @@ from backplane import resources
 from backplane.contract.work import PolicyProfile
 from backplane.policy.paths import SHELLS, SPELLINGS, TOOLS
 from backplane.policy.rules import compile_policy, unknown_tools
+from tests.all.clients.compiled import compiled
 from tests.peers import run as message
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((resources.find("contracts") / "policy-rules.json").read_text())
-BUILD_S_MAX, JUDGE_S_MAX = 100, 60
+JUDGE_S_MAX = 60
 
 CALLS = [(row["policy"], row["tool"], row["decision"]) for row in VECTORS["calls"]]
 GLOBS = [({"disallowed_tools": [glob]}, text, "deny" if matches else "allow")
@@ -31,7 +30,7 @@ Judge = Callable[[str, list[tuple[dict[str, Any], str]]], list[str]]
 
 
 @pytest.fixture(scope="module")
-def command(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+def command(needs: Callable[[str], str]) -> Callable[[str], list[str]]:
     """From a kit's language to the command of a host on it that tells what the kit decides."""
 
     def find(language: str) -> list[str]:
@@ -39,18 +38,12 @@ def command(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactor
             return [sys.executable, str(HERE / "judge.py")]
         if language == "node":
             return [needs("node"), str(HERE / "judge.mjs")]
-        folder = tmp_path_factory.mktemp("judge")
-        shutil.copy(HERE / "judge.go", folder / "main.go")
-        kit = resources.find("contracts") / "kits" / "go"
-        (folder / "go.mod").write_text(
-            f"module judge\n\ngo 1.22\n\nrequire backplane/host v0.0.0\n\nreplace backplane/host => {kit}\n"
-        )
-        made = subprocess.run(
-            [needs("go"), "build", "-o", "judge", "."], cwd=folder, env=os.environ | {"GOWORK": "off"},
-            capture_output=True, text=True, timeout=BUILD_S_MAX,
-        )  # fmt: skip
-        assert made.returncode == 0, made.stderr
-        return [str(folder / "judge")]
+        sources = {
+            "main.go": HERE / "judge.go",
+            "kit": resources.find("contracts") / "kits" / "go",
+            "go.mod": "module judge\n\ngo 1.22\n\nrequire backplane/host v0.0.0\n\nreplace backplane/host => ./kit\n",
+        }
+        return [str(compiled("judge-go", sources, [needs("go"), "build", "-o", "judge", "."]) / "judge")]
 
     return find
 

@@ -39,9 +39,9 @@ def tools(npm_programs: Callable[..., Path]) -> Path:
     return npm_programs(*TOOLS)
 
 
-def complaints(tools: Path, folder: Path, file: str) -> str:
+def complaints(tools: Path, folder: Path, *files: str) -> str:
     ran = subprocess.run(
-        [str(tools / "tsc"), *TSC, file], cwd=folder, capture_output=True, text=True, timeout=COMPILE_S_MAX
+        [str(tools / "tsc"), *TSC, *files], cwd=folder, capture_output=True, text=True, timeout=COMPILE_S_MAX
     )
     return ran.stdout + ran.stderr
 
@@ -56,7 +56,9 @@ def assignments() -> Iterator[tuple[str, str]]:
         yield bad["schema"], "// @ts-expect-error\n  " + json.dumps(bad["document"])
 
 
-def test_generated_types_compile_and_take_every_example(tools: Path, tmp_path: Path) -> None:
+def test_generated_types_take_every_example_and_the_node_client_has_the_types_it_says(
+    tools: Path, tmp_path: Path
+) -> None:
     words = [str(tools / "json2ts"), "-i", str(resources.find("schemas")), "-o", str(tmp_path / "types")]
     made = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S_MAX)
     assert (made.returncode, made.stderr) == (0, "")
@@ -70,11 +72,7 @@ def test_generated_types_compile_and_take_every_example(tools: Path, tmp_path: P
         lines.append(f"{expected}{newline}export const example{number}: {title} = {value.strip()};")
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "examples.ts").write_text("\n".join(lines), encoding="utf-8")
-    assert complaints(tools, tmp_path, "examples.ts") == ""
-    assert seen == {path.stem for path in resources.find("schemas").glob("*.json")}
-
-
-def test_the_node_client_has_the_types_it_says(tools: Path, tmp_path: Path) -> None:
     for path in (HERE / "use.mts", CONTRACTS / "clients" / "backplane.d.mts"):
         shutil.copy(path, tmp_path)
-    assert complaints(tools, tmp_path, "use.mts") == ""
+    assert complaints(tools, tmp_path, "examples.ts", "use.mts") == ""
+    assert seen == {path.stem for path in resources.find("schemas").glob("*.json")}
