@@ -12,17 +12,12 @@ import os
 import sys
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 SIGNALLED = 128
 INTERRUPTED = 130
 
 
 def main() -> int:
     """Run the command of this process; gives its exit code, and ends the process itself after an interrupt."""
-    sys.unraisablehook = _lost
     try:
         from backplane.cli import main as command
 
@@ -41,13 +36,6 @@ def main() -> int:
                     stream.flush()
         os._exit(code)
     return code
-
-
-def _lost(what: Any) -> None:
-    """End at an interrupt that came where none can be raised: nothing was begun yet, or all is over."""
-    if issubclass(what.exc_type, KeyboardInterrupt):
-        os._exit(INTERRUPTED)
-    sys.__unraisablehook__(what)
 
 
 if __name__ == "__main__":

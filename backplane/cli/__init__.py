@@ -131,8 +131,6 @@ def _command(name: str, arguments: list[str], config: str | None) -> int:
         options.config = options.config or config
     elif config is not None:
         raise _usage(f"--config has no effect before {name}, which takes none")
-    # An interrupt while msgspec imports this is lost in there, and the first type that it then reads ends the process.
-    importlib.import_module("datetime")
     if name != "version":  # It alone says nothing of what a message holds.
         importlib.import_module("backplane.contract.light")
     code: int = function_of(options.call)(options)

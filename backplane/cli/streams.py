@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import stat
-import sys
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backplane.view.text import SHOWN_CHARS_MAX, UNPRINTABLE
@@ -40,10 +39,6 @@ CODE_CHARS_MAX: Final = 60
 
 DESCRIPTORS_MIN: Final = 32
 """Open files that one run may need at a time: 24 were seen, and importing takes one more now and then."""
-
-
-AGAIN_S: Final = 0.005
-"""Until an interrupt that was lost comes once more: longer than what lost it, and nobody notices."""
 
 
 class ReaderGone(Exception):
@@ -80,10 +75,8 @@ class Interrupts:
         self.number: int = signal.SIGINT
         """Of the signal that counts."""
         self._before: dict[int, Any] = {}
-        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Interrupts:
-        sys.unraisablehook = self._lost
         for number in (signal.SIGTERM, signal.SIGHUP):
             # Whoever started us with a signal ignored (nohup) wants it so.
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -102,22 +95,9 @@ class Interrupts:
             raise KeyboardInterrupt
         by_hand(signal.SIGINT, frame)  # type: ignore[arg-type]  # a frame, or None as here
 
-    def _lost(self, what: Any) -> None:
-        """Raise an interrupt anew that came where none can be raised: in what is called when a thing is given up."""
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            self._hook(what)
-            return
-        # In a moment: what is raised before this has returned is lost like the first.
-        self._before.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, signal.default_int_handler))
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-
     def __exit__(self, *_: object) -> None:
-        again_s = signal.setitimer(signal.ITIMER_REAL, 0)[0] if signal.SIGALRM in self._before else 0
-        sys.unraisablehook = self._hook
         for number, before in self._before.items():
             signal.signal(number, before)
-        if again_s:
-            raise KeyboardInterrupt
 
 
 def write(text: str) -> None:
