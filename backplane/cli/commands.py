@@ -143,7 +143,7 @@ backplane completion fish > ~/.config/fish/completions/backplane.fish
 """
 _RUNS_ROWS = (
     flag("--failed", "only runs that ended and are not complete"),
-    flag("--live", "only runs that are at work"),
+    flag("--live", "only runs that are at work, those that wait for an answer first"),
     options.SINCE,
     value("--backend", "NAME", "only runs on this backend"),
     value("--folder", "DIR", "only runs in this folder or below it"),
@@ -470,11 +470,6 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             "find runs again, live and ended ones: task, state, cause, cost", "runs:list_runs", _RUNS, *_RUNS_ROWS,
             about="Find runs again, live and ended ones.", parts=RUNS_PARTS, defaults=_RUNS_DEFAULTS,
         ),
-        "top": CommandRow(
-            "all live runs at a glance, those that wait for you first", "watch:top", "backplane top",
-            flag("--once", "show them once, also on a terminal"), options.PLAIN,
-            about="Show all live runs, those that wait for an answer first; on a terminal until Ctrl-C, else once.",
-        ),
         "watch": CommandRow(
             "follow a run from any terminal, answer what it asks; leaving ends nothing", "watch:watch",
             "backplane watch\nbackplane watch 3f2a1b0c",
@@ -498,10 +493,6 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             value("--reason", "WHY", "told to the agent, kept in the receipt", default=""), options.TEXT,
             flag("--always", "the same for this tool until the run ends"),
             about="Answer what a live run asks, from any terminal; `why RUN` and `watch RUN` show what it is.",
-        ),
-        "interrupt": CommandRow(
-            "stop the turn of a live run's agent", "doors:interrupt", "backplane interrupt last", options.RUN,
-            about="Stop the turn of a live run's agent; the run ends, and a kept conversation can be gone on with.",
         ),
         "cancel": CommandRow(
             "end a live run in order, with its receipt", "doors:cancel",

@@ -1,4 +1,4 @@
-"""`answer`, `cancel`, `interrupt`: a live run is told something from another terminal."""
+"""`answer` and `cancel`: speak to a live run from another terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import open_store, wrong
 from backplane.receipts.memory import UNFOLLOWED, find
-from backplane.runtime.door import AnswerCommand, CancelCommand, InterruptCommand, Request, knock
+from backplane.runtime.door import AnswerCommand, CancelCommand, Request, knock
 
 
 def answer(options: Options) -> int:
@@ -21,10 +21,6 @@ def answer(options: Options) -> int:
 
 def cancel(options: Options) -> int:
     return _knock(options.run, CancelCommand(reason=options.reason))
-
-
-def interrupt(options: Options) -> int:
-    return _knock(options.run, InterruptCommand())
 
 
 def _knock(name: str, asked: Request) -> int:

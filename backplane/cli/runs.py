@@ -65,9 +65,13 @@ def list_runs(options: Options) -> int:
         raise wrong_words(f"--limit {options.limit} is no number of runs", "0 lists none of them")
     look = Look.here()
     with open_store() as store:
-        chosen = islice(_chosen(store, options), options.limit)
+        chosen = islice(_waiting_first(_chosen(store, options), options), options.limit)
         streams.write_rows(chosen, lambda run: row(run, look, _now_ms()), "no runs", as_json=options.json)
     return 0
+
+
+def _waiting_first(runs: Iterator[Remembered], options: Options) -> Iterator[Remembered]:
+    return iter(sorted(runs, key=lambda run: not run.waits)) if options.live else runs
 
 
 def _chosen(store: Store, options: Options) -> Iterator[Remembered]:

@@ -1,17 +1,16 @@
-"""`watch` and `top`: live runs seen from any terminal. Both read journals; an answer goes to the run's door."""
+"""`watch`: follows a run from any terminal by its journal, and puts answers to its door."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import FAILED, code_of, show, streams
 from backplane.cli.foot import Foot
-from backplane.cli.painter import Painter
 from backplane.cli.parser import Options
 from backplane.cli.runs import ID_CHARS
 from backplane.cli.show import Look
@@ -19,22 +18,14 @@ from backplane.cli.start import open_store
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError
 from backplane.receipts.journal import PATCH
-from backplane.receipts.memory import Remembered, find, follow_step, state_of, unsettled
+from backplane.receipts.memory import Remembered, find, follow_step, state_of
 from backplane.receipts.tail import LOOK_S, Tail
-from backplane.view.columns import Line, Span, fitted_line, padded
-from backplane.view.figures import count, lasting, milliseconds, money
 from backplane.view.picture import Picture, ShownQuestion
-from backplane.view.text import in_workspace
 
 if TYPE_CHECKING:
     from backplane.receipts.store import Store
 
-TOP_S: Final = 1.0
-
 DOING_CHARS_MAX: Final = 200
-
-
-# One run --------------------------------------------------------------------------------------------------------------
 
 
 def watch(options: Options) -> int:
@@ -186,78 +177,3 @@ class _Watch:
         for line in show.remarks_on(receipt):
             streams.note(line)
         return code_of(receipt)
-
-
-# All of them ----------------------------------------------------------------------------------------------------------
-
-
-def top(options: Options) -> int:
-    look = Look.here(plain=options.plain)
-    painter = Painter(look)
-    with open_store() as store, ExitStack() as opened:
-        board = _Board(store, opened)
-        while True:
-            lines = list(board.lines(look))
-            if not look.terminal or options.once:
-                streams.write("".join(f"{look.dress_line(line)}\n" for line in lines))
-                return 0
-            streams.write(painter.frame(lines, streams.columns()))
-            time.sleep(TOP_S)
-
-
-class _Board:
-    """The pictures of all live runs, each read on from where it was."""
-
-    def __init__(self, store: Store, opened: ExitStack) -> None:
-        self._store, self._opened = store, opened
-        self._seen: dict[str, tuple[Picture, Tail]] = {}
-
-    def lines(self, look: Look) -> Iterator[Line]:
-        """A line a live run, at most as many as the terminal has; one line where there is none."""
-        live = [run for run in unsettled(self._store) if run.state == "live"]
-        pictures = [self._picture(run) for run in live]
-        for gone in self._seen.keys() - {run.run_id for run in live}:
-            self._seen.pop(gone)[1].close()
-        waiting = sum(picture.state == "waiting" for picture in pictures)
-        yield (Span(f"{streams.count(len(live), 'live run')}, {waiting} waiting for you", "dim"),)
-        order = sorted(pictures, key=lambda picture: (picture.state != "waiting", picture.started_at))
-        room = max(streams.rows() - 2, 1) if look.terminal else len(order)
-        for picture in order[:room]:
-            yield _line(picture, look)
-        if len(order) > room:
-            yield (Span(f"and {len(order) - room} more"),)
-
-    def _picture(self, run: Remembered) -> Picture:
-        if run.run_id not in self._seen:
-            tail = self._opened.enter_context(closing(Tail(self._store.folder(run.run_id))))
-            self._seen[run.run_id] = Picture(run_id=run.run_id, started_at=run.started_at, backend=run.backend), tail
-        picture, tail = self._seen[run.run_id]
-        for fact in tail.facts():
-            picture.begin(fact)
-        for event in tail.events():
-            picture.take(event)
-        return picture
-
-
-def _line(picture: Picture, look: Look) -> Line:
-    started_ms = milliseconds(picture.started_at)
-    lasted = lasting(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
-    colour = {"waiting": "yellow", "working": "green"}.get(picture.state, "cyan")
-    usage = picture.usage
-    numbers = f"{count(usage.input_tokens):>6}/{count(usage.output_tokens):<6}  {money(picture.cost_usd_micros):>7}"
-    line = (
-        Span(padded(picture.run_id[:ID_CHARS], ID_CHARS) + "  "),
-        Span(padded(picture.state, 8), colour),
-        Span(f"  {padded(lasted, 10)}  {padded(streams.one_line(picture.backend), 9)}  {numbers}  "),
-        Span(streams.one_line(_doing(picture), DOING_CHARS_MAX)),
-    )
-    return fitted_line(line, streams.columns() - 1) if look.terminal else line
-
-
-def _doing(picture: Picture) -> str:
-    """What a run does now, or what it was asked."""
-    waits = picture.waits
-    if waits is not None:
-        return f"asks: {waits.tool} {in_workspace(waits.about)}"
-    call = max(picture.open_calls.values(), key=lambda call: call.number, default=None)
-    return f"{call.tool} {in_workspace(call.about)}" if call is not None else picture.task

@@ -1,4 +1,4 @@
-"""A live run's door: the user's other programs answer its questions through it, cancel it and interrupt it.
+"""A live run's door: the user's other programs answer its questions through it, and cancel it.
 
 One Unix socket a run, in the state folder, which no sandbox shows. One line of JSON in, one out. The kernel names who
 knocks: another user, and whatever descends from a control plane, an agent above all, is refused.
@@ -61,13 +61,7 @@ class CancelCommand(
     reason: str = ""
 
 
-class InterruptCommand(
-    msgspec.Struct, frozen=True, kw_only=True, tag="interrupt", tag_field="verb", forbid_unknown_fields=True
-):
-    """Stop the agent's turn."""
-
-
-Request = AnswerCommand | CancelCommand | InterruptCommand
+Request = AnswerCommand | CancelCommand
 Obey = Callable[[Request, str], Awaitable[str]]
 """Does what is asked, by whom, and says what was done."""
 CANCELLED: Final = "cancelled: it ends in order, with its receipt"
@@ -190,9 +184,6 @@ def of_run(run: Run, desk: Desk) -> Obey:
             case CancelCommand():
                 await run.cancel(f"{asked.reason or 'cancelled'} ({by})")
                 return CANCELLED
-            case InterruptCommand():
-                run.interrupt()
-                return "interrupted: the agent's turn stops"
 
     return obey
 
@@ -277,7 +268,7 @@ def _require_stranger(pid: int, home: Path) -> None:
     """
     planes, above = {os.getpid(), *_planes(home)}, _ancestors(pid)
     if pid <= 0 or above is None or planes & above:
-        fact = "what a run has started may answer, cancel and interrupt no run"
+        fact = "what a run has started may answer and cancel no run"
         raise PolicyError("policy_denied", fact, hint="from a terminal of your own")
 
 

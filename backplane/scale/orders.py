@@ -13,12 +13,12 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import Approval, ApprovalAnswered, carried, read_event
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
-from backplane.errors import CapabilityError, ConfigError, StoreError
+from backplane.errors import ConfigError, StoreError
 from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_bounded
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import PATCH, Journal
 from backplane.receipts.store import Store
-from backplane.runtime.door import CANCELLED, CancelCommand, InterruptCommand, Request, answer_text, find_ask
+from backplane.runtime.door import CANCELLED, CancelCommand, Request, answer_text, find_ask
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
@@ -168,12 +168,8 @@ async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "
 
     Raises:
         ConfigError: `config_invalid`: no such order, it has ended, waits for no answer, or has no such question.
-        CapabilityError: `capability_unsupported`, no turn of an order is interrupted.
     """
     show = f"backplane queue show {order_id}"
-    if isinstance(asked, InterruptCommand):
-        fact = f"order {order_id} is in a queue, and nobody there stops a turn alone"
-        raise CapabilityError("capability_unsupported", fact, hint=f"backplane queue cancel {order_id}")
     if isinstance(asked, CancelCommand):
         if not await engine.cancel(order_id, _by(asked.reason or "cancelled", by)):
             state = (await engine.status(order_id)).state

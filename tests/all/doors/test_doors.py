@@ -73,9 +73,8 @@ def receipt() -> Any:
 def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [CALL, {"say": "bye"}], "--on-ask", "wait") as child:
         id = asked()
-        top = cli("top").stdout
-        assert "1 live run, 1 waiting for you" in top
-        assert "asks: bash echo hi > made.txt" in top
+        assert json.loads(cli("runs", "--live", "--json").stdout)["waits"]
+        assert " waiting " in cli("runs").stdout
         assert cli("answer", "last", "nobody", "allow").returncode == 2
         assert cli("answer", "last", id, "allow", "--text", "no").returncode == 2
         assert cli("answer", "last", id[:-1] or id, "allow", "--reason", "it is fine").returncode == 0
@@ -88,7 +87,7 @@ def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_
 
 def test_a_run_is_cancelled_from_another_terminal_in_order(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [{"say": "hello"}, {"sleep_s": 60}], policy=False) as child:
-        until(lambda: "1 live run" in cli("top").stdout)
+        until(lambda: " running " in cli("runs", "--live").stdout)
         done = cli("cancel", "last", "--reason", "wrong branch")
         assert (done.returncode, done.stderr) == (0, "")
         child.communicate(timeout=WAIT_S)
@@ -96,20 +95,6 @@ def test_a_run_is_cancelled_from_another_terminal_in_order(tmp_path: Path, backp
     assert sealed["usage_raw"]["backplane"]["end"]["reason"] == "cancelled"
     assert sealed["usage_raw"]["backplane"]["cancel_reason"].startswith("wrong branch (from process ")
     assert list((backplane_home / "doors").iterdir()) == []
-
-
-def test_an_interrupt_that_the_host_does_not_know_is_refused_and_ends_nothing(
-    tmp_path: Path, backplane_home: Path
-) -> None:
-    command = [sys.executable, "-m", "backplane", "run", "--backend", "shell", "sleep 3"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
-        until(lambda: "1 live run" in cli("top").stdout)
-        until(lambda: "tool_works" in cli("why", "last", "--json").stdout)
-        done = cli("interrupt", "last")
-        assert done.returncode == 4
-        assert done.stderr.startswith("capability_unsupported: ")
-        assert child.communicate(timeout=WAIT_S)[0]
-        assert child.returncode == 0
 
 
 AGENT = r"""
@@ -164,7 +149,7 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
         done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert other.poll() is None
-        assert "1 live run, 1 waiting for you" in cli("top").stdout
+        assert " waiting " in cli("runs", "--live").stdout
     found = done.stdout
     label = receipt()["usage_raw"]["backplane"]["enforcement"]["approvals"]
     assert "answer: 0" not in found
