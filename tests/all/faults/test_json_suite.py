@@ -97,7 +97,8 @@ def test_f34_the_sidecar_reader_takes_and_refuses_what_it_must(ground: Ground) -
             for (name, data), value in zip(TAKEN.items(), values, strict=True):
                 if canonical.encode(value) != canonical.encode(canonical.decode(data)):
                     wrong.append(f"changed: {name}")
-            for name, data in REFUSED.items():
+            # The server's door, which reads by the same function, takes all of them.
+            for name, data in list(REFUSED.items())[:: sizes.of(5, 1)]:
                 values, code = await _through(plane, ground.work, [data])
                 if values or code != "protocol_invalid_envelope":
                     wrong.append(f"taken: {name} {code}")

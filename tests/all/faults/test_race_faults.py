@@ -100,7 +100,7 @@ def test_f42_a_folder_or_file_swapped_for_a_link_while_it_is_staged_leads_nowher
         link.symlink_to(outside / name)
         pairs.append((ground.work / name, link))
     before = facts(outside)
-    for turn in range(sizes.of(6, 60)):
+    for turn in range(sizes.of(3, 60)):
         with swapping(lambda turn=turn: [pairs[turn % len(pairs)]]):  # type: ignore[misc]
             ended = ground.run(LOOK)
         in_order(ground, ended, (None, "workspace_staging_failed"))

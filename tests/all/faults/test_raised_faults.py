@@ -296,7 +296,7 @@ def test_an_exception_at_any_call_fails_the_run_with_internal(tmp_path: Path) ->
     places = [place for place in forked(lambda: noted_places(tmp_path)) if place not in EDGES]
     bad: dict[str, list[str]] = {}
     tried = 0
-    for number, place in enumerate(places[:: max(1, len(places) // sizes.of(60, 1 << 20))]):
+    for number, place in enumerate(places[:: max(1, len(places) // sizes.of(30, 1 << 20))]):
         faults = forked(functools.partial(trial, tmp_path / str(number), place))
         tried += faults is not None
         if faults:

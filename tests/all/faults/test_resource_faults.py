@@ -73,6 +73,7 @@ MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", MANY_LONG)
 def test_f58_many_long_lines_are_bounded_by_their_bytes(ground: Ground, what: str) -> None:
     one, options = MANY_LONG[what]
+    size, count, room_mib = (4_000_000, 18, 64) if sizes.LONG else (1_000_000, 40, 32)
     body = f"""
 def warn(ext):
     told = {{"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "x", "ext": ext}}
@@ -81,14 +82,14 @@ def ask(**members):
     say("ask", ref_id=RUN["id"], id=str(n), **{{"kind": "tool", **members}})
 def call(name, **members):
     say("event", ref_id=RUN["id"], event=body(kind="tool_call", **{{"tool_name": name, "input": {{}}, **members}}))
-hello(extensions=["ask/1"]); take(); long = "y" * 4_000_000
-for n in range(18):
+hello(extensions=["ask/1"]); take(); long = "y" * {size}
+for n in range({count}):
     {one}
 final(); rest()
 """
     ended = ground.start("run", "do it", "--sidecar", ground.host(body), *options).end()
     assert (ended.code, ended.left) == (3 if what == "calls" else 0, [])  # No rule can judge such names.
-    assert ended.peak_bytes - ground.base_bytes < 64 << 20
+    assert ended.peak_bytes - ground.base_bytes < room_mib << 20
 
 
 # F58: limits ----------------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def rss() -> int:
 
 @pytest.mark.timeout(3600)
 def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground) -> None:
-    count = sizes.of(25, 1000)
+    count = sizes.of(12, 1000)
     kinds = [
         hosts.GOOD,
         "sys.exit(1)",
@@ -248,7 +249,7 @@ def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground) -> None:
 
 @pytest.mark.timeout(900)
 def test_f59_many_runs_at_once_all_complete(ground: Ground) -> None:
-    count = sizes.of(20, 100)
+    count = sizes.of(12, 100)
     outcomes: list[str] = []
     took: list[float] = []
 
@@ -366,11 +367,15 @@ def test_closed_standard_streams_harm_no_run(ground: Ground) -> None:
 
 
 ODD: dict[str, dict[str, str]] = {
-    "TMPDIR missing": {"TMPDIR": "/nowhere/at/all"},
-    "HOME missing": {"HOME": "/nowhere"},
+    "folders missing": {"TMPDIR": "/nowhere/at/all", "HOME": "/nowhere"},
     "locale C": {"LC_ALL": "C", "LANG": "C"},
-    "warnings as errors": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
-    "TERM odd": {"TERM": "\x1b[31m", "COLUMNS": "-5", "LINES": "x"},
+    "warnings as errors, and TERM odd": {
+        "PYTHONWARNINGS": "error",
+        "PYTHONDEVMODE": "1",
+        "TERM": "\x1b[31m",
+        "COLUMNS": "-5",
+        "LINES": "x",
+    },
     "a large environment": {f"LC_{n}": "x" * 100_000 for n in range(12)},
 }
 
@@ -383,7 +388,7 @@ def test_an_odd_environment_harms_no_run(ground: Ground, name: str) -> None:
 
 
 def test_the_state_folder_may_be_odd(ground: Ground) -> None:
-    for name in ("with space", "gr\u00fcn", "a%b?c#d", "new\nline", "-rf", "'quote\""):
+    for name in ("with space and 'quote\"", "gr\u00fcn a%b?c#d", "-new\nline"):
         place = ground.folder / name
         ended = ground.run(hosts.GOOD, env={"BACKPLANE_HOME": str(place)})
         assert (ended.code, ended.left) == (0, []), (name, ended.stderr)

@@ -23,7 +23,7 @@ STOP_S = 3.5
 
 TICKS = """
 hello(); run = take()
-for number in range(60):
+for number in range(40):
     put(event(run, str(number))); time.sleep(0.1)
 put(final(run)); end()
 """
@@ -87,7 +87,7 @@ async def test_a_slow_disk_is_no_silence_of_the_host(
         return real(fd, data)
 
     monkeypatch.setattr(os, "write", write)
-    body = TICKS.replace("60", "30")
+    body = TICKS.replace("40", "30")
     async with plane(backplane_home, Limits(hello_s=5.0, cancel_grace_s=0.4, idle_s=0.8)) as control:
         run, events = await go(control, order(root), script(tmp_path, body))
     assert slow

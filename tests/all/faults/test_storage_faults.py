@@ -46,7 +46,7 @@ final(); rest()
 @pytest.mark.timeout(1800)
 def test_f08_kill_9_at_any_instant_loses_nothing_that_was_said(ground: Ground) -> None:
     rng = random.Random(8)
-    rounds = sizes.of(6, 200)
+    rounds = sizes.of(4, 200)
     for number in range(60):
         (ground.work / f"kept-{number}").write_bytes(os.urandom(200))
     acknowledged: set[str] = set()
@@ -111,7 +111,7 @@ def test_f50_eight_writers_with_kills_among_them_lose_nothing(tmp_path: Path) ->
             return subprocess.Popen(command, cwd=ROOT, stdout=log)
 
     writers = [begin() for _ in range(8)]
-    end_s = time.monotonic() + sizes.of(5, 300)
+    end_s = time.monotonic() + sizes.of(3, 300)
     kills = 0
     while time.monotonic() < end_s:
         time.sleep(rng.uniform(0.05, 0.6))
@@ -166,7 +166,7 @@ BULKY = "hello(); take()\nfor n in range({count}):\n    event('x' * 1000)\nfinal
 
 
 @pytest.mark.needs("mount")
-@pytest.mark.parametrize("free_kib", [0, 8, 40, 80, 200, 400] if not sizes.LONG else list(range(0, 500, 12)))
+@pytest.mark.parametrize("free_kib", [0, 40, 200] if not sizes.LONG else list(range(0, 500, 12)))
 def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(ground: Ground, free_kib: int) -> None:
     with small_disk(ground.home, "size=1m"):
         first = ground.run(hosts.GOOD)
@@ -261,7 +261,7 @@ FAILING = {
 @pytest.mark.parametrize("calls", FAILING)
 def test_f51_whichever_call_fails_nothing_is_acknowledged_that_is_not_there(ground: Ground, calls: str) -> None:
     error, places = FAILING[calls]
-    tried = places if sizes.LONG else [places[len(places) // 3], places[-1] // 2 + 1]
+    tried = places if sizes.LONG else [places[len(places) // 3]]
     inject = f"inject={calls}:error={error}:when="
     for place in tried:
         before = ("strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"{inject}{place}")
@@ -369,7 +369,7 @@ def test_f52_whatever_is_tampered_with_is_found(ground: Ground, kind: str) -> No
                 store.prune(1000)
                 shutil.copytree(home, older)
         checkpoint = store.checkpoint()
-    places = sizes.of(6, 100)
+    places = sizes.of(4, 100)
     unseen_without = missed = 0
     for number in range(places):
         copy = ground.folder / f"copy-{number}"

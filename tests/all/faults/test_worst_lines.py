@@ -35,6 +35,7 @@ KEYS = [
     b"xoxb-" + b"a" * 16,
     b"AKIA" + b"A" * 16,
 ]
+SOME = KEYS if sizes.LONG else (KEYS[0], KEYS[3])
 WORST = {
     "a text": b'"' + b"x" * (1 << 20) + b'"',
     "too many values": b"[" + b"1," * (1 << 19) + b"1]",
@@ -60,12 +61,12 @@ WORST = {
     "almost keys": b'"' + b"sk-aaaaaaaaaaaaaaaaaaaa-" * 43_000 + b'"',
     **{
         f"keys in a text, {key[:4].decode()}": b'"' + (key + b" ") * ((1 << 20) // (len(key) + 1)) + b'"'
-        for key in KEYS
+        for key in SOME
     },
-    **{f"texts that are keys, {key[:4].decode()}": b"[" + _filled(b'"' + key + b'"') + b"]" for key in KEYS},
+    **{f"texts that are keys, {key[:4].decode()}": b"[" + _filled(b'"' + key + b'"') + b"]" for key in SOME},
     "texts that are keys of each kind": b"[" + _filled(b",".join(b'"' + key + b'"' for key in KEYS)) + b"]",
-    **{f"names that are keys, {key[:4].decode()}": b"{" + _filled(b'"' + key + b'%d":1') + b"}" for key in KEYS},
-    **{f"names with keys in them, {key[:4].decode()}": b"{" + _filled(b'"%d ' + key + b'":1') + b"}" for key in KEYS},
+    **{f"names that are keys, {key[:4].decode()}": b"{" + _filled(b'"' + key + b'%d":1') + b"}" for key in SOME},
+    **{f"names with keys in them, {key[:4].decode()}": b"{" + _filled(b'"%d ' + key + b'":1') + b"}" for key in SOME},
 }
 """Lines of up to a mebibyte that cost the most of those tried, each for another reason."""
 WORST_FINALS = {
@@ -94,4 +95,4 @@ def _reading(line: bytes) -> float:
 @pytest.mark.parametrize("name", [*WORST, *WORST_FINALS])
 def test_c11_a_line_of_a_mebibyte_is_read_in_time(name: str) -> None:
     line = EVENT + WORST[name] + b"}}\n" if name in WORST else FINAL + WORST_FINALS[name] + b"}}\n"
-    assert min(_reading(line) for _ in range(2)) < 0.1 + sizes.SLACK_S
+    assert any(_reading(line) < 0.1 + sizes.SLACK_S for _ in range(2))

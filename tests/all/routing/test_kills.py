@@ -79,8 +79,8 @@ def test_no_effect_is_repeated_whenever_a_host_is_killed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("dies", "mode"),
     [
-        *(({"one": first}, "staged") for first in (2, 3, 6, 13)),
-        *(({"one": first}, "pass_through") for first in (2, 4)),
+        *(({"one": first}, "staged") for first in (2, 3, 13)),
+        ({"one": 4}, "pass_through"),
         ({"one": 4, "two": 2}, "staged"),
         ({"one": 1, "two": 7}, "pass_through"),
     ],
