@@ -1,16 +1,13 @@
-"""Stored and live runs as a report shows them: with their story, patch, packed receipt and comparison."""
+"""Stored and live runs as a report shows them: with their story, patch and comparison."""
 
 from __future__ import annotations
 
-import zlib
 from typing import Final
 
 import msgspec
 
-from backplane.contract.receipt import Receipt
 from backplane.receipts.journal import PATCH
 from backplane.receipts.memory import Remembered
-from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.trace import open_plain
@@ -18,7 +15,7 @@ from backplane.routing.intervals import Comparison
 from backplane.shown import diagnosis_of, folded
 from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.picture import Picture
-from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
+from backplane.view.report import Shown
 from backplane.view.story import Story
 
 COMPARISON_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -38,14 +35,13 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
         StoreError: as `picture_of`.
     """
     story = story or Story()
-    picture, receipt = folded(store, run, story.take)
+    picture, _ = folded(store, run, story.take)
     return Shown(
         picture=picture,
         state=run.state,
         diagnosis=diagnosis_of(store, picture, run),
         story=story,
         patch=patch_of(store, run.run_id),
-        packed=_packed(receipt) if receipt is not None and not story.omit else None,
         compared=_compared(store, picture),
     )
 
@@ -70,15 +66,3 @@ def patch_of(store: Store, run_id: str) -> str | None:
             return file.read(PATCH_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return None
-
-
-def _packed(receipt: Receipt) -> bytes | None:
-    """The bytes that the receipt's hash is of, packed; None where they are too long for a page."""
-    packer = zlib.compressobj(3, wbits=31)  # 31: as gzip, which browsers can read.
-    packed, whole = bytearray(), 0
-    for chunk in canonical_chunks(msgspec.structs.replace(receipt, receipt_sha256=None)):
-        whole += len(chunk)
-        packed += packer.compress(chunk)
-        if whole > RECEIPT_BYTES_MAX or len(packed) > PACKED_BYTES_MAX:
-            return None
-    return bytes(packed + packer.flush())

@@ -31,15 +31,11 @@ from backplane.view.why import Diagnosis
 
 DIFF_LINES_MAX: Final = 5_000
 
-RECEIPT_BYTES_MAX: Final = 128 * 1024 * 1024
-PACKED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Longest receipt in the page, which hashes and draws it: as it is, which a browser holds in memory, and packed."""
-
 FALSE_MAX: Final = 20
 """False claims that are shown; `receipts audit` has more."""
 
 OMISSIBLE: Final = ("outputs", "prompts", "paths")
-"""What a page that is sent to others may leave out; its receipt's bytes have all of it, and go with any."""
+"""What a page that is sent to others may leave out."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +48,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     story: Story
     patch: str | None
     """None where it was pruned, or nothing was changed."""
-    packed: bytes | None
-    """The canonical bytes that were hashed, as gzip; None where they are too long for a page, or not to be told."""
     compared: Comparison | None = None
     """The comparison that the run was part of."""
 
@@ -76,9 +70,9 @@ def page(runs: Sequence[Shown]) -> Iterator[str]:
         '<span id="count" class="dim" role="status"></span></div>'
     )
     yield f'<main class="{"two" if len(runs) > 1 else "one"}">'
-    for number, run in enumerate(runs):
+    for run in runs:
         yield '<article class="run">'
-        yield from map(run.story.hidden, _parts(run, f"r{number}"))
+        yield from map(run.story.hidden, _parts(run))
         yield "</article>"
     yield f"</main><script>{JS}</script></body></html>\n"
 
@@ -127,7 +121,7 @@ _TONES: Final = {"live": "dim"}
 """The page's words for tones, where they are others."""
 
 
-def _parts(run: Shown, place: str) -> Iterator[Html]:
+def _parts(run: Shown) -> Iterator[Html]:
     end = run.picture.ended
     yield _head(run)
     yield _why(run)
@@ -137,12 +131,12 @@ def _parts(run: Shown, place: str) -> Iterator[Html]:
         yield _section("Compared", compared.drawn(run.compared, run.picture.run_id), "always")
     yield _section("What it changed", _diff(run.patch), run.patch or "")
     yield _section("When", _when(run), run.story.bars)
-    yield from _story(run, place)
+    yield from _story(run)
     yield _section("Decisions", _decisions(run), run.story.decisions)
     yield _section("Claimed and seen", _claims(run), end)
     yield _section("Usage", _usage(run), "always")
     yield _section("What held it", _enforcement(run), end)
-    yield _receipt(run, place)
+    yield _receipt(run)
 
 
 def _section(title: str, inner: Html, there: object) -> Html:
@@ -233,25 +227,14 @@ def _span(run: Shown) -> tuple[int, int] | None:
     return story.began_ms, last_ms
 
 
-def _story(run: Shown, place: str) -> Iterator[Html]:
-    yield Html(f'<section class="story"><h2>What happened</h2><div id="{place}-rows">')
+def _story(run: Shown) -> Iterator[Html]:
+    yield Html('<section class="story"><h2>What happened</h2>')
     for row in run.story.rows:
         yield tag("div", row.drawn(), class_=f"row {row.kind}".strip(), tabindex="-1")
-    yield Html("</div>")
     if run.story.beyond:
-        yield _more(run, place)
+        told = f"{run.story.beyond} more rows are in the receipt; backplane report --full draws them"
+        yield tag("p", text(told), class_="dim")
     yield Html("</section>")
-
-
-def _more(run: Shown, place: str) -> Html:
-    """What is said of rows that are not drawn, and what draws them from the page's copy of the receipt."""
-    told = text(f"{run.story.beyond} more rows are not drawn: ")
-    if run.packed is None:
-        return tag("p", told, text("backplane report --full draws them"), class_="dim")
-    drawn = str(run.story.drawn_events)
-    button = tag("button", text("show more"), type="button", class_="screen", data_more=place, data_drawn=drawn)
-    note = tag("span", text("the search finds them; for paper: backplane report --full"), class_="dim")
-    return tag("p", told, button, Html(" "), note)
 
 
 def _decisions(run: Shown) -> Html:
@@ -360,24 +343,13 @@ def _member(value: object, name: str) -> str:
     return "" if found is None else str(found)
 
 
-def _receipt(run: Shown, place: str) -> Html:
+def _receipt(run: Shown) -> Html:
     end = run.picture.ended
     if end is None:
         return NOTHING
-    short = run.picture.run_id[:8]
-    said = tag("p", text("sealed: "), tag("code", text(end.sha256)))
-    if run.packed is None:
-        why = "has what is left out here" if run.story.omit else "is too long for this page"
-        note = f"the receipt {why}; backplane receipts verify {short}"
-        return tag("section", tag("h2", text("Receipt")), said, tag("p", text(note), class_="dim"))
-    packed = base64.b64encode(run.packed).decode()
-    check = tag("button", text("hash it here"), type="button", data_check=place, data_sealed=end.sha256)
-    told = tag("span", id=f"{place}-told", role="status")
-    copy = Html(f'<script type="application/gzip" id="{place}">{packed}</script>')
-    note = tag("p", text(f"or with the store: backplane receipts verify {short}"), class_="dim")
-    return tag(
-        "section", tag("h2", text("Receipt")), said, tag("p", check, Html(" "), told, class_="screen"), note, copy
-    )
+    sealed = tag("p", text("sealed: "), tag("code", text(end.sha256)))
+    check = tag("p", text(f"check it: backplane receipts verify {run.picture.run_id[:8]}"), class_="dim")
+    return tag("section", tag("h2", text("Receipt")), sealed, check)
 
 
 # Other forms ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A run's events as the rows of a page, in their order: what was streamed is merged, a result stands with its call.
 
-The first rows are drawn; those beyond are counted, and a page draws them from its copy of the receipt. Pure.
+The first rows are drawn; those beyond are counted, and stand in the receipt. Pure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from backplane.view.html import Html, join, said, tag, text
 from backplane.view.text import in_workspace
 from backplane.view.values import about, words_of
 
-ROWS_MAX: Final = 1_000
-"""Rows that are drawn at once; a browser lays these out in a quarter of a second."""
+ROWS_MAX: Final = 10_000
+"""Rows that are drawn; a browser lays out those alone that are in sight."""
 
 OUTPUT_CHARS_MAX: Final = 16 * 1024
 """Of a text: half from its beginning, half from its end."""
+BODIES_CHARS_MAX: Final = 4 * 1024 * 1024
+"""Of all inputs and outputs together; those beyond are in the receipt."""
 
 DECISIONS_MAX: Final = 500
 SPANS_MAX: Final = 400
@@ -72,13 +74,12 @@ class Story(msgspec.Struct, kw_only=True):
     """Rows that are new or have changed; whoever draws them takes them out."""
     beyond: int = 0
     """Rows that are not drawn."""
-    drawn_events: int = 0
-    """Events up to the last row that is drawn."""
     is_full: bool = False
     """No more rows are drawn."""
     _calls: dict[str, tuple[int, StoryRow, Bar | None]] = {}
     _asked: dict[str, tuple[str, str, Bar | None]] = {}
     _number: int = 0
+    _bodies_chars: int = 0
     _began_ms: int | None = None
     _ts: str = ""
     _now_ms: int | None = None
@@ -129,11 +130,16 @@ class Story(msgspec.Struct, kw_only=True):
         self.rows.append(row)
         self.is_full = len(self.rows) == self.rows_max
         self.touched.add(len(self.rows) - 1)
-        self.drawn_events = self._number
         return len(self.rows) - 1, row
 
     def _text(self, words: str) -> Html:
-        return tag("pre", self.shown(cut(words))) if words.strip() else NOTHING
+        if not words.strip():
+            return NOTHING
+        shown = cut(words)
+        self._bodies_chars += len(shown)
+        if self.rows_max is not None and self._bodies_chars > BODIES_CHARS_MAX:
+            return tag("p", text(f"{len(words)} characters are in the receipt"), class_="dim")
+        return tag("pre", self.shown(shown))
 
     def _output(self, words: str) -> Html:
         if "outputs" in self.omit and words.strip():
@@ -229,8 +235,6 @@ _TOLD: Final[dict[type[Any], Any]] = {
     kinds.LossReported: Story._noted,
     kinds.Warned: Story._noted,
 }
-SILENT: Final = tuple(sorted(name for name, kind in kinds.CARRIED.items() if kind not in _TOLD))
-"""Members of `ext` whose events are no rows."""
 _LATE: Final = frozenset({kinds.ToolResult, kinds.Approval, kinds.ApprovalAnswered})
 """Kinds that say more than their row: a drawn call's result, and the table of decisions."""
 

@@ -25,7 +25,6 @@ from backplane.view.why import HEALTHY
 RUNS_MAX: Final = 200
 """Of a list: who looks for another one searches."""
 
-ROWS_MAX: Final = 10_000
 """Of a run on the page; what comes then is in its report."""
 
 TEXT_CHARS_MAX: Final = 4000
@@ -76,7 +75,7 @@ class Follower:
     def __init__(self, store: Store, run: Remembered) -> None:
         self._store, self._run = store, run
         self._tail = Tail(store.folder(run.run_id))
-        self.picture, self._story = Picture(run_id=run.run_id), Story(rows_max=ROWS_MAX)
+        self.picture, self._story = Picture(run_id=run.run_id), Story()
         self._told: dict[str, Any] | None = None
         self.is_over = False
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from backplane.view import report
-from backplane.view.story import ROWS_MAX
 from tests.hostile import HOSTILE
 from tests.runs import HELLO, PRELUDE
 from tests.test_report import shown
@@ -53,40 +52,21 @@ def long_report(folder: Path, count: int, output: str = SHORT, *words: str) -> P
     return page
 
 
-@pytest.mark.parametrize(("count", "output"), [(10_000, SHORT), (250, HUGE)], ids=["10,000 events", "50 MB of output"])
+@pytest.mark.parametrize(("count", "output"), [(5_000, SHORT), (250, HUGE)], ids=["5,000 events", "50 MB of output"])
 def test_all_of_a_long_run_is_found(
     tmp_path: Path, backplane_home: Path, browser: Any, count: int, output: str
 ) -> None:
     page = long_report(tmp_path, count, output)
-    assert page.stat().st_size <= 2e6
+    assert page.stat().st_size <= 10e6
     tab = browser.new_page()
     tab.goto(page.as_uri())
-    tab.click("[data-check]")
-    tab.wait_for_selector("text=intact: the copy in this page hashes to")
-    rows = count // 5 * 3
-    if rows > ROWS_MAX:
-        last = count // 5 - 1
-        tab.fill("#search", f"file_{last}.py")
-        tab.locator(f"#count:text('3 of {rows} rows')").wait_for()
-        assert tab.locator(f"summary:visible:has-text('file_{last}.py')").count() == 2
-        tab.fill("#search", "")
-        tab.locator("#count:text('rows')").wait_for(state="hidden")
-        assert tab.locator(".row").count() == ROWS_MAX
-        tab.click("[data-more]")
-        tab.locator(".row").nth(min(rows, ROWS_MAX + 2000) - 1).wait_for(state="attached")
-    tab.close()
-
-
-def test_a_changed_receipt_is_seen_in_the_page(tmp_path: Path, backplane_home: Path, browser: Any) -> None:
-    page = long_report(tmp_path, 10)
-    text = page.read_text()
-    sealed = re.search(r'data-sealed="([0-9a-f]{64})"', text)
-    assert sealed is not None
-    page.write_text(text.replace(f'data-sealed="{sealed[1]}"', f'data-sealed="{"0" * 64}"'))
-    tab = browser.new_page()
-    tab.goto(page.as_uri())
-    tab.click("[data-check]")
-    tab.wait_for_selector("text=ALTERED")
+    last, rows = count // 5 - 1, count // 5 * 3
+    tab.fill("#search", f"file_{last}.py")
+    tab.locator(f"#count:text('3 of {rows} rows')").wait_for()
+    assert tab.locator(f"summary:visible:has-text('file_{last}.py')").count() == 2
+    tab.fill("#search", "")
+    tab.locator("#count:text('rows')").wait_for(state="hidden")
+    assert tab.locator(".row").count() == rows
     tab.close()
 
 
@@ -125,14 +105,13 @@ def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Pa
     for at in range(0, len(HOSTILE), 20):
         words = HOSTILE[at : at + 20]
         for policed in (True, False):  # Escaping alone has to hold: the policy is the net below it.
-            pages = "".join(report.page([shown(word, rows_max) for word in words for rows_max in (None, 1)]))
+            pages = "".join(report.page([shown(word) for word in words]))
             if not policed:
                 pages = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages)
             page.write_text(pages, errors="replace")
             asked.clear()
             tab.goto(page.as_uri())
-            tab.evaluate("document.querySelectorAll('[data-more]').forEach((button) => button.click())")
-            tab.locator(".row").nth(len(words) * 2 * 5 - 1).wait_for(state="attached")
+            tab.locator(".row").nth(len(words) * 5 - 1).wait_for(state="attached")
             tab.locator("summary").first.focus()
             tab.wait_for_timeout(100)
             assert asked == [page.as_uri()]
