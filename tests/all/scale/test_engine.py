@@ -145,13 +145,13 @@ def test_the_rate_of_a_label_is_held(engine: DurableEngine) -> None:
     runs = Runs()
 
     async def main() -> None:
-        await engine.set_limits("default", LabelLimits(rate=(2, 2000)))
+        await engine.set_limits("default", LabelLimits(rate=(2, 1000)))
         await play(engine, runs, await submitted(engine, 5), 4)
 
     anyio.run(main)
     times = sorted(when for _, when in runs.begun)
     # Begun by the database's clock, noted here a moment later.
-    assert times[4] - times[0] >= 2 * 2.0 - 1.0
+    assert times[4] - times[0] >= 2 * 1.0 - 0.5
 
 
 def test_a_lower_priority_goes_first(engine: DurableEngine) -> None:
@@ -183,7 +183,7 @@ def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEng
     assert runs.denied == ["the order may cost $0.400000, and $0.100000 of the queue's budget is left"] * 2
 
 
-@pytest.mark.parametrize("limit", [None, 500_000, 300_000])
+@pytest.mark.parametrize("limit", [None, 300_000])
 def test_an_order_that_was_cancelled_before_it_began_keeps_no_share(engine: DurableEngine, limit: int | None) -> None:
     async def main() -> None:
         await engine.set_budget(limit)

@@ -38,12 +38,12 @@ LONG = os.environ.get("BACKPLANE_FAULTS") == "long"
 ROUNDS = int(os.environ.get("BACKPLANE_SCALE_ROUNDS", "20" if LONG else "1"))
 SLOW = float(os.environ.get("BACKPLANE_SCALE_SLOW", "1"))
 """How much slower than two quiet cores this machine is: lease, kills and bounds are so much longer."""
-ORDERS, RUN_S, KILLS_S = (20, 10.0, 60.0 * SLOW) if LONG else (8, 2.0 * SLOW, 9.0 * SLOW)
-LEASE_S = 8.0 * SLOW
-KILL_EVERY_S = 4.0 * SLOW
+ORDERS, RUN_S, KILLS_S = (20, 10.0, 60.0 * SLOW) if LONG else (6, 2.0 * SLOW, 5.0 * SLOW)
+LEASE_S = (8.0 if LONG else 5.0) * SLOW
+KILL_EVERY_S = (4.0 if LONG else 2.5) * SLOW
 BEGIN_S_MAX = 10.0 * SLOW
 """For a worker and a host to be there."""
-AWAY_S = 5.0
+AWAY_S = 5.0 if LONG else 3.0
 """How long the database cannot be reached."""
 FENCED_S_MAX = 2.0
 LEFT_S_MAX = 10.0
