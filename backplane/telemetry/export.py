@@ -1,6 +1,6 @@
-"""Hand spans and measurements to OpenTelemetry's SDK: the only file that knows it. Extra `backplane[otel]`.
+"""Hands spans and measurements to OpenTelemetry's SDK: the only file that knows it. Needs the extra `otel`.
 
-Blocks as long as the exporter does; whoever calls it stands in a thread of his own.
+Blocks as long as the exporter does, so it is called in a thread.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult, MetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import (
     Link,
@@ -119,10 +119,9 @@ def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
     meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
     instruments: dict[str, api_metrics.Histogram] = {}
     for one in told.measures:
-        counts = one.metric == ours.TOKENS_METRIC
         if one.metric not in instruments:
-            instruments[one.metric] = meter.create_histogram(one.metric, unit="{token}" if counts else "s")
-        instruments[one.metric].record(one.value if counts else one.value / 1e9, one.attributes)
+            instruments[one.metric] = meter.create_histogram(one.metric, unit=one.unit)
+        instruments[one.metric].record(one.value, one.attributes)
 
 
 def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:
@@ -134,27 +133,14 @@ def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:
         age.set(oldest_ms / 1000, {QUEUE_LABEL: label})
 
 
-class _Collected(SpanProcessor):
-    """Ended spans, kept to be sent together; the SDK's own batches have a thread each."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.spans.append(span)
-
-
 def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None) -> None:
     """Send a run to the collector that the standard variables name. Raises what the exporter does."""
-    collected, exporter = _Collected(), OTLPSpanExporter(timeout=_limit_s())
-    send(told, run_id, collected, parent)
-    for first in range(0, len(collected.spans), BATCH_SPANS):
-        if exporter.export(collected.spans[first : first + BATCH_SPANS]) is not SpanExportResult.SUCCESS:
-            return log(f"the collector took no spans of run {run_id}")
+    exporter = OTLPSpanExporter(timeout=_limit_s())
+    send(told, run_id, BatchSpanProcessor(exporter, ours.SPANS_MAX, max_export_batch_size=BATCH_SPANS), parent)
     reader = InMemoryMetricReader()
     measure(told, reader)
-    _export_metrics(reader)
-    return None
+    if not _export_metrics(reader):
+        log(f"the collector accepted no measurements of run {run_id}")
 
 
 def export_queue(depths: Mapping[str, tuple[int, int]]) -> None:

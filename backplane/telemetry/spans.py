@@ -66,10 +66,7 @@ DROPPED: Final = "backplane.spans.dropped"
 APPROVAL: Final = "backplane.approval"
 
 TOKENS_METRIC: Final = "gen_ai.client.token.usage"
-OPERATION_METRIC: Final = "gen_ai.client.operation.duration"
-FIRST_CHUNK_METRIC: Final = "gen_ai.client.operation.time_to_first_chunk"
 AGENT_METRIC: Final = "gen_ai.invoke_agent.duration"
-TOOL_METRIC: Final = "gen_ai.execute_tool.duration"
 
 Attributes = dict[str, Any]
 
@@ -103,10 +100,11 @@ class RunSpan(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One measurement: of a duration in nanoseconds, or of tokens."""
+    """One measurement of a run: its duration, tokens or cost."""
 
     metric: str
-    value: int
+    unit: str
+    value: float
     attributes: Attributes
 
 
@@ -161,7 +159,6 @@ class _Story:
         self._spans = [self._root]
         self._dropped = 0
         self._tools: dict[str, RunSpan] = {}
-        self._inner: dict[str, RunSpan] = {}
         self._asked: dict[str, RunSpan] = {}
         self._last_tool: RunSpan | None = None
         self._turn_since_ns = started_ns
@@ -169,7 +166,6 @@ class _Story:
         self._folded, self._counted = Folded(), Usage()
         self._messages: list[str] = []
         self._now_ns = started_ns
-        self._measures: list[Measurement] = []
 
     def _of_agent(self, name: str) -> Attributes:
         backend = self._receipt.backend
@@ -235,29 +231,11 @@ class _Story:
             attributes[TOOL_CALL_ID] = event.tool_use_id
         if self._about.content:
             attributes[TOOL_ARGUMENTS] = _json(event.input)
-        above = self._above(event.parent_tool_use_id)
+        # A sub-agent's calls belong to the call that began it.
+        above = self._tools.get(event.parent_tool_use_id or "", self._root)
         span = self._begun(f"execute_tool {event.tool_name}", number, above, attributes)
         if self._add(span):
             self._tools[event.tool_use_id or f"#{number}"] = self._last_tool = span
-
-    def _above(self, parent: str | None) -> RunSpan:
-        """What a call belongs to: the run, or the sub-agent that its parent call is found to be."""
-        outer = self._tools.get(parent) if parent is not None else None
-        if outer is None or parent is None:
-            return self._inner.get(parent or "", self._root)
-        if parent not in self._inner:
-            name = outer.attributes[TOOL_NAME]
-            inner = RunSpan(
-                name=f"invoke_agent {name}",
-                id=span_id(self._run_id, 0, f"agent {outer.id}"),
-                parent=outer.id,
-                start_ns=outer.start_ns,
-                attributes={OPERATION: "invoke_agent", AGENT_NAME: name, **self._common},
-            )
-            if not self._add(inner):
-                return outer
-            self._inner[parent] = inner
-        return self._inner[parent]
 
     def _resulted(self, event: kinds.ToolResult) -> None:
         key = event.tool_use_id
@@ -270,19 +248,11 @@ class _Story:
         self._close(span, error="tool_error" if event.is_error else None)
         if self._about.content:
             span.attributes[TOOL_RESULT] = _json(event.output)
-        inner = self._inner.get(key)
-        if inner is not None:
-            self._close(inner)
 
     def _close(self, span: RunSpan, *, error: str | None = None) -> None:
         span.end_ns = self._now_ns
         if error is not None:
             span.error = span.attributes[ERROR] = error
-        if span.attributes[OPERATION] == "execute_tool":
-            attributes: Attributes = {
-                name: span.attributes[name] for name in (TOOL_NAME, ERROR) if name in span.attributes
-            }
-            self._measures.append(Measurement(TOOL_METRIC, _lasted_ns(span), attributes))
 
     def _turned(self, number: int, event: kinds.TurnEnded) -> None:
         self._folded = fold(self._folded, event)
@@ -299,17 +269,11 @@ class _Story:
         span = self._begun(f"chat {model}" if model else "chat", number, self._root, attributes)
         span.kind, span.start_ns, span.end_ns = "client", self._turn_since_ns, self._now_ns
         if self._first_chunk_ns is not None:
-            waited_ns = self._first_chunk_ns - span.start_ns
-            attributes[FIRST_CHUNK] = waited_ns / 1e9
-            self._measures.append(Measurement(FIRST_CHUNK_METRIC, waited_ns, self._of_operation("chat")))
+            attributes[FIRST_CHUNK] = (self._first_chunk_ns - span.start_ns) / 1e9
         if self._about.content and self._messages:
             attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages)
-        self._measures.append(Measurement(OPERATION_METRIC, _lasted_ns(span), self._of_operation("chat")))
         self._turn_since_ns, self._first_chunk_ns, self._messages = self._now_ns, None, []
         self._add(span)
-
-    def _of_operation(self, name: str) -> Attributes:
-        return {OPERATION: name, **self._common}
 
     def _told(self, number: int, event: kinds.TaskReported) -> None:
         plan = event.body.get("plan")
@@ -336,9 +300,8 @@ class _Story:
         receipt, root = self._receipt, self._root
         added = receipt.backplane
         self._now_ns = max(self._now_ns, _ns(receipt.meta.finished_at) or 0)
-        for span in [*self._tools.values(), *self._inner.values()]:
-            if not span.end_ns:
-                self._close(span, error="unfinished" if span.attributes[OPERATION] == "execute_tool" else None)
+        for span in self._tools.values():
+            self._close(span, error="unfinished")
         root.end_ns = self._now_ns
         root.attributes |= {RUN_ID: self._run_id, OUTCOME: receipt.outcome, SHA256: receipt.receipt_sha256 or ""}
         root.attributes |= _usage(receipt.usage)
@@ -357,16 +320,19 @@ class _Story:
             root.attributes[INPUT_MESSAGES] = _as_messages("user", [self._about.task])
             if self._messages:
                 root.attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages[-1:])
-        agent = {AGENT_NAME: self._about.backend, **self._common}
+        return RunTelemetry(tuple(self._spans), self._measures())
+
+    def _measures(self) -> tuple[Measurement, ...]:
+        root, usage, common = self._root, self._receipt.usage, {OPERATION: "invoke_agent", **self._common}
         failed = {} if root.error is None else {ERROR: root.error}
-        measures = [Measurement(AGENT_METRIC, _lasted_ns(root), {**agent, **failed})]
-        for name, kind in (("input_tokens", "input"), ("output_tokens", "output")):
-            count = getattr(receipt.usage, name)
+        agent = {AGENT_NAME: self._about.backend, **self._common, **failed}
+        found = [Measurement(AGENT_METRIC, "s", (root.end_ns - root.start_ns) / 1e9, agent)]
+        for count, kind in ((usage.input_tokens, "input"), (usage.output_tokens, "output")):
             if count is not None:
-                measures.append(
-                    Measurement(TOKENS_METRIC, count, {**self._of_operation("invoke_agent"), TOKEN_TYPE: kind})
-                )
-        return RunTelemetry(tuple(self._spans), (*measures, *self._measures))
+                found.append(Measurement(TOKENS_METRIC, "{token}", count, {**common, TOKEN_TYPE: kind}))
+        if usage.estimated_cost_usd is not None:
+            found.append(Measurement(COST, "USD", usage.estimated_cost_usd, agent))
+        return tuple(found)
 
 
 def _usage(usage: Usage) -> Attributes:
@@ -379,10 +345,6 @@ def _added(before: Usage, after: Usage) -> Usage:
         name: max(now - (getattr(before, name) or 0), 0) for name in USAGE if (now := getattr(after, name)) is not None
     }
     return Usage(**counts)
-
-
-def _lasted_ns(span: RunSpan) -> int:
-    return max(span.end_ns - span.start_ns, 0)
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
