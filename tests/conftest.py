@@ -376,6 +376,14 @@ LONG = ("tests/all/vendors/", "tests/all/scale/", "tests/all/faults/", "tests/al
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if worker.FOLDER:
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+        # Tests that the core has by name from `tests/all/`, where they run too.
+        files = {str(item.path) for item in items}
+        items[:] = [
+            item
+            for item in items
+            if not item.nodeid.startswith("tests/stories/")
+            or getattr(item, "function").__code__.co_filename not in files  # noqa: B009
+        ]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

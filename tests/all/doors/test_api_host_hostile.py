@@ -29,9 +29,8 @@ ONE_CHOICE = (
 
 @pytest.mark.parametrize(
     "usage",
-    ['{"prompt_tokens": -5, "completion_tokens": 7}', '{"prompt_tokens": "5", "completion_tokens": "7"}',
-     '{"prompt_tokens": 1.5, "completion_tokens": true}', '{"prompt_tokens": [], "completion_tokens": {}}', '"many"',
-     '{"prompt_tokens": 5000000000000000000000000, "completion_tokens": 7}', "null", "-1"],
+    ['{"prompt_tokens": -5, "completion_tokens": "7"}', '{"prompt_tokens": 1.5, "completion_tokens": true}',
+     '{"prompt_tokens": 5000000000000000000000000, "completion_tokens": {}}', '"many"', "null"],
 )  # fmt: skip
 async def test_counters_that_are_none_are_not_known_and_nothing_is_earned_by_them(
     usage: str, tmp_path: Path, backplane_home: Path
@@ -48,7 +47,7 @@ async def test_counters_that_are_none_are_not_known_and_nothing_is_earned_by_the
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["openai_compatible", "anthropic", "gemini_ai_studio", "openai_responses"])
+@pytest.mark.parametrize("protocol", ["openai_compatible", "gemini_ai_studio"])
 async def test_names_ids_and_inputs_of_any_kind_are_answered_and_the_run_goes_on(
     protocol: Any, tmp_path: Path, backplane_home: Path
 ) -> None:

@@ -109,18 +109,15 @@ def test_a_turn_is_said_and_answered_and_its_session_kept(chat: Pty, backplane_h
     assert len(file.turns) >= 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["\n".join(f"line {number}" for number in range(200)), "ü😀" * 300],
-    ids=["lines", "utf"],
-)
-def test_a_paste_arrives_whole_and_is_sent_by_enter_alone(chat: Pty, text: str) -> None:
-    chat.paste(text)
-    time.sleep(0.5)
-    chat.shows("")
-    assert "heard" not in chat.text[chat.at :]
-    chat.type("\r")
-    chat.wait(heard(text))
+def test_a_paste_arrives_whole_and_is_sent_by_enter_alone(chat: Pty) -> None:
+    for text in ("\n".join(f"line {number}" for number in range(100)), "ü😀" * 300):
+        chat.paste(text)
+        time.sleep(0.3)
+        chat.shows("")
+        assert "heard" not in chat.text[chat.at :]
+        chat.type("\r")
+        chat.wait(heard(text))
+        chat.wait("> ")
 
 
 def test_a_paste_that_ends_in_a_newline_answers_no_approval(chat: Pty) -> None:

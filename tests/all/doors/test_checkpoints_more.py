@@ -37,8 +37,10 @@ ROW = {"id": "c1", "name": "first", "at": "2026-01-01T00:00:00.000Z", "why": "as
 
 @pytest.mark.parametrize(
     "added",
-    [{"checkpoints": {"made": [{**ROW, "id": id}]}} for id in ("{outside}/evil", "../../../outside/evil")]
-    + [{"checkpoints": value} for value in (5, {"made": [{**ROW, "files": "x"}]})],
+    [
+        {"checkpoints": {"made": [{**ROW, "id": "{outside}/evil"}, {**ROW, "id": "../../../outside/evil"}]}},
+        {"checkpoints": {"made": [{**ROW, "files": "x"}]}},
+    ],
 )
 async def test_checkpoints_in_a_foreign_receipt_lead_nowhere_else_and_are_told_when_they_are_none(
     mock: Backend, backplane_home: Path, root: Path, tmp_path: Path, added: dict[str, Any]

@@ -48,7 +48,6 @@ MINE = '[backends.mine]\ncommand = ["sh"]\n'
         ('[[hooks]]\nevent = "pre_tool"\ncommand = ["true"]\ntools = ["[z"]', "hooks/0"),
         (f"{MINE}options.prices = {{ inptu = 1 }}", "backends/mine/options/prices"),
         ('[backends.mine]\nhost = "acp"\noptions = { profile = "nobody" }', "backends/mine"),
-        ('[backends.mine]\nhost = "shell"\noptions = { fast = true }', "backends/mine"),
         ('default_backend = "shel"', "default_backend"),
         (f'default_backend = "mine"\npolicy = "own.json"\n{MINE}', None),
     ],
@@ -79,7 +78,6 @@ def with_settings(**settings: Any) -> str:
     [
         ('{"task": "x", "policy": {"deny_write": ["[z"]}}', False),
         ('{"task": " "}', False),
-        (with_settings(isolation="maybe"), False),
         (with_settings(credentials=["nowhere"]), False),
         (with_settings(isolation="required", enforcement={"deny_read": "os"}, credentials=["git"]), True),
     ],

@@ -13,6 +13,8 @@ import pytest
 from backplane.cli import COMMANDS
 from backplane.cli.completion import tables
 from backplane.view.report import OMISSIBLE
+from tests.called import called
+from tests.peers import ROOT
 
 BASH = """
 source "$1"; shift
@@ -21,9 +23,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backplane", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=cwd)
+def cli(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return called(*words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,6 @@ def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], 
     [
         (["receipts", "show", ""], "runs"),
         (["run", "-b", ""], "backends"),
-        (["sessions", "resume", ""], "sessions"),
         (["errors", "backend_c"], "codes"),
     ],
 )
@@ -71,7 +71,6 @@ def test_bash_offers_names_and_no_files(
     names = {
         "runs": ids,
         "backends": set(cli("completion", "bash", "--names", "backends").stdout.split()),
-        "sessions": {"last"},
         "codes": {"backend_crashed", "backend_content_filtered", "backend_context_length"},
     }[offered]
     assert len(ids) == 2

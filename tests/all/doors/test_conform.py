@@ -18,7 +18,7 @@ from backplane.conform.runner import CHECKS, Bounds, Report, conform
 from backplane.conform.verdict import printable
 from backplane.errors import BackendError
 
-QUICK = Bounds(hello_s=5, run_s=2.5, exit_s=0.4, grace_s=0.5, pong_s=0.5, closed_s=0.6, quiet_s=0.05, slack_s=0.2)
+QUICK = Bounds(hello_s=5, run_s=1.2, exit_s=0.4, grace_s=0.5, pong_s=0.5, closed_s=0.6, quiet_s=0.05, slack_s=0.2)
 """For hosts that answer at once, or never."""
 
 PATIENT = Bounds(quiet_s=0.05)

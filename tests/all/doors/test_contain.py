@@ -121,8 +121,9 @@ def policy(**lists: tuple[str, ...]) -> PolicyProfile:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["pass_through", "staged"])
-@pytest.mark.parametrize("hidden", [(), ("bubblewrap",), ("landlock",)])
+@pytest.mark.parametrize(
+    ("mode", "hidden"), [("staged", ()), ("pass_through", ("bubblewrap",)), ("staged", ("landlock",))]
+)
 async def test_a_host_writes_in_its_workspace_and_nowhere_else(
     mode: str, hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -200,8 +201,16 @@ async def test_sockets_of_the_system_and_the_state_folder_are_out_of_sight(
     assert "lock" not in said[2]
 
 
-@pytest.mark.parametrize("isolation", ["best_effort", "off"])
-@pytest.mark.parametrize("state", ["there", "missing/deep/.agent", "state of the host", "no such state"])
+@pytest.mark.parametrize(
+    ("state", "isolation"),
+    [
+        ("there", "best_effort"),
+        ("missing/deep/.agent", "best_effort"),
+        ("missing/deep/.agent", "off"),
+        ("state of the host", "best_effort"),
+        ("no such state", "best_effort"),
+    ],
+)
 async def test_every_folder_that_a_backend_may_write_is_writable_in_the_first_run(
     state: str, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
 from backplane.runtime.door import AnswerCommand, Desk
+from tests.called import called
+from tests.peers import ROOT
 from tests.receipt_writer import TS
 from tests.terminal import Window
 
@@ -35,9 +37,8 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
-def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backplane", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=cwd)
+def cli(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return called(*words, cwd=cwd)
 
 
 @contextmanager
@@ -88,8 +89,8 @@ def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_
 def test_a_run_is_cancelled_from_another_terminal_in_order(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [{"say": "hello"}, {"sleep_s": 60}], policy=False) as child:
         until(lambda: " running " in cli("runs", "--live").stdout)
-        done = cli("cancel", "last", "--reason", "wrong branch")
-        assert (done.returncode, done.stderr) == (0, "")
+        # Its door opens a little later.
+        until(lambda: cli("cancel", "last", "--reason", "wrong branch").returncode == 0)
         child.communicate(timeout=WAIT_S)
     sealed = receipt()
     assert sealed["usage_raw"]["backplane"]["end"]["reason"] == "cancelled"
@@ -106,7 +107,7 @@ for words in (["answer", other, ask, "allow"], ["cancel", other], ["watch", othe
     command = [python, "-m", "backplane", *words]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-2, env=env, text=True) as did:
         try:  # A watch goes on until its run ends.
-            said = did.communicate("y\n", timeout=6)[0]
+            said = did.communicate("y\n", timeout=3 if words[0] == "watch" else 9)[0]
         except subprocess.TimeoutExpired:
             did.kill()
             said = did.communicate()[0]
@@ -146,7 +147,8 @@ def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
         run_id = json.loads(cli("runs", "--live", "--json").stdout)["run_id"]
         known = (backplane_home / "doors", backplane_home, sys.executable, run_id, ask, page.origin.rpartition(":")[2])
         task = f"{sys.executable} agent.py {' '.join(map(str, known))}"
-        done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
+        command = [sys.executable, "-m", "backplane", "run", "--backend", "shell", "--isolation", isolation, task]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert other.poll() is None
         assert " waiting " in cli("runs", "--live").stdout

@@ -93,12 +93,10 @@ def test_basic_usage_runs_both_kinds_of_tools(folder: Path) -> None:
     assert "129 EUR" in sent
 
 
-@pytest.mark.parametrize("name", [None, "other"])
-def test_the_provider_is_a_name(folder: Path, name: str | None) -> None:
+def test_the_provider_is_a_name(folder: Path) -> None:
     turns = [Turn(text="Hello, Ada."), Turn(text="Ada.")]
-    said, server = run(folder, turns, "switching_providers.py", *([name] if name else []))
-    shown = name or "one"
-    assert said == f"{shown}: Hello, Ada.\n{shown}: Ada.\nnot carried: nothing\n"
+    said, server = run(folder, turns, "switching_providers.py", "other")
+    assert said == "other: Hello, Ada.\nother: Ada.\nnot carried: nothing\n"
     assert "My name is Ada." in msgspec.json.encode(server.requests[-1].body).decode()
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from backplane.contract.receipt import FINDINGS, RunFindings, findings_of
 from backplane.view.findings import outcome_words, remarks
+from tests.called import called
 from tests.runs import HELLO, PRELUDE
-
-WAIT_S = 60.0
 
 DENIED = 'answer = ask(run, {"kind": "tool", "name": "bash", "input": {"command": "ls"}}); put(final(run)); end()'
 FALSE = 'put(told(run, "file_changed", path="not-there.txt", summary="made"), final(run)); end()'
@@ -49,10 +48,7 @@ def cli(root: Path) -> Call:
     """Run the command line in the folder of the work."""
 
     def call(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "backplane", *words]
-        return subprocess.run(
-            command, cwd=root, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
+        return called(*words, cwd=root, stdin=stdin)
 
     return call
 
@@ -73,14 +69,13 @@ ASKED = ("--fail-on", "denied,false-claims", "--fail-on", "violations")
 
 
 @pytest.mark.parametrize(
-    ("body", "line"),
+    ("body", "line", "words"),
     [
-        (CLEAN, None),
-        (FALSE, "1 claim of the agent found false (file_changed): backplane receipts audit "),
-        (ERROR, "the agent reported an error and then ended complete; the last: the tests do not run"),
+        (CLEAN, None, ()),
+        (FALSE, "1 claim of the agent found false (file_changed): backplane receipts audit ", ("-q",)),
+        (ERROR, "the agent reported an error and then ended complete; the last: the tests do not run", ("--json",)),
     ],
 )
-@pytest.mark.parametrize("words", [(), ("-q",), ("--json",)])
 def test_false_claims_and_errors_of_a_complete_run_are_one_line_on_stderr(
     body: str, line: str | None, words: tuple[str, ...], cli: Call, host: Any
 ) -> None:
@@ -103,12 +98,9 @@ WRITES = 'open(run["work_order"]["workspace"]["root"] + "/new.txt", "w").write("
     ("body", "words", "is_applied"),
     [
         (DENIED, ("--fail-on", "denied"), False),
-        (FALSE, ("--fail-on", "false-claims"), False),
-        (DENIED, CI, False),
+        (FALSE, CI, False),
         (DENIED, (), True),
-        (DENIED, ("--fail-on", "false-claims,violations"), True),
         (FALSE, ("--fail-on", "denied"), True),
-        (CLEAN, ASKED, True),
     ],
 )
 def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
@@ -125,7 +117,6 @@ def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
     ("body", "words", "exit_words", "why", "step"),
     [
         (DENIED, "denied", "exit 3: 1 call denied (--fail-on denied)", "bash", "allow what it needs"),
-        (WRITES + DENIED, "denied,false-claims", "exit 3: 1 call denied (--fail-on denied)", "bash", "allow what"),
         (FALSE, "false-claims", "exit 3: 1 false claim (--fail-on false-claims)", "1 × file_changed", "audit"),
         (WRITES + FALSE, "none", None, "1 × file_changed", "audit"),
         (WRITES + CLEAN, "denied,false-claims,violations", None, "nothing is wrong", None),
@@ -154,7 +145,6 @@ put(told(run, "tool_call", tool_name="bash", tool_use_id="1", input={"command": 
     [
         (USES, (), False),
         (WRITES + USES, (), True),
-        (USES, ("--lane", "workspace_first"), False),
         (WRITES + USES, ("--mode", "pass_through"), False),
     ],
 )
@@ -174,7 +164,6 @@ def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
     [
         ((), "backplane apply "),
         (("--lane", "workspace_first"), "applied"),
-        (("--mode", "pass_through"), "made in place"),
         (("--lane", "workspace_first", "--mode", "pass_through"), "made in place"),
         (("--lane", "workspace_first", "--fail-on", "false-claims"), "backplane apply "),
     ],
@@ -191,7 +180,6 @@ def test_the_summary_offers_to_apply_a_patch_that_is_not_in_the_folder(
     ("names", "line"),
     [
         (("a.txt",), None),
-        (("a.txt", "a.log"), "1 ignored file changed; the patch has no ignored files"),
         (("a.txt", "a.log", "b.log"), "2 ignored files changed; the patch has no ignored files"),
     ],
 )

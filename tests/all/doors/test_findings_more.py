@@ -30,8 +30,9 @@ FAIL_ON: list[tuple[str, ...]] = [ASKED, (*CI, "--fail-on", "none"), ("--fail-on
 
 @pytest.mark.parametrize(
     ("body", "word", "finding", "words"),
-    [(*end, words) for end in ENDS for words in ((), CI)]
-    + [(*end, words) for end in ENDS if end[0] in (DENIED, FALSE) for words in FAIL_ON],
+    [(*end, CI) for end in ENDS]
+    + [(*end, ()) for end in ENDS if end[0] == FALSE]
+    + [(*end, words) for end in ENDS if end[0] == DENIED for words in FAIL_ON],
 )
 def test_findings_stand_in_outcome_reports_and_exit_code(
     body: str, word: str, finding: str | None, words: tuple[str, ...], cli: Call, host: Any

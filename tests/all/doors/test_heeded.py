@@ -100,8 +100,9 @@ def check_refused(run: Run, name: str) -> None:
     assert run.error.hint
 
 
-@pytest.mark.parametrize("name", OF_HOST)
-@pytest.mark.parametrize("host", ["shell", "mock"])
+@pytest.mark.parametrize(
+    ("host", "name"), [*(("shell", name) for name in OF_HOST), *(("mock", name) for name in ("model", "max_turns"))]
+)
 async def test_a_host_without_a_model_needs_no_effect_or_refuses(
     host: str, name: str, backplane_home: Path, root: Path
 ) -> None:
@@ -109,8 +110,10 @@ async def test_a_host_without_a_model_needs_no_effect_or_refuses(
     check_needless_or_refused(run, name, needless=name in table.HEEDS[host])
 
 
-@pytest.mark.parametrize("name", OF_HOST)
-@pytest.mark.parametrize("host", EXAMPLES)
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [*(("node", name) for name in OF_HOST), *((host, "session") for host in EXAMPLES if host != "node")],
+)
 async def test_an_example_in_another_language_refuses_what_it_does_not_do(
     host: str, name: str, backplane_home: Path, root: Path, needs: Any
 ) -> None:

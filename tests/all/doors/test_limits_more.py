@@ -22,11 +22,11 @@ hello(); run = take()
 @pytest.mark.parametrize(
     ("body", "end", "words"),
     [
-        ("put(call(run, 'a')); time.sleep(1.2); put(result(run, 'a'), final(run)); end()", "complete", ""),
-        ("put(call(run, None)); time.sleep(1.2); put(result(run, None), final(run)); end()", "complete", ""),
+        ("put(call(run, 'a')); time.sleep(0.9); put(result(run, 'a'), final(run)); end()", "complete", ""),
+        ("put(call(run, None)); time.sleep(0.9); put(result(run, None), final(run)); end()", "complete", ""),
         ("put(call(run, 'a')); time.sleep(60)", "idle", "while its call of 'bash' was open (tool_s)"),
         ("put(call(run, 'a'), call(run, 'b', 'edit'), result(run, 'b', 'edit')); time.sleep(60)", "idle", "'bash' was"),
-        ("put(call(run, 'a'), result(run, 'a')); time.sleep(60)", "idle", "for 0.6 s (idle_s)"),
+        ("put(call(run, 'a'), result(run, 'a')); time.sleep(60)", "idle", "for 0.5 s (idle_s)"),
         ("put(call(run, 'a'), result(run, 'b')); time.sleep(60)", "idle", "(tool_s)"),
         (
             "put(call(run, 'a'), event(run, type='warning', text=None, message='', ext={'turn': {}})); time.sleep(60)",
@@ -40,7 +40,7 @@ hello(); run = take()
             "(tool_s)",
         ),
         (
-            "put(call(run, 'a'))\nfor _ in range(6): time.sleep(0.5); put(event(run, 'still at it'))\n"
+            "put(call(run, 'a'))\nfor _ in range(4): time.sleep(0.4); put(event(run, 'still at it'))\n"
             "put(result(run, 'a'), final(run)); end()",
             "complete",
             "",
@@ -50,29 +50,24 @@ hello(); run = take()
 async def test_silence_in_a_tools_call_has_a_limit_of_its_own(
     body: str, end: str, words: str, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
-    async with plane(backplane_home, idle_s=0.6, tool_s=2.0) as control, within(5):
+    async with plane(backplane_home, idle_s=0.5, tool_s=1.3) as control, within(5):
         run, _ = await go(control, order(root), script(tmp_path, CALLS + body))
     assert ended(run)[0] == end, run.error
     assert words in str(run.error)
 
 
-@pytest.mark.parametrize("size", [100, 1_000_000])
-async def test_a_host_that_never_reads_its_input_is_given_up(
-    size: int, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
+async def test_a_host_that_never_reads_its_input_is_given_up(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, "hello(); deaf(); time.sleep(60)")
     async with (
         plane(backplane_home, write_s=0.5, idle_s=1.5) as control,
         within(1.5 + 0.5 + 0.5 + QUICK.cancel_grace_s),
     ):
-        run, _ = await go(control, order(root, task="x" * size), backend)
+        run, _ = await go(control, order(root, task="x" * 1_000_000), backend)
     assert ended(run) == ("idle", "backend_timeout", "failed")
-    assert run.error is not None
-    assert ("write_s" in run.error.message) == (size > 100)
+    assert "write_s" in str(run.error)
 
 
-@pytest.mark.parametrize("size", [100, 1_000_000])
-@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize(("size", "lives"), [(100, True), (1_000_000, False)])
 async def test_a_host_that_closes_its_input_before_the_order_fails_soon(
     size: int, lives: bool, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

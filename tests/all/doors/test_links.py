@@ -91,9 +91,11 @@ RULES = {
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(
+    ("rules", "mode", "isolation"),
+    [("anywhere", "staged", "required"), ("at its place", "pass_through", "best_effort")],
+)
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize(("mode", "isolation"), [("staged", "required"), ("pass_through", "best_effort")])
 async def test_a_command_cannot_read_by_a_link_what_a_rule_forbids(
     rules: str, link: str, mode: str, isolation: str, ground: Path, backplane_home: Path, tmp_path: Path
 ) -> None:

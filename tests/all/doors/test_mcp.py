@@ -130,11 +130,9 @@ def test_a_run_that_fails_is_an_error_with_its_reason(client: Client) -> None:
     [
         ("run", {}, "missing required field `task`"),
         ("run", {"task": "x", "bogus": 1}, "unknown field `bogus`"),
-        ("run", {"task": "x", "root": "/etc"}, "is not in"),
         ("run", {"task": "x", "root": "link"}, "is not in"),
         ("run", {"task": "x", "backend": "nobody"}, "no backend"),
         ("receipts", {"id": "ffff"}, "ffff"),
-        ("validate", {}, "missing required field `document`"),
     ],
 )
 def test_wrong_arguments_are_an_error_that_says_what_is_wrong(

@@ -8,12 +8,12 @@ from backplane.redact.secrets import Redactor
 from tests.test_redact import SECRET
 
 
-def test_a_mebibyte_of_almost_keys_is_looked_through_in_time() -> None:
+def test_a_long_text_of_almost_keys_is_looked_through_in_time() -> None:
     redactor = Redactor([SECRET, "a" * 40])
     for hostile in ("-----BEGIN PRIVATE KEY-----", "sk-", "sk-a", "ghp_", "xoxb-", "AIza", "a" * 39 + "-", "\\u00"):
         began = time.process_time()
-        text = hostile * ((1 << 20) // len(hostile))
+        text = hostile * ((1 << 18) // len(hostile))
         redactor.found(text.encode())
         redactor.text(text)
-        # Some 0.1 s where it was written; what is looked for is a cost that grows with the square.
+        # Some 0.03 s where it was written; what is looked for is a cost that grows with the square.
         assert time.process_time() - began < 5, hostile

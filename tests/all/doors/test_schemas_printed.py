@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jsonschema
 import pytest
@@ -15,10 +17,8 @@ from backplane.cli import COMMANDS
 from backplane.cli.parser import Parser, parser
 from backplane.schemas import build
 from backplane.schemas.build import load_schema
+from tests.called import called
 from tests.queues import needs_queue
-
-WAIT_S = 60
-"""Bound of one call: a trial of an agent takes longest, ten seconds on a busy machine."""
 
 MOCK = ("--backend", "mock", "--param")
 WRITES = 'mock.scenario=[{"write": {"path": "b.txt", "content": "x"}}]'
@@ -78,6 +78,7 @@ def parsers() -> Iterator[tuple[str, Parser]]:
                 yield from ((f"{name} {part}", inner) for part, inner in action.choices.items())
 
 
+@functools.cache
 def promised() -> dict[str, list[str]]:
     """Command → the schemas that the help of its `--json` names."""
     found = {}
@@ -88,28 +89,40 @@ def promised() -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    """A folder with a backend whose agent can be tried, and ends at once."""
-    (tmp_path / "agent").write_text(AGENT)
-    (tmp_path / "agent").chmod(0o755)
-    (tmp_path / "backplane.toml").write_text(CONFIGURATION.replace("./agent", str(tmp_path / "agent")))
-    return tmp_path
+class Work(NamedTuple):
+    """A folder with a backend whose agent can be tried, and ends at once; its state; and what that holds."""
+
+    folder: Path
+    environ: dict[str, str]
+    named: dict[str, str]
 
 
-def printed(work: Path, *words: str, stdin: bytes = b"") -> tuple[list[bytes], list[bytes]]:
-    """The lines that one command writes to stdout and to stderr."""
-    command = [sys.executable, "-m", "backplane", *words]
-    done = subprocess.run(command, cwd=work, input=stdin, capture_output=True, timeout=WAIT_S, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout.splitlines(), done.stderr.splitlines()
-
-
-def stored_run(work: Path) -> str:
-    """The id of a stored run that has a checkpoint."""
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, user_settings: Path) -> Work:
+    """A state folder with a run, a session and, where there is a queue, an order that waits; for all commands."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "agent").write_text(AGENT)
+    (folder / "agent").chmod(0o755)
+    (folder / "backplane.toml").write_text(CONFIGURATION.replace("./agent", str(folder / "agent")))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BACKPLANE_")}
+    environ |= {"BACKPLANE_HOME": str(tmp_path_factory.mktemp("state")), "XDG_CONFIG_HOME": str(user_settings)}
+    named: dict[str, str] = {}
+    work = Work(folder, environ, named)
     printed(work, "run", "task", *MOCK, WRITES, "--checkpoints")
     (line,), _ = printed(work, "receipts", "list", "--json")
-    return str(json.loads(line)["run_id"])
+    named["RUN"] = str(json.loads(line)["run_id"])
+    printed(work, "chat", "--backend", "shell", stdin=b"echo hello\n")
+    if importlib.util.find_spec("dbos") is not None:
+        ((order_id,), _) = printed(work, "submit", "task", "--backend", "mock")
+        named["ORDER"] = order_id.decode()
+    return work
+
+
+def printed(work: Work, *words: str, stdin: bytes = b"") -> tuple[list[bytes], list[bytes]]:
+    """The lines that one command writes to stdout and to stderr."""
+    done = called(*words, cwd=work.folder, env=work.environ, stdin=stdin)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.encode().splitlines(), done.stderr.encode().splitlines()
 
 
 def fits(name: str, line: bytes) -> bool:
@@ -127,19 +140,12 @@ def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Path) -> None:
-    named = {}
-    if command.startswith(("receipts", "checkpoints", "runs", "why", "replay")):
-        named["RUN"] = stored_run(work)
+def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Work) -> None:
     if command.startswith("queue"):
         needs_queue()
-        ((order_id,), _) = printed(work, "submit", "task", "--backend", "mock")
-        named["ORDER"] = order_id.decode()
-    if command.startswith("sessions"):
-        printed(work, "chat", "--backend", "shell", stdin=b"echo hello\n")
     seen = set()
     for words in PRINTED[command]:
-        lines, complaints = printed(work, *(named.get(word, word) for word in words))
+        lines, complaints = printed(work, *(work.named.get(word, word) for word in words))
         assert lines, complaints
         for line in lines:
             of = [name for name in promised()[command] if fits(name, line)]
@@ -148,15 +154,14 @@ def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, w
     assert seen == set(promised()[command])
 
 
-def test_losses_of_a_translation_fit_their_schema(work: Path) -> None:
+def test_losses_of_a_translation_fit_their_schema(work: Work) -> None:
     request = b'{"model":"m","max_tokens":3,"top_k":4,"messages":[{"role":"user","content":"hi"}]}'
     _, lines = printed(work, "translate", "--from", "claude", "--to", "openai", stdin=request)
     assert lines
     assert all(fits("cli_translate_loss", line) for line in lines)
 
 
-def test_the_head_of_the_chain_fits_its_schema(work: Path) -> None:
-    stored_run(work)
+def test_the_head_of_the_chain_fits_its_schema(work: Work) -> None:
     (line,), _ = printed(work, "receipts", "checkpoint")
     assert fits("cli_receipts_checkpoint", line)
 

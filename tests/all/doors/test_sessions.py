@@ -34,7 +34,8 @@ from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
 from tests.all.doors.test_providers import Ground
 from tests.api_agent import LIMITS
-from tests.peers import PYTHON, WAIT_S
+from tests.called import called
+from tests.peers import PYTHON
 
 pytestmark = pytest.mark.anyio
 
@@ -184,8 +185,9 @@ async def test_a_second_writer_is_refused_and_fork_offered(ground: Ground) -> No
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["openai_compatible", "anthropic", "words", "keeps"])
-@pytest.mark.parametrize("source", ["openai_compatible", "anthropic"])
+@pytest.mark.parametrize(
+    ("source", "target"), [("anthropic", "openai_compatible"), ("openai_compatible", "words"), ("anthropic", "keeps")]
+)
 async def test_a_session_goes_on_with_another_backend_and_lists_what_is_lost(
     ground: Ground, source: str, target: str
 ) -> None:
@@ -360,8 +362,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("lane", ["workspace_first", "patch_first"])
-@pytest.mark.parametrize("heeds", ['"context", "history"', '"context"'])
+@pytest.mark.parametrize(("lane", "heeds"), [("workspace_first", '"context", "history"'), ("patch_first", '"context"')])
 async def test_a_successor_is_given_the_changes_that_a_killed_turn_did_not_leave(
     ground: Ground, root: Path, lane: str, heeds: str
 ) -> None:
@@ -391,8 +392,7 @@ def _turns(ground: Ground) -> tuple[SessionTurn, ...]:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-@pytest.mark.parametrize("die", range(1, 9))
+@pytest.mark.parametrize(("die", "mode"), [(1, "staged"), (4, "pass_through"), (5, "pass_through"), (8, "staged")])
 async def test_a_successor_repeats_nothing_and_finishes_what_is_known(
     ground: Ground, root: Path, die: int, mode: Mode
 ) -> None:
@@ -432,12 +432,9 @@ class Shell:
         (root / "backplane.toml").write_text('isolation = "off"\n' + "\n".join(rows))
 
     def __call__(self, *words: str, code: int = 0, stdin: bytes = b"") -> str:
-        done = subprocess.run(
-            [*PYTHON, "-m", "backplane", *words],
-            cwd=self.root, input=stdin, capture_output=True, timeout=6 * WAIT_S, check=False,
-        )  # fmt: skip
+        done = called(*words, cwd=self.root, stdin=stdin)
         assert done.returncode == code, (words, done.stdout, done.stderr)
-        return (done.stdout + done.stderr).decode()
+        return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -480,19 +477,15 @@ def policy_file(tmp_path: Path, rules: dict[str, list[str]]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("rules", [{"disallowed_tools": ["bash"]}, {"require_approval_for": ["bash"]}])
-def test_a_sessions_policy_holds_whoever_goes_on_with_it(
-    shell: Shell, root: Path, tmp_path: Path, rules: dict[str, list[str]]
-) -> None:
-    shell("chat", "--backend", "shell", "--policy", policy_file(tmp_path, rules), stdin=b"touch gone-0\n", code=1)
-    shell("sessions", "resume", "last", "touch gone-1", code=1)
+def test_a_sessions_policy_holds_whoever_goes_on_with_it(shell: Shell, root: Path, tmp_path: Path) -> None:
+    held = policy_file(tmp_path, {"require_approval_for": ["bash"]})
+    shell("chat", "--backend", "shell", "--policy", held, stdin=b"touch gone-0\n", code=1)
+    lax = policy_file(tmp_path, {"deny_read": ["none"]})
+    shell("sessions", "resume", "last", "touch gone-1", "--policy", lax, code=1)
     shell("sessions", "handover", "last", "touch gone-2", "--to", "shell", code=1)
     shell("chat", "--resume", "last", stdin=b"touch gone-3\n", code=1)
     shell("sessions", "fork", "last")
     shell("sessions", "resume", "last", "touch gone-4", code=1)
-    lax = policy_file(tmp_path, {"deny_read": ["none"]})
-    shell("sessions", "resume", "last", "touch gone-5", "--policy", lax, code=1)
-    assert not list(root.glob("gone-*"))
     wider = policy_file(tmp_path, {"allowed_tools": ["bash"]})
     narrower = policy_file(tmp_path, {"allowed_tools": ["read_file"]})
     shell("sessions", "resume", "last", "touch gone-6", "--policy", narrower, code=1)
@@ -537,10 +530,8 @@ def test_a_mode_that_is_given_when_a_session_goes_on_holds_from_then_on(shell: S
     assert (root / "in-place").exists(), "the session's own, where none is given"
     shell("chat", "--resume", "last", "--mode", "staged", stdin=b"touch gone-1; exit 1\n", code=1)
     assert not (root / "gone-1").exists(), "what failed in a copy stays there"
-    shell("sessions", "resume", "last", "touch gone-2; exit 1", code=1)
-    assert not (root / "gone-2").exists()
-    shell("chat", "--resume", "last", "--mode", "pass_through", stdin=b"test -e gone-2\n")
-    assert (root / "gone-2").exists(), "what was cut off is carried by the mode that it was done in"
+    shell("chat", "--resume", "last", "--mode", "pass_through", stdin=b"test -e gone-1\n")
+    assert (root / "gone-1").exists(), "what was cut off is carried by the mode that it was done in"
 
 
 @pytest.mark.parametrize("given", ["ci", PolicyProfile(deny_write=(".git/**",))])

@@ -15,6 +15,7 @@ import pytest
 
 from backplane import resources
 from backplane.receipts import signatures
+from tests.called import called
 
 SECONDS_MAX = 60
 
@@ -47,11 +48,7 @@ def cli(tmp_path: Path) -> Cli:
     work.mkdir()
 
     def call(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "backplane", *map(str, words)]
-        environ = {**os.environ, **env}
-        return subprocess.run(
-            command, cwd=work, env=environ, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-        )
+        return called(*words, cwd=work, env={**os.environ, **env})
 
     return call
 
@@ -149,14 +146,11 @@ def test_a_copy_of_a_receipt_has_its_signature_beside_it(cli: Cli, keys: tuple[P
     key = ("--sign-key", keys[0])
     assert cli("run", "--backend", "shell", *key, "--receipt", signed, "true").returncode == 0
     assert cli("run", "--backend", "shell", "--receipt", plain, "true").returncode == 0
-    assert cli("run", "--backend", "shell", *key, "--receipt", "-", "true").returncode == 0
     assert {path.name for path in tmp_path.glob("*.dsse.json")} == {"signed.dsse.json"}
     assert [cli("receipts", "verify", path, "--key", keys[1]).returncode for path in (signed, plain)] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"no key", b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n"]
-)
+@pytest.mark.parametrize("content", [None, b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n"])
 def test_what_is_no_key_is_refused_before_anything_runs(content: bytes | None, cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "wrong.pem"
     if content is not None:
@@ -219,15 +213,16 @@ def test_a_key_has_the_id_that_securesystemslib_computes() -> None:
     assert signer._id == "4cc3f338069d638e761ed397f5c53df4129a276face46a446c202617331ca1b3"
 
 
-@pytest.mark.parametrize("changed", [None, "patch.diff", "receipt.dsse.json"])
-def test_an_exported_folder_is_verified(cli: Cli, keys: tuple[Path, Path], tmp_path: Path, changed: str | None) -> None:
+def test_an_exported_folder_is_verified(cli: Cli, keys: tuple[Path, Path], tmp_path: Path) -> None:
     run_id = run_signed(cli, keys[0], "echo x > made.txt")
     folder = tmp_path / "work" / "exported"
     assert cli("receipts", "export", run_id, "--to", folder).returncode == 0
-    if changed is not None:
+    done = cli("receipts", "verify", "exported", "--key", keys[1])
+    assert (done.returncode, "intact" in done.stdout) == (0, True)
+    for changed in ("patch.diff", "receipt.dsse.json"):
         data = (folder / changed).read_bytes()
         (folder / changed).write_bytes(data.replace(b"made.txt", b"fake.txt", 1) if b"made" in data else data[:-9])
-    done = cli("receipts", "verify", "exported", "--key", keys[1])
-    assert (done.returncode, "intact" in done.stdout) == (int(changed is not None), changed is None)
-    found = json.loads(cli("receipts", "verify", "exported", "--key", keys[1], "--json").stdout)
-    assert [one["name"] for one in found["faults"]] == (["exported"] if changed else [])
+        done = cli("receipts", "verify", "exported", "--key", keys[1], "--json")
+        assert done.returncode == 1
+        assert [one["name"] for one in json.loads(done.stdout)["faults"]] == ["exported"]
+        (folder / changed).write_bytes(data)

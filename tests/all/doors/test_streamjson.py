@@ -223,7 +223,6 @@ async def test_a_question_that_is_not_understood_is_refused_and_not_left_open(tm
 OVER = [
     'result(is_error=True, terminal_reason="budget_exhausted", total_cost_usd=0.5)',
     'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="", total_cost_usd=0.5, result="")',
-    'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="api_error", total_cost_usd=2.0)',
     'result(is_error=True, subtype="error_max_budget_usd", terminal_reason="completed", total_cost_usd=None)',
 ]
 
@@ -264,8 +263,6 @@ async def test_a_question_about_a_tool_that_cannot_be_read_is_a_no(
 
 RULES = [
     PolicyProfile(),
-    PolicyProfile(deny_read=("*.key",)),
-    PolicyProfile(deny_network=("*",)),
     PolicyProfile(disallowed_tools=("bash",), require_approval_for=("write_file",)),
 ]
 

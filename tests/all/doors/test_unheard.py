@@ -21,6 +21,7 @@ from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder, Workspac
 from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import PROFILES, unknown_tools, unmatched_paths
 from backplane.schemas.validate import validate
+from tests.called import called
 from tests.peers import ROOT, Child, run
 from tests.queues import needs_queue
 from tests.served import SERVE
@@ -171,10 +172,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def command(work: Path, *words: str, stdin: Any) -> subprocess.CompletedProcess[str]:
-    words = (sys.executable, "-m", "backplane", *words)
-    return subprocess.run(
-        words, input=json.dumps(stdin), cwd=work, capture_output=True, text=True, timeout=60, check=False
-    )
+    return called(*words, cwd=work, stdin=json.dumps(stdin))
 
 
 @pytest.mark.parametrize("pointer", list(MISSPELT)[:2])
