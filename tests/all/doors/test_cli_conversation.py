@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.called import called
+from tests.in_process import in_process
 from tests.peers import PYTHON, WAIT_S
 
 HOST = """
@@ -52,7 +52,7 @@ class Place:
         (folder / "backplane.toml").write_text("\n".join(rows).replace("\\\n", "\n"))
 
     def run(self, *words: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = called("run", *words, cwd=self.folder, stdin=stdin)
+        done = in_process("run", *words, cwd=self.folder, stdin=stdin)
         assert done.returncode == code, (words, done.stdout, done.stderr)
         return done
 

@@ -13,7 +13,7 @@ import pytest
 from backplane.cli import COMMANDS
 from backplane.cli.completion import tables
 from backplane.view.report import OMISSIBLE
-from tests.called import called
+from tests.in_process import in_process
 from tests.peers import ROOT
 
 BASH = """
@@ -24,7 +24,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def cli(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return called(*words, cwd=cwd)
+    return in_process(*words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")

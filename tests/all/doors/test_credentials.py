@@ -14,7 +14,7 @@ import pytest
 from backplane import resources
 from backplane.policy.rules import PROFILES
 from backplane.sandbox.credentials import STORES, Covered, cover
-from tests.called import called
+from tests.in_process import in_process
 
 FOLDERS = (".ssh", ".gnupg", ".aws", ".azure", ".oci", ".kube", ".mozilla", ".pki", ".cloudflared", ".password-store")
 """Of the table, those that are made as folders here; the others as files, which a store may turn out to be."""
@@ -64,7 +64,7 @@ def run(tmp_path: Path, home: Path) -> Run:
 
 
 def backplane(*words: str, home: Path, given: object = None, **env: str) -> subprocess.CompletedProcess[str]:
-    return called(*words, cwd=home, stdin=json.dumps(given), env={**os.environ, "HOME": str(home), **env})
+    return in_process(*words, cwd=home, stdin=json.dumps(given), env={**os.environ, "HOME": str(home), **env})
 
 
 LOOK = f"cd ~ && grep -rls {SECRET} . | sort"

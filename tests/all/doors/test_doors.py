@@ -19,7 +19,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
 from backplane.runtime.door import AnswerCommand, Desk
-from tests.called import called
+from tests.in_process import in_process
 from tests.peers import ROOT
 from tests.receipt_writer import TS
 from tests.terminal import Window
@@ -38,7 +38,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 def cli(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return called(*words, cwd=cwd)
+    return in_process(*words, cwd=cwd)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from backplane.contract.receipt import FINDINGS, RunFindings, findings_of
 from backplane.view.findings import outcome_words, remarks
-from tests.called import called
+from tests.in_process import in_process
 from tests.runs import HELLO, PRELUDE
 
 DENIED = 'answer = ask(run, {"kind": "tool", "name": "bash", "input": {"command": "ls"}}); put(final(run)); end()'
@@ -48,7 +48,7 @@ def cli(root: Path) -> Call:
     """Run the command line in the folder of the work."""
 
     def call(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return called(*words, cwd=root, stdin=stdin)
+        return in_process(*words, cwd=root, stdin=stdin)
 
     return call
 

@@ -21,7 +21,7 @@ from backplane.routing.failover import READING, FailoverAttempt, first_effect, m
 from backplane.routing.task import read_wishes
 from backplane.testing import ModelServer
 from backplane.upstream.prices import facts_of
-from tests.called import called
+from tests.in_process import in_process
 from tests.receipt_writer import past_run
 from tests.runs import HELLO, PRELUDE
 
@@ -70,7 +70,7 @@ def configure(folder: Path, more: str = "", **hosts: str) -> None:
 
 
 def cli(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return called(*words, cwd=folder)
+    return in_process(*words, cwd=folder)
 
 
 def ran(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

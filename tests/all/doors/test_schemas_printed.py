@@ -17,7 +17,7 @@ from backplane.cli import COMMANDS
 from backplane.cli.parser import Parser, parser
 from backplane.schemas import build
 from backplane.schemas.build import load_schema
-from tests.called import called
+from tests.in_process import in_process
 from tests.queues import needs_queue
 
 MOCK = ("--backend", "mock", "--param")
@@ -120,7 +120,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, user_settings: Path) -> Work:
 
 def printed(work: Work, *words: str, stdin: bytes = b"") -> tuple[list[bytes], list[bytes]]:
     """The lines that one command writes to stdout and to stderr."""
-    done = called(*words, cwd=work.folder, env=work.environ, stdin=stdin)
+    done = in_process(*words, cwd=work.folder, env=work.environ, stdin=stdin)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout.encode().splitlines(), done.stderr.encode().splitlines()
 

@@ -34,7 +34,7 @@ from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
 from tests.all.doors.test_providers import Ground
 from tests.api_agent import LIMITS
-from tests.called import called
+from tests.in_process import in_process
 from tests.peers import PYTHON
 
 pytestmark = pytest.mark.anyio
@@ -432,7 +432,7 @@ class Shell:
         (root / "backplane.toml").write_text('isolation = "off"\n' + "\n".join(rows))
 
     def __call__(self, *words: str, code: int = 0, stdin: bytes = b"") -> str:
-        done = called(*words, cwd=self.root, stdin=stdin)
+        done = in_process(*words, cwd=self.root, stdin=stdin)
         assert done.returncode == code, (words, done.stdout, done.stderr)
         return done.stdout + done.stderr
 

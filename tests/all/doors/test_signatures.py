@@ -15,7 +15,7 @@ import pytest
 
 from backplane import resources
 from backplane.receipts import signatures
-from tests.called import called
+from tests.in_process import in_process
 
 SECONDS_MAX = 60
 
@@ -48,7 +48,7 @@ def cli(tmp_path: Path) -> Cli:
     work.mkdir()
 
     def call(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        return called(*words, cwd=work, env={**os.environ, **env})
+        return in_process(*words, cwd=work, env={**os.environ, **env})
 
     return call
 

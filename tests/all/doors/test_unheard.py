@@ -21,7 +21,7 @@ from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder, Workspac
 from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import PROFILES, unknown_tools, unmatched_paths
 from backplane.schemas.validate import validate
-from tests.called import called
+from tests.in_process import in_process
 from tests.peers import ROOT, Child, run
 from tests.queues import needs_queue
 from tests.served import SERVE
@@ -172,7 +172,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def command(work: Path, *words: str, stdin: Any) -> subprocess.CompletedProcess[str]:
-    return called(*words, cwd=work, stdin=json.dumps(stdin))
+    return in_process(*words, cwd=work, stdin=json.dumps(stdin))
 
 
 @pytest.mark.parametrize("pointer", list(MISSPELT)[:2])

@@ -37,7 +37,7 @@ from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
 from hosts import mock
 from tests import test_why
 from tests.api_agent import job, solve
-from tests.called import called
+from tests.in_process import in_process
 from tests.queues import needs_queue
 from tests.runs import memory, mock_backend, order, plane, script
 from tests.test_why import called, diagnosed, live
@@ -365,7 +365,7 @@ def test_an_altered_receipt_is_told_first(where: str, backplane_home: Path, tmp_
 
 
 def cli(folder: Path, *words: str, **env: str) -> str:
-    return called(*words, cwd=folder, env={**os.environ, **env}).stdout
+    return in_process(*words, cwd=folder, env={**os.environ, **env}).stdout
 
 
 def test_an_order_that_no_worker_takes(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:

@@ -17,7 +17,7 @@ from unittest import mock
 from backplane.cli import main
 
 
-def called(
+def in_process(
     *words: str | Path, cwd: Path, stdin: str | bytes = b"", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Do one command in this folder, with these variables instead of our own; its exit code and what it wrote."""
