@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,6 +31,7 @@ from backplane.view.report_files import CSS, JS
 from backplane.view.story import Story, cut
 from backplane.view.why import Diagnosis, Evidence
 from tests.hostile import HOSTILE
+from tests.in_process import in_process
 from tests.receipt_writer import TS, open_journal
 
 TAGS = frozenset(
@@ -159,8 +159,7 @@ def test_text_of_any_length_is_cut_with_its_length_said() -> None:
 
 
 def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backplane", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=cwd)
+    return in_process(*words, cwd=cwd or Path.cwd())
 
 
 @pytest.fixture

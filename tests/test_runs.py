@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import uuid
 from contextlib import closing
 from functools import partial
@@ -24,6 +23,7 @@ from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.view.columns import width
+from tests.in_process import in_process
 from tests.receipt_writer import TS, delta, line, open_journal, past_run, receipt_of
 from tests.terminal import shown_on
 
@@ -31,9 +31,7 @@ HOUR_MS = 3_600_000
 
 
 def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backplane", *words]
-    environ = {**os.environ, **env}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    return in_process(*words, cwd=Path.cwd(), env={**os.environ, **env})
 
 
 def test_an_order_that_was_refused_is_found_by_its_words(tmp_path: Path) -> None:

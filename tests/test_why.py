@@ -6,7 +6,6 @@ Runs that end are real ones, of the scripted agent; a run that lives is a journa
 from __future__ import annotations
 
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.shown import picture_of
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
+from tests.in_process import in_process
 from tests.receipt_writer import ORDER, delta, line
 from tests.runs import memory, mock_backend, order, plane, script
 from tests.terminal import shown_on
@@ -347,8 +347,7 @@ def test_nothing_is_wrong_with_a_run_that_goes_on(number: int, backplane_home: P
 
 
 def cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backplane", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=30, check=False)
+    return in_process(*words, cwd=cwd)
 
 
 def test_the_command_says_the_cause_and_the_next_step_on_one_screen(backplane_home: Path, tmp_path: Path) -> None:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from tests.test_cli import PROGRAM, ROOT, WAIT_S, Cli, Running, cli, lines, mock, rows, running, until, work  # noqa: F401
+from tests.in_process import in_process
+from tests.test_cli import PROGRAM, ROOT, WAIT_S, Cli, Running, lines, mock, rows, running, until, work  # noqa: F401
+
+
+@pytest.fixture
+def cli(work: Path) -> Cli:
+    """Do a command in the folder `work`, in this process."""
+
+    def call(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+        done = in_process(*words, cwd=work, env={**os.environ, **(env or {})})
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.encode(), done.stderr.encode())
+
+    return call
+
 
 SECRET = "hunter2secret-value+99=="
 
