@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.cli import COMMANDS, main, streams
-from backplane.cli.remedies import REMEDIES
+from backplane.cli.explain import REMEDIES
 from backplane.contract.receipt import verify_bytes
 from backplane.errors import CODES, OWN_CODES
 from backplane.policy.rules import PROFILES
@@ -237,7 +237,7 @@ def test_without_a_backend_the_router_is_asked_and_says_why_it_finds_none(cli: C
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_code_is_explained(code: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert main(["errors", code]) == 0
+    assert main(["explain", code]) == 0
     assert CODES[code].meaning.encode() in capfdbinary.readouterr().out
 
 
@@ -270,7 +270,7 @@ def test_closed_standard_streams_harm_nothing(work: Path, words: str, closed: st
 
 
 def test_a_reader_that_leaves_ends_the_command_without_a_word() -> None:
-    command = f"{shlex.join([*PROGRAM, 'errors'])}; echo code $? >&2"
+    command = f"{shlex.join([*PROGRAM, 'explain'])}; echo code $? >&2"
     ours, theirs = os.pipe()
     with subprocess.Popen(["sh", "-c", command], stdout=theirs, stderr=subprocess.PIPE) as shell:
         os.close(theirs)
@@ -280,7 +280,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word() -> None:
 
 def test_a_full_disk_behind_stdout_is_an_error() -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*PROGRAM, "errors"], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
+        done = subprocess.run([*PROGRAM, "explain"], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(b"stream_closed: stdout cannot be written: ENOSPC")
 

@@ -102,7 +102,7 @@ def test_a_code_of_the_hosts_own_is_told_as_such_and_looked_up_nowhere(backplane
     found = diagnosed(backplane_home)
     assert "E42" in found.verdict
     assert [one.text for one in found.evidence] == ["bad luck"]
-    assert not any("backplane errors" in step for step in found.next)
+    assert not any("backplane explain" in step for step in found.next)
 
 
 def test_a_host_that_prints_something_else_is_told_by_it(backplane_home: Path, tmp_path: Path) -> None:

@@ -649,8 +649,8 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
         ),
     },
     "about": {
-        "errors": CommandRow(
-            "explain the error codes", "about:errors", "backplane errors backend_crashed",
+        "explain": CommandRow(
+            "explain an error code", "explain:explain", "backplane explain backend_crashed",
             value("code", "CODE", "as an error's first line names it", nargs="?"),
             about="Explain an error code, or list all of them.",
         ),
@@ -661,7 +661,7 @@ GROUPS: Final[dict[str, dict[str, CommandRow]]] = {
             about="Print the completion of a shell; put it where the shell looks, as below.",
         ),
         "version": CommandRow(
-            "print the version", "about:version", "backplane version --json",
+            "print the version", "version:version", "backplane version --json",
             json("version, contract and Python as one JSON object", "cli_version"),
         ),
     },

@@ -1,14 +1,28 @@
-"""What `version --json` prints."""
+"""`version`: which program this is."""
 
 from __future__ import annotations
 
-import msgspec
+from typing import TypedDict
+
+from backplane import __version__
+from backplane.cli import streams
+from backplane.cli.parser import Options
+from backplane.contract.version import CONTRACT_VERSION
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """Which program this is."""
+class Version(TypedDict):
+    """Which program this is, and the contract that its hosts and clients speak."""
 
     version: str
     contract: str
-    """The one that its hosts and clients speak."""
     python: str
+
+
+def version(options: Options) -> int:
+    if options.json:
+        import platform
+
+        streams.write_record(Version(version=__version__, contract=CONTRACT_VERSION, python=platform.python_version()))
+    else:
+        streams.write(f"backplane {__version__}  (contract {CONTRACT_VERSION})\n")
+    return 0

@@ -121,7 +121,7 @@ def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
     for one in told.measures:
         if one.metric not in instruments:
             instruments[one.metric] = meter.create_histogram(one.metric, unit=one.unit)
-        instruments[one.metric].record(one.value, one.attributes)
+        instruments[one.metric].record(one.value if one.parts == 1 else one.value / one.parts, one.attributes)
 
 
 def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:

@@ -104,7 +104,10 @@ class Measurement(msgspec.Struct, frozen=True):
 
     metric: str
     unit: str
-    value: float
+    value: int
+    """In parts of the unit."""
+    parts: int
+    """Parts that make one unit."""
     attributes: Attributes
 
 
@@ -326,12 +329,12 @@ class _Story:
         root, usage, common = self._root, self._receipt.usage, {OPERATION: "invoke_agent", **self._common}
         failed = {} if root.error is None else {ERROR: root.error}
         agent = {AGENT_NAME: self._about.backend, **self._common, **failed}
-        found = [Measurement(AGENT_METRIC, "s", (root.end_ns - root.start_ns) / 1e9, agent)]
+        found = [Measurement(AGENT_METRIC, "s", root.end_ns - root.start_ns, 10**9, agent)]
         for count, kind in ((usage.input_tokens, "input"), (usage.output_tokens, "output")):
             if count is not None:
-                found.append(Measurement(TOKENS_METRIC, "{token}", count, {**common, TOKEN_TYPE: kind}))
+                found.append(Measurement(TOKENS_METRIC, "{token}", count, 1, {**common, TOKEN_TYPE: kind}))
         if usage.estimated_cost_usd is not None:
-            found.append(Measurement(COST, "USD", usage.estimated_cost_usd, agent))
+            found.append(Measurement(COST, "USD", round(usage.estimated_cost_usd * 1e6), 10**6, agent))
         return tuple(found)
 
 

@@ -817,7 +817,7 @@ def _by_code(picture: Picture, end: Ended) -> Cause:
         return _cause(_CODES[code], picture, rows, hint=end.hint)
     facts = CODES.get(code)
     verdict = facts.meaning.rstrip(".") if facts is not None else f"its host ended it with a code of its own, {code!r}"
-    meaning = f"backplane errors {code}, and " if facts is not None else ""
+    meaning = f"backplane explain {code}, and " if facts is not None else ""
     steps = (end.hint, f"{meaning}backplane receipts show {_short(picture)}")
     return Cause(kind=code, verdict=verdict, evidence=rows, next=[step for step in steps if step])
 

@@ -59,7 +59,7 @@ def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], 
     [
         (["receipts", "show", ""], "runs"),
         (["run", "-b", ""], "backends"),
-        (["errors", "backend_c"], "codes"),
+        (["explain", "backend_c"], "codes"),
     ],
 )
 def test_bash_offers_names_and_no_files(

@@ -1,8 +1,43 @@
-"""The next step for each error code, as `backplane errors CODE` prints it; an error's own hint is more exact."""
+"""`explain`: what an error code means, and what to do about it."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, did_you_mean
+from backplane.cli.start import wrong_words
+from backplane.errors import CODES, OWN_CODES
+
+
+def explain(options: Options) -> int:
+    known = CODES | OWN_CODES
+    if options.code is None:
+        width = max(map(len, known))
+        streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in known.items()))
+        return 0
+    code = options.code.lower()
+    facts = known.get(code)
+    if facts is None:
+        hint = did_you_mean(code, known) + "`backplane explain` lists them"
+        raise wrong_words(f"no error code {options.code!r}", hint)
+    streams.write(
+        f"{code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
+        f"  next: {REMEDIES[code]}\n"
+        f"  fault: {_FAULTS[facts.fault]}\n"
+        f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
+        f"  code of the provider interface: {facts.provider_code}\n"
+    )
+    return 0
+
+
+_FAULTS: Final = {
+    "caller": "the order or the configuration",
+    "control": "this control plane",
+    "host": "the host program",
+    "upstream": "the model's service",
+    "machine": "this machine",
+}
 
 REMEDIES: Final[dict[str, str]] = {
     "protocol_invalid_envelope": "check the host: backplane conform -- COMMAND",
@@ -52,3 +87,4 @@ REMEDIES: Final[dict[str, str]] = {
     "usage_invalid": "see what the command takes: backplane help COMMAND",
     "internal": "report it with its traceback: BACKPLANE_DEBUG=1 prints it",
 }
+"""The next step for each error code; an error's own hint is more exact."""
