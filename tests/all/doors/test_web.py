@@ -38,9 +38,11 @@ end()
 class Page:
     """A running server, and a client with its token."""
 
+    program = ("-m", "backplane")
+
     def __init__(self, folder: Path, *words: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "backplane", "web", *words]
+        command = [sys.executable, *self.program, "web", *words]
         self.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()

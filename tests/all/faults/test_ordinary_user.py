@@ -14,7 +14,7 @@ from tests.all.faults.ground import ROOT
 from tests.ordinary import as_nobody, python_of_everybody
 
 FILES = ("process", "workspace", "resource", "start")
-CASES = "may_read or may_not_be_read or its_modes or no_process or out_of_its_reach or nowhere_says"
+CASES = "may_read or may_not_be_read or its_modes or no_process or closed and (out_of_its_reach or nowhere_says)"
 
 
 @pytest.mark.timeout(300)
