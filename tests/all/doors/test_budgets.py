@@ -102,17 +102,20 @@ def test_a_parent_without_a_budget_has_no_children(backplane_home: Path) -> None
 
 
 TAKES = """
-import sys
+import sys, uuid
 from pathlib import Path
+from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import PolicyError
 from backplane.receipts.store import Store
-from tests.all.doors.test_budgets import child, taken
+from backplane.runtime import budgets
 home, parent, seed = sys.argv[1:]
 total = 0
 with Store.open(Path(home)) as store:
     for number in range(200):
+        config = RuntimeConfig(max_budget_usd=(11 + (number * 7 + int(seed)) % 30) / 1000)
+        order = WorkOrder("child", config=config).with_abp("parent", parent)
         try:
-            total += taken(store, child(parent, (1 + (number * 7 + int(seed)) % 30) / 1000)).reserved_usd_micros
+            total += budgets.reserve(store, order, str(uuid.uuid4()))[1].reserved_usd_micros
         except PolicyError:
             break
 print(total, flush=True)
@@ -132,13 +135,13 @@ def test_many_processes_keep_to_one_budget(backplane_home: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for seed in range(4)
+        for seed in range(3)
     ]
     totals = [int(taker.stdout.readline()) for taker in takers if taker.stdout is not None]
-    assert DOLLAR - 30_000 < sum(totals) <= DOLLAR
+    assert DOLLAR - 40_000 < sum(totals) <= DOLLAR
     with Store.open(backplane_home) as store:
         with pytest.raises(PolicyError):
-            taken(store, child(parent, 0.03))
+            taken(store, child(parent, 0.04))
         for taker in takers:
             taker.communicate(timeout=10)
         # None of these became a run, and all who took them are gone: nothing of it was spent.
@@ -246,7 +249,7 @@ def held(home: Path) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "pot"), [("usd_micros", 150_000), ("tokens", 60_000)])
+@pytest.mark.parametrize(("kind", "pot"), [("usd_micros", 100_000), ("tokens", 45_000)])
 def test_many_children_at_once_reserve_each_call_and_go_beyond_nothing(
     backplane_home: Path, tmp_path: Path, kind: str, pot: int
 ) -> None:
