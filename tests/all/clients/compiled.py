@@ -14,12 +14,15 @@ from tests.peers import ROOT
 BUILD_S_MAX = 100
 CACHE = ROOT / ".cache"
 
+Sources = Mapping[str, Path | str]
+"""By their path in a folder, files and folders to copy or texts."""
 
-def compiled(name: str, sources: Mapping[str, Path | str], *commands: Sequence[str]) -> Path:
+
+def compiled(name: str, sources: Sources, *commands: Sequence[str]) -> Path:
     """The folder with these sources in which the commands were run; made anew where one of either has changed.
 
     Args:
-        sources: by their path in the folder, files and folders to copy or texts.
+        sources: what the folder has at first.
         commands: each with the compiler's full path, whose own change counts, too.
     """
     known = hashlib.sha256(repr((sorted(sources), commands)).encode())
@@ -48,7 +51,7 @@ def _content(source: Path) -> bytes:
     return b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in sorted(source.iterdir()))
 
 
-def _make(draft: Path, sources: Mapping[str, Path | str], commands: Sequence[Sequence[str]]) -> None:
+def _make(draft: Path, sources: Sources, commands: Sequence[Sequence[str]]) -> None:
     for place, source in sources.items():
         path = draft / place
         path.parent.mkdir(parents=True, exist_ok=True)

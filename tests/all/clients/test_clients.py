@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from backplane import resources
-from tests.all.clients.compiled import compiled
+from tests.all.clients.compiled import Sources, compiled
 
 HERE = Path(__file__).parent
 CLIENTS = resources.find("contracts") / "clients"
@@ -185,7 +185,7 @@ def node(needs: Callable[[str], str]) -> Command:
 
 def go(needs: Callable[[str], str]) -> Command:
     compiler = needs("go")
-    sources = {
+    sources: Sources = {
         "go.mod": "module driver\n\ngo 1.22\n",
         "main.go": HERE / "drive.go",
         "backplane/backplane.go": CLIENTS / "backplane.go",

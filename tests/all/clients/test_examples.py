@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.all.clients.compiled import compiled
+from tests.all.clients.compiled import Sources, compiled
 from tests.all.doors.test_examples import EXAMPLES, folder, programs, said
 from tests.peers import ROOT
 
@@ -26,7 +26,7 @@ def client(name: str, needs: Callable[[str], str]) -> list[str | Path]:
         texts = {path.name: path for path in (clients / "Backplane.java", EXAMPLES / name)}
         classes = compiled("client-java", texts, [needs("javac"), "-d", ".", *texts])
         return [needs("java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classes, "Client"]
-    sources = {
+    sources: Sources = {
         "go.mod": "module example\n\ngo 1.22\n",
         "main.go": EXAMPLES / name,
         "backplane/backplane.go": clients / "backplane.go",

@@ -15,7 +15,7 @@ from backplane import resources
 from backplane.contract.work import PolicyProfile
 from backplane.policy.paths import SHELLS, SPELLINGS, TOOLS
 from backplane.policy.rules import compile_policy, unknown_tools
-from tests.all.clients.compiled import compiled
+from tests.all.clients.compiled import Sources, compiled
 from tests.peers import run as message
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ def command(needs: Callable[[str], str]) -> Callable[[str], list[str]]:
             return [sys.executable, str(HERE / "judge.py")]
         if language == "node":
             return [needs("node"), str(HERE / "judge.mjs")]
-        sources = {
+        sources: Sources = {
             "main.go": HERE / "judge.go",
             "kit": resources.find("contracts") / "kits" / "go",
             "go.mod": "module judge\n\ngo 1.22\n\nrequire backplane/host v0.0.0\n\nreplace backplane/host => ./kit\n",
