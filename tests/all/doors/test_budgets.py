@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backplane.config import BackendSettings, Limits, Settings
@@ -168,6 +168,7 @@ def test_what_is_not_known_is_never_counted_as_nothing(backplane_home: Path, rea
         assert counted == round(cost * DOLLAR)
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), *[st.none() | st.integers(0, 10**9)] * 3),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backplane.cli.painter import Painter
@@ -172,6 +172,7 @@ texts = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_siz
 blocks = st.lists(texts.map(lambda text: (Span(text),)), max_size=5)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(texts, max_size=3), blocks), max_size=12))
 def test_after_each_frame_stand_the_text_and_the_block_and_nothing_else(steps: list[Any]) -> None:
     painter, written, above = Painter(Look(True, colours=False)), "", []
@@ -190,6 +191,7 @@ def test_a_frame_that_changes_nothing_writes_nothing() -> None:
     assert painter.frame([(Span("a", "red"),), (Span("c"),)], 80) == "\x1b[?2026h\x1b[1A\r\x1b[Kc\n\x1b[?2026l"
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=200), st.integers(2, 40), st.integers(1, 4))
 def test_the_tail_of_a_line_fits(text: str, columns: int, rows: int) -> None:
     shown = tail(text, columns, rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backplane.contract.conversation import (
@@ -116,6 +116,7 @@ FILES = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=30)
 @given(FILES)
 def test_a_file_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, file: SessionFile) -> None:
     home = tmp_path_factory.mktemp("sessions")

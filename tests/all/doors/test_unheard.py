@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backplane
@@ -69,6 +69,7 @@ def edited(draw: st.DrawFn, name: str) -> str:
 
 
 @pytest.mark.parametrize(("place", "name"), MEMBERS, ids=lambda part: str(part) or "/")
+@settings(max_examples=20)
 @given(data=st.data())
 def test_no_order_is_taken_with_a_member_that_is_misspelt_by_one_letter(
     place: str, name: str, data: st.DataObject
@@ -81,6 +82,7 @@ def test_no_order_is_taken_with_a_member_that_is_misspelt_by_one_letter(
 
 
 @pytest.mark.parametrize("place", CLOSED)
+@settings(max_examples=20)
 @given(name=st.text(LETTERS, min_size=1))
 def test_no_order_is_taken_with_any_unknown_member_where_rules_and_places_stand(place: str, name: str) -> None:
     if name not in STRUCTS[place].__struct_fields__:
