@@ -59,6 +59,8 @@ class Agent(Protocol):
     """Of a megabyte of output, what its model is shown at the least."""
     labels: dict[str, str]
     """Case → "emulated: how" or "refused: why"; any other case passes."""
+    alike: tuple[str, ...] = ()
+    """Cases that run the same code of ours for this agent as for another one, which shows them."""
 
     def options(self, url: str) -> dict[str, Any]:
         """Options of its backend for a model at this address, which ends in no path."""

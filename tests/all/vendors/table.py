@@ -32,7 +32,8 @@ HEAD = """# Driven agents, case by case
 
 Each agent is run for real against a scripted model (`tests/all/vendors/`). `pass`: it does so by itself or by its host.
 `emulated`: the host or the control plane does what the agent cannot. `refused`: an order that asks for it is refused.
-`cut`: the agent shows its model less, and the host tells what the model was shown.
+`cut`: the agent shows its model less, and the host tells what the model was shown. `alike`: what does it is the same
+for every agent of the table, and is run with others of them.
 
 """
 

@@ -16,7 +16,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn
-from tests.all.vendors.cases import CASES, IN_WORDS, MODEL, check_functions
+from tests.all.vendors.cases import ALIVE, CASES, IN_WORDS, LOOP, MODEL, TEXT_STOPPED, UNANSWERED, check_functions, of
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground, Seen, house
 
@@ -32,6 +32,7 @@ class Codex(Agent):
     name = host = "codex"
     conversations_in = "staged"
     write_tool = "write_file"
+    alike = (UNANSWERED, TEXT_STOPPED, ALIVE, LOOP)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -68,7 +69,7 @@ def agent() -> Agent:
     return Codex()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", of(Codex))
 async def test_codex_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
 
@@ -183,10 +184,9 @@ async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground:
     assert seen.receipt.outcome == "complete"
 
 
-@pytest.mark.parametrize("isolation", ["off", "best_effort"])
-async def test_a_function_of_the_program_is_a_tool_under_the_policy(ground: Ground, isolation: str) -> None:
+async def test_a_function_of_the_program_is_a_tool_under_the_policy_from_a_cage(ground: Ground) -> None:
     call = asks("word_of", {"house": "blue"}, namespace="mcp__functions")
-    await check_functions(ground, call, isolation=isolation, model=MODEL)
+    await check_functions(ground, call, isolation="best_effort", model=MODEL)
 
 
 async def test_the_first_turn_waits_for_a_slow_server_of_tools(ground: Ground) -> None:

@@ -17,7 +17,7 @@ from tests.all.vendors.test_claude import Claude
 from tests.all.vendors.test_codex import Codex
 from tests.peers import ROOT
 
-ROUNDS = 3
+ROUNDS = 2
 WAIT_S = 170.0
 
 

@@ -1,4 +1,4 @@
-"""The usage examples with the real agents: the programs that `doors/test_examples.py` runs over models' APIs."""
+"""The usage examples with two real agents: the programs that `doors/test_examples.py` runs over models' APIs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 from tests.all.vendors.ground import Agent, installed
-from tests.all.vendors.test_codex import asks
-from tests.all.vendors.test_conversations import AGENTS
+from tests.all.vendors.test_codex import Codex, asks
+from tests.all.vendors.test_copilot import Copilot
 from tests.peers import ROOT
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.timeout(600)]
 EXAMPLES = ROOT / "docs" / "examples"
 WAIT_S = 240.0
 """For one program, on a machine with other work."""
+
+
+AGENTS: dict[str, Callable[[], Agent]] = {"codex": Codex, "copilot": Copilot}
 
 
 @pytest.fixture(params=AGENTS)
@@ -72,15 +75,11 @@ def test_a_session_of_under_ten_lines(agent: Agent, folder: Path) -> None:
     assert said == "4\n"
 
 
-TOOLS = {"copilot": "functions-{}", "gemini": "mcp_functions_{}"}
-"""How an agent's model is shown a tool in Python, where that is not `mcp__functions__{}`."""
-
-
 def asked_for(agent: Agent, tool: str, **input: str) -> Turn:
     """The model's turn that calls a tool in Python."""
     if agent.name == "codex":
         return asks(tool, input, namespace="mcp__functions")
-    return Turn(calls=(Call(name=TOOLS.get(agent.name, "mcp__functions__{}").format(tool), input=input),))
+    return Turn(calls=(Call(name=f"functions-{tool}", input=input),))
 
 
 def test_basic_usage_runs_both_kinds_of_tools(agent: Agent, folder: Path) -> None:
@@ -108,8 +107,8 @@ def test_an_approval_is_asked_and_denied(agent: Agent, folder: Path) -> None:
     assert "[asked: make]\n" in said
     assert "Fine.\n[end_turn]\ntokens: " in said
     assert "return a + b" in json.dumps(asked[-1])
-    # The doors of these two have no word for the reason of a denial.
-    assert ("not here" in json.dumps(asked[-1])) is (agent.name not in ("codex", "gemini"))
+    # Codex's door has no word for the reason of a denial.
+    assert ("not here" in json.dumps(asked[-1])) is (agent.name != "codex")
 
 
 def test_a_session_goes_on_in_another_process(agent: Agent, folder: Path) -> None:

@@ -11,7 +11,18 @@ import pytest
 from backplane.contract.events import CommandExecuted, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, ScriptUsage, Turn
-from tests.all.vendors.cases import CASES, CHANGED, IN_WORDS, check_functions
+from tests.all.vendors.cases import (
+    ABSENT,
+    CASES,
+    CHANGED,
+    CLOCK,
+    IN_WORDS,
+    TEXT_STOPPED,
+    UNANSWERED,
+    WRONG,
+    check_functions,
+    of,
+)
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_acp_orders import LABELS
@@ -25,6 +36,7 @@ class Gemini(Agent):
     name = host = "gemini"
     conversations_in = "staged"
     write_tool = "write_file"
+    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, WRONG, ABSENT)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -62,7 +74,7 @@ def agent() -> Agent:
     return Gemini()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", of(Gemini))
 async def test_gemini_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
 
@@ -94,6 +106,7 @@ async def test_thoughts_and_cached_tokens_are_counted_and_a_budget_holds(ground:
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+    assert len(seen.server.requests) == seen.receipt.usage.request_units
     assert seen.receipt.usage.cache_read_tokens == 40_000 * seen.receipt.usage.request_units
 
 

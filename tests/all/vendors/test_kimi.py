@@ -11,7 +11,18 @@ import pytest
 from backplane.contract.events import CommandExecuted, FileChanged, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn
-from tests.all.vendors.cases import CASES, CHANGED, IN_WORDS, check_functions
+from tests.all.vendors.cases import (
+    ABSENT,
+    ALIVE,
+    CASES,
+    CHANGED,
+    CLOCK,
+    IN_WORDS,
+    TEXT_STOPPED,
+    WRONG,
+    check_functions,
+    of,
+)
 from tests.all.vendors.found import program, vendor
 from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_acp_orders import SHAPED
@@ -25,6 +36,7 @@ class Kimi(Agent):
     name = host = "kimi"
     conversations_in = "pass_through"
     write_tool = "write_file"
+    alike = (TEXT_STOPPED, CLOCK, ALIVE, WRONG, ABSENT)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -65,7 +77,7 @@ def agent() -> Agent:
     return Kimi()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", of(Kimi))
 async def test_kimi_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
 
@@ -94,13 +106,9 @@ async def test_functions_are_its_tools(ground: Ground) -> None:
     await check_functions(ground, calls("mcp__functions__word_of", house="blue"))
 
 
-async def test_its_key_lies_in_no_file_while_it_works(ground: Ground) -> None:
-    turns = [ground.agent.runs('grep -r scripted-key-1 "$KIMI_CODE_HOME" /proc/self/environ; true'), Turn(text="done")]
-    seen = await ground.play(turns)
-    assert "config.toml" not in seen.of(CommandExecuted)[0].output_preview
-
-
-async def test_its_commands_are_started_without_the_key(ground: Ground) -> None:
-    command = 'test -z "$KIMI_API_KEY" && echo without > seen.txt'
+async def test_its_key_lies_in_no_file_and_its_commands_start_without_it(ground: Ground) -> None:
+    looks = 'grep -r scripted-key-1 "$KIMI_CODE_HOME" /proc/self/environ'
+    command = f'{looks}; test -z "$KIMI_API_KEY" && echo without > seen.txt'
     seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    assert "config.toml" not in seen.of(CommandExecuted)[0].output_preview
     assert "+without" in seen.patch

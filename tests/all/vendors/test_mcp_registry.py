@@ -1,4 +1,4 @@
-"""A server that the configuration names once reaches every agent for real, under the policy by its name."""
+"""A server that the configuration names once reaches the agents for real, under the policy by its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backplane.contract.events import ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn
 from tests.all.vendors.ground import HOUSE, Agent, Ground, installed
-from tests.all.vendors.test_acp_orders import OpenCode, Qwen
+from tests.all.vendors.test_acp_orders import Qwen
 from tests.all.vendors.test_claude import Claude
 from tests.all.vendors.test_codex import Codex
 from tests.all.vendors.test_copilot import Copilot
@@ -28,9 +28,10 @@ AGENTS: dict[str, tuple[Callable[[], Agent], Call]] = {
     "copilot": (Copilot, Call(name="house-word")),
     "gemini": (Gemini, Call(name="mcp_house_word")),
     "kimi": (Kimi, Call(name="mcp__house__word")),
-    "opencode": (OpenCode, Call(name="house_word")),
     "qwen": (Qwen, Call(name="mcp__house__word")),
 }
+DENIED = ("claude", "qwen")
+"""Agents that are denied the same by a rule; the others show it with functions of a program (`check_functions`)."""
 SERVERS = {"house": ServerSettings(command=(sys.executable, str(HOUSE), "walrus"))}
 
 
@@ -45,5 +46,7 @@ async def test_a_server_of_the_configuration_reaches_the_agent(ground: Ground) -
     assert seen.receipt.backplane["mcp_servers"] == {"given": ["house"], "not_given": []}
     assert "walrus" in json.dumps(seen.server.requests[-1].body)
     assert [event.tool_name for event in seen.of(ToolResult)] == ["mcp__house__word"]
+    if ground.agent.name not in DENIED:
+        return
     denied = await ground.play(turns, servers=SERVERS, policy=PolicyProfile(disallowed_tools=("mcp__house__*",)))
     assert "walrus" not in json.dumps(denied.server.requests[-1].body)

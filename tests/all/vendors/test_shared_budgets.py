@@ -10,7 +10,7 @@ import pytest
 from backplane.testing import SIDE_TURNS, ScriptUsage
 from tests.all.doors.test_budgets import parent_of
 from tests.all.vendors.ground import Agent, Ground, installed
-from tests.all.vendors.test_conversations import AGENTS
+from tests.all.vendors.test_examples_agents import AGENTS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.anyio]
 

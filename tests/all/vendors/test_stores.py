@@ -21,7 +21,7 @@ from tests.all.vendors.stores import VENDORS, Store, environ_of, script
 
 pytestmark = [pytest.mark.timeout(600)]
 
-FIRST, SECOND = "the word is zebra; write new.txt", "which word?"
+FIRST, SECOND, THIRD = "the word is zebra; write new.txt", "which word?", "and once more?"
 DIALECTS = {"claude": "claude", "codex": "codex", "gemini": "gemini"}
 MODELS = {"kimi": ("-m", "__kimi_env_model__"), "opencode": ("--model", "scripted/scripted-model")}
 """What is said to those that would go on with the model of the conversation, which was another program's."""
@@ -58,7 +58,7 @@ def shown(vendor: str, request: Any) -> Iterator[Row]:
             elif isinstance(part, ir.Text) and message.role == "assistant" and part.text:
                 yield "say", part.text
             elif isinstance(part, ir.Text) and message.role == "user":
-                yield from (("user", words) for words in (FIRST, SECOND) if words in part.text)
+                yield from (("user", words) for words in (FIRST, SECOND, THIRD) if words in part.text)
 
 
 def same(one: Row, two: Row) -> bool:
@@ -78,14 +78,32 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Store(request.param, tmp_path)
 
 
-def test_a_store_becomes_a_session_as_the_program_shows_it(store: Store) -> None:
+def last_asked(server: ModelServer) -> Any:
+    return [one.body for one in server.requests if isinstance(one.body, dict) and "tools" in one.body][-1]
+
+
+def test_a_store_becomes_a_session_as_the_program_shows_it_and_goes_on_there(store: Store) -> None:
     name, vendor = store.vendor.name, store.vendor
-    with ModelServer(script([*store.conversation(), Turn(text="zebra")])) as server:
+    environ = environ_of(vendor, store.home)
+    with ModelServer(script([*store.conversation(), Turn(text="zebra", times=None)])) as server:
         store.turn(server, vendor.first(FIRST))
-        environ = environ_of(vendor, store.home)
         id = read_stored(name, "last", environ).id
         store.turn(server, vendor.more(SECOND, id))
-        asked = [one.body for one in server.requests if isinstance(one.body, dict) and "tools" in one.body][-1]
+        file = taken_in(store, id, last_asked(server))
+        written = given_out(store, server, file)
+        again = read_stored(name, written.id, environ)
+        assert [row for turn in file.turns for row in ours(turn.messages)] == list(ours(again.messages))
+        store.turn(server, [*vendor.more(THIRD, written.id), *MODELS.get(name, ())])
+        asked = last_asked(server)
+    rows = [row for turn in file.turns for row in ours(turn.messages)]
+    assert [pair for pair in zip(rows, shown(name, asked), strict=False) if not same(*pair)] == []
+    assert json.dumps(asked).count(THIRD) == 1
+    assert "dropped: thinking and proofs, which only go back to who made them" in written.losses
+
+
+def taken_in(store: Store, id: str, asked: Any) -> Any:
+    """The session of a conversation of two turns; held to what the program showed its model in the second."""
+    name, environ = store.vendor.name, environ_of(store.vendor, store.home)
     before = digests(store.home)
     stored = read_stored(name, "last", environ)
     assert digests(store.home) == before
@@ -102,31 +120,22 @@ def test_a_store_becomes_a_session_as_the_program_shows_it(store: Store) -> None
     assert ["".join(part.text.split()) for message in said for part in message.thinking] == ["thinkfirst"]
     file = exchange.take_in(name, id, "any", environ)
     assert [len(turn.messages) for turn in file.turns] == [len(stored.messages) - 2, 2]
+    return file
 
 
-def test_a_session_goes_on_in_the_vendors_own_program(store: Store) -> None:
-    name, vendor = store.vendor.name, store.vendor
-    with ModelServer(script([*store.conversation(), Turn(text="zebra", times=None)])) as server:
-        store.turn(server, vendor.first(FIRST))
-        environ = environ_of(vendor, store.home)
-        file = exchange.take_in(name, "last", "any", environ)
-        before = digests(store.home)
-        written = exchange.give_out(file, name, environ, root=str(store.root))
-        if written.takes_in is None:
+def given_out(store: Store, server: ModelServer, file: Any) -> Any:
+    """The session as a new conversation of the program's, in its store."""
+    environ = environ_of(store.vendor, store.home)
+    before = digests(store.home)
+    written = exchange.give_out(file, store.vendor.name, environ, root=str(store.root))
+    if written.takes_in is None:
+        exchange.into_store(written)
+        assert before.items() <= digests(store.home).items()
+        with pytest.raises(ConfigError, match="File exists"):
             exchange.into_store(written)
-            assert before.items() <= digests(store.home).items()
-            with pytest.raises(ConfigError, match="File exists"):
-                exchange.into_store(written)
-        else:
-            with pytest.raises(BackendError, match="its own program alone writes"):
-                exchange.into_store(written)
-            exchange.put(written.data, store.root / "written.json")
-            store.turn(server, [*written.takes_in.split()[1:-1], str(store.root / "written.json")])
-        again = read_stored(name, written.id, environ)
-        assert [row for turn in file.turns for row in ours(turn.messages)] == list(ours(again.messages))
-        store.turn(server, [*vendor.more(SECOND, written.id), *MODELS.get(name, ())])
-        asked = [one.body for one in server.requests if isinstance(one.body, dict) and "tools" in one.body][-1]
-    rows = [row for turn in file.turns for row in ours(turn.messages)]
-    assert [pair for pair in zip(rows, shown(name, asked), strict=False) if not same(*pair)] == []
-    assert json.dumps(asked).count(SECOND) == 1
-    assert "dropped: thinking and proofs, which only go back to who made them" in written.losses
+    else:
+        with pytest.raises(BackendError, match="its own program alone writes"):
+            exchange.into_store(written)
+        exchange.put(written.data, store.root / "written.json")
+        store.turn(server, [*written.takes_in.split()[1:-1], str(store.root / "written.json")])
+    return written
