@@ -81,6 +81,15 @@ async def _plain(ground: Ground) -> None:
     assert seen.end == {"reason": "complete"}
 
 
+@case("passthrough keeps every message")
+async def _raw(ground: Ground) -> None:
+    seen = await _said(ground)
+    raws = [
+        event.ext["raw_message"] for event in seen.events if isinstance(event.ext, dict) and "raw_message" in event.ext
+    ]
+    assert len(raws) > 5
+
+
 @case("tool turn, patch right")
 async def _tools(ground: Ground) -> None:
     agent = ground.agent
@@ -124,6 +133,26 @@ async def _model(ground: Ground) -> None:
 
 MODEL = "scripted-model-7"
 """In nobody's list: what it costs is not known to anyone."""
+
+
+@case("usage as the model's service told it")
+async def _used(ground: Ground) -> None:
+    seen = await _command(ground)
+    told = seen.receipt.usage
+    assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
+    assert told.cache_read_tokens == 2 * USAGE["cache_read"]
+    assert told.estimated_cost_usd is None
+    # The control plane has seen the service say the same as the agent.
+    added = seen.receipt.usage_raw["backplane"]
+    for name in ("input_tokens", "output_tokens", "cache_read_tokens"):
+        assert added["usage"][name] == "seen"
+        assert added["claimed"]["counts"][f"usage.{name}"] == {"true": 1}
+
+
+@case("turns are told")
+async def _told(ground: Ground) -> None:
+    seen = await _command(ground)
+    assert len(seen.of(TurnEnded)) == 2
 
 
 @case("one megabyte of output")
@@ -359,10 +388,9 @@ LOOP = "a loop of tool calls without end"
 
 @case(LOOP)
 async def _loop(ground: Ground) -> None:
-    ends_itself = LOOP in ground.agent.labels
-    # As a model does: an agent that loops as fast as it can takes all of a core.
-    thinks = None if ends_itself else Fault(first_byte_ms=250)
+    thinks = Fault(first_byte_ms=250)  # As a model does: an agent that loops as fast as it can takes all of a core.
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, fault=thinks)
+    ends_itself = LOOP in ground.agent.labels
     seen = await ground.play([again], limits=Limits(run_s=60.0 if ends_itself else 6.0))
     if ends_itself:
         assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
@@ -576,29 +604,6 @@ async def _absent(ground: Ground) -> None:
     assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["validation_failed"])
 
 
-@case("usage as the model's service told it")
-async def _used(ground: Ground) -> None:
-    seen = await _command(ground)
-    told = seen.receipt.usage
-    assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
-    assert told.cache_read_tokens == 2 * USAGE["cache_read"]
-    assert told.estimated_cost_usd is None
-    # The control plane has seen the service say the same as the agent.
-    added = seen.receipt.usage_raw["backplane"]
-    for name in ("input_tokens", "output_tokens", "cache_read_tokens"):
-        assert added["usage"][name] == "seen"
-        assert added["claimed"]["counts"][f"usage.{name}"] == {"true": 1}
-
-
-@case("passthrough keeps every message")
-async def _raw(ground: Ground) -> None:
-    seen = await _said(ground)
-    raws = [
-        event.ext["raw_message"] for event in seen.events if isinstance(event.ext, dict) and "raw_message" in event.ext
-    ]
-    assert len(raws) > 5
-
-
 @case("an absent program")
 async def _missing(ground: Ground) -> None:
     began_s = time.monotonic()
@@ -606,12 +611,6 @@ async def _missing(ground: Ground) -> None:
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "backend_unavailable")
     assert "install it: npm install" in str(seen.run.error)
     assert time.monotonic() - began_s < WAIT_S_MAX
-
-
-@case("turns are told")
-async def _told(ground: Ground) -> None:
-    seen = await _command(ground)
-    assert len(seen.of(TurnEnded)) == 2
 
 
 @case("a picture beside the task")
