@@ -437,7 +437,10 @@ async def _refused(ground: Ground) -> None:
     assert {*seen.codes, seen.end.get("code")} & {"backend_unavailable", "backend_timeout"}
 
 
-@case("every stream cut")
+ALL_CUT = "every stream cut"
+
+
+@case(ALL_CUT)
 async def _cut(ground: Ground) -> None:
     await _fails(ground, Fault(reset=True), "backend_unavailable")
 
@@ -501,7 +504,7 @@ async def _clock(ground: Ground) -> None:
 
 
 async def _begun(ground: Ground) -> Seen:
-    noted = [Turn(text="noted", usage=ScriptUsage(input=11, output=7))]
+    noted = [Turn(text="it is noted", usage=ScriptUsage(input=11, output=7))]
     return await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
 
 
@@ -532,7 +535,9 @@ async def _resume(ground: Ground) -> None:
         assert second.session == first.session
     else:
         second = await _forked(ground)
-    assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
+    asked = json.dumps(second.server.requests[-1].body)
+    assert "the word is zebra" in asked
+    assert "it is noted" in asked
     assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
 
 

@@ -14,6 +14,7 @@ from backplane.testing import Call, Turn
 from tests.all.vendors.cases import (
     ABSENT,
     ALIVE,
+    ALL_CUT,
     CASES,
     CHANGED,
     CLOCK,
@@ -36,7 +37,7 @@ class Kimi(Agent):
     name = host = "kimi"
     conversations_in = "pass_through"
     write_tool = "write_file"
-    alike = (TEXT_STOPPED, CLOCK, ALIVE, WRONG, ABSENT)
+    alike = (TEXT_STOPPED, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
