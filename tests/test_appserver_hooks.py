@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from backplane.agents import hook, hooked
 from backplane.agents.codex.hold import held, unheld
 from backplane.agents.codex.reader import UNSEEN, EventReader
+from backplane.agents.hooked import PATH_BYTES_MAX
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolResult
 from backplane.errors import BackendError
@@ -83,8 +84,9 @@ async def test_a_path_that_no_socket_takes_is_refused_with_what_to_do(tmp_path: 
     async def answer(said: dict[str, Any]) -> Json:
         return {}
 
+    hooked.Hooked("x" * PATH_BYTES_MAX, answer)
     with pytest.raises(BackendError, match="too long") as caught:
-        hooked.Hooked(str(tmp_path / ("x" * 120)), answer)
+        hooked.Hooked("x" * (PATH_BYTES_MAX + 1), answer)
     assert "TMPDIR" in str(caught.value.hint)
 
 

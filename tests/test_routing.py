@@ -10,11 +10,22 @@ import msgspec
 import pytest
 
 from backplane.contract.capability import Requirement, read_manifest
+from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError
-from backplane.routing import STRATEGIES, TYPES, BackendState, Measures, Model, Observation, TaskDescriptor, choose
+from backplane.routing import (
+    STRATEGIES,
+    TYPES,
+    BackendState,
+    Measures,
+    Model,
+    Observation,
+    TaskDescriptor,
+    choose,
+    driver,
+)
 from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limited_until, weight
 from backplane.routing.router import RoutingDecision
-from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy
+from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy, read_wishes
 from tests import routing_by_the_page as page
 from tests.all.faults import sizes
 from tests.peers import ROOT
@@ -459,3 +470,23 @@ def test_the_tables_of_the_page_are_those_of_the_code() -> None:
     priorities = {row[0].strip("`"): (int(row[1]), int(row[2])) for row in rows("Priorities")}
     assert priorities == {name: (RANKS[name], SHARES[name]) for name in RANKS}
     assert (len(types), len(PREFERENCES), len(priorities)) == (7, 5, 4)
+
+
+# What an order wishes -------------------------------------------------------------------------------------------------
+
+
+def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
+    order = WorkOrder("x").with_abp("route", {"type": "code_review", "priority": "high", "seed": 3})
+    task, strategy, seed = driver.task_of(order)
+    assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
+    wrongs: list[tuple[Any, str, str]] = [
+        ({"tpye": "x"}, "no member 'tpye'", "did you mean type?"),
+        ({"priority": "hihg"}, "no priority 'hihg'", "did you mean high?"),
+        ({"priority": "high", "seed": "x"}, "seed", "see contracts/routing.md"),
+        ([], "object", "see contracts/routing.md"),
+    ]
+    for wrong, fact, hint in wrongs:
+        with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:
+            read_wishes(wrong)
+        assert fact in refused.value.message
+        assert str(refused.value.hint).startswith(hint)

@@ -14,11 +14,10 @@ import pytest
 from backplane.config import load
 from backplane.contract.receipt import Usage
 from backplane.contract.work import WorkOrder
-from backplane.errors import CapabilityError, ConfigError
+from backplane.errors import CapabilityError
 from backplane.receipts.store import Store
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
-from backplane.routing.task import read_wishes
 from backplane.testing import ModelServer
 from backplane.upstream.prices import facts_of
 from tests.in_process import in_process
@@ -158,17 +157,6 @@ prices = { input = 0.1, output = 0.5 }
 def test_a_wish_that_is_none_is_refused(folder: Path, words: tuple[str, ...]) -> None:
     configure(folder, mine=WORKS)
     assert cli(folder, "route", "do it", *words).returncode == 2
-
-
-def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
-    order = WorkOrder("x").with_abp("route", {"type": "code_review", "priority": "high", "seed": 3})
-    task, strategy, seed = task_of(order)
-    assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
-    wrongs: list[Any] = [{"tpye": "x"}, [], {"seed": "x"}]
-    for wrong in wrongs:
-        with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:
-            read_wishes(wrong)
-        assert "tpye" not in str(wrong) or (refused.value.hint or "").startswith("did you mean type?")
 
 
 # run ------------------------------------------------------------------------------------------------------------------
