@@ -151,7 +151,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[routing]`: how a backend is chosen for an order that names none, by `contracts/routing.md`."""
+    """`[routing]`: how a backend is chosen for an order that names none, by `docs/guide/routing-rule.md`."""
 
     strategy: Literal["first_available", "cost", "latency", "balanced"] = "balanced"
     """What counts among the backends that could take an order."""

@@ -29,6 +29,11 @@ FaultOwner = Literal["caller", "control", "host", "upstream", "machine"]
 """Whose fault: the order's author, this control plane, the child, the model's service, or the machine."""
 
 
+def install_hint(extra: str) -> str:
+    """Return the next step for a missing extra. The name `backplane` on the public index is another project's."""
+    return f"install the extra {extra!r}: pip install '.[{extra}]' in the checkout, or pip install 'WHEEL[{extra}]'"
+
+
 class CodeFacts(msgspec.Struct, frozen=True):
     """What one error code means to a person and to a program."""
 

@@ -1,4 +1,4 @@
-"""A brute force for the router, written from `contracts/routing.md` alone: slow, plain, and with nothing of ours.
+"""A brute force for the router, written from `docs/guide/routing-rule.md` alone: slow, plain, and with nothing of ours.
 
 Everything is plain JSON-like data; what the router is given is made from the same data by `tests/test_routing.py`.
 """

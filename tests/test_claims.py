@@ -1,6 +1,6 @@
 """What hosts claim against what was seen: lies of every kind in random places, and honest runs without an alarm.
 
-The host is a real one on the kit: it does what it says, or says what it did not do. `contracts/claims.md` is the list.
+The host is a real one on the kit: it does what it says, or says what it did not do. `docs/guide/claims.md` is the list.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIES_EACH = 10
 HOST = kit.Host(id="agent", version="1.2", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
 FIXED = "2020-01-15T12:00:00Z"
 
-TABLES = (ROOT / "contracts" / "claims.md").read_text().split("## Kinds that nobody sees")
+TABLES = (ROOT / "docs" / "guide" / "claims.md").read_text().split("## Kinds that nobody sees")
 KINDS = {
     kind
     for row in re.findall(r"^\| (`.*?) \|", TABLES[0].split("## Kinds that can be seen")[1], re.M)

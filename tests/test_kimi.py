@@ -256,7 +256,7 @@ async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatc
     run: Any = SimpleNamespace(order=WorkOrder("work"))
     with pytest.raises(BackendError) as error:
         start.require_effect(run, Kimi(program="kimi"))
-    assert "backplane[kimi]" in (error.value.hint or "")
+    assert ".[kimi]" in (error.value.hint or "")
 
 
 async def test_a_program_that_says_no_address_is_a_crash(tmp_path: Path) -> None:

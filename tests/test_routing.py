@@ -31,7 +31,7 @@ from tests.all.faults import sizes
 from tests.peers import ROOT
 
 NOW_MS = 1_790_000_000_000
-CONTRACT = (ROOT / "contracts" / "routing.md").read_text()
+CONTRACT = (ROOT / "docs" / "guide" / "routing-rule.md").read_text()
 ABILITIES = ("tool_read", "tool_write", "tool_edit", "tool_bash", "mcp_client", "streaming")
 LEVELS = ("native", "emulated", "restricted", "unsupported")
 

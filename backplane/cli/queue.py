@@ -23,7 +23,7 @@ from backplane.cli.parser import Options, scaled
 from backplane.cli.show import patch_lines, remarks_on
 from backplane.cli.start import load_settings, open_store, wrong, wrong_words
 from backplane.contract import canonical
-from backplane.errors import ConfigError
+from backplane.errors import ConfigError, install_hint
 from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
 from backplane.runtime.door import AnswerCommand, CancelCommand, Request
@@ -81,7 +81,7 @@ class QueuePlace:
 
     def __init__(self, engine: str | None, content: str | None = None, *, may_make: bool = True) -> None:
         if find_spec("dbos") is None:
-            raise wrong("the queue's engine is not installed (dbos)", "pip install 'backplane[scale]'")
+            raise wrong("the queue's engine is not installed (dbos)", install_hint("scale"))
         self.url = engine if engine is not None else f"sqlite:///{config.home(os.environ) / 'queue.sqlite'}"
         self.content = content
         path = self.url.removeprefix("sqlite:///") if self.url.startswith("sqlite:///") else None

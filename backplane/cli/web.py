@@ -8,6 +8,7 @@ from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
 from backplane.cli.start import load_settings, wrong, wrong_words
+from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
 
@@ -18,7 +19,7 @@ def serve_web(options: Options) -> int:
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
-        raise wrong(f"the page needs {error.name}, which is not installed", "pip install 'backplane[web]'") from error
+        raise wrong(f"the page needs {error.name}, which is not installed", install_hint("web")) from error
     environ = dict(os.environ)
     settings = load_settings(options)
     can = "read" if options.read_only else "answer and start"

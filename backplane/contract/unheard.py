@@ -132,7 +132,9 @@ def check_settings(order: WorkOrder) -> None:
     if not lenient:
         refuse(unheard_settings(vendor))
     for pointer, why in misshapen_settings(vendor):
-        raise ConfigError("config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see contracts/agents.md")
+        raise ConfigError(
+            "config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see docs/guide/agents-tested.md"
+        )
 
 
 def is_lenient(vendor: Mapping[str, Any]) -> bool:
@@ -170,7 +172,7 @@ def check_heeded(order: WorkOrder, heeds: Collection[str], host: str) -> None:
         raise CapabilityError(
             "capability_unsupported",
             f"the host {host!r} does nothing with {', '.join(lost)}",
-            hint="leave it out, or choose another backend: contracts/agents.md has a table of settings and hosts",
+            hint="leave it out, or choose another backend by the table in docs/guide/agents-tested.md",
         )
 
 

@@ -1,4 +1,4 @@
-"""Judges what a host claims about its run; `contracts/claims.md` is this file as a table. Pure.
+"""Judges what a host claims about its run; `docs/guide/claims.md` is this file as a table. Pure.
 
 Events go in as they arrive, the host's receipt and what the control plane found at the end; counts by
 kind and verdict come out, and a list of what is false or was not seen. Memory is bounded by the constants below.

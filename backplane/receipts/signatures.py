@@ -18,7 +18,7 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.errors import ConfigError
+from backplane.errors import ConfigError, install_hint
 from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.journal import disk_error, replace_file
 
@@ -219,8 +219,9 @@ def _library() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        hint = "python3 -m pip install 'backplane[sign]'"
-        raise ConfigError("config_invalid", "signatures need the library `cryptography`", hint=hint) from error
+        raise ConfigError(
+            "config_invalid", "signatures need the library `cryptography`", hint=install_hint("sign")
+        ) from error
     return ed25519, serialization
 
 

@@ -1,4 +1,4 @@
-"""Which backend an order gets, why, and what follows when it fails there (`contracts/routing.md`).
+"""Which backend an order gets, why, and what follows when it fails there (`docs/guide/routing-rule.md`).
 
 Pure: tasks, candidates and measures come in, decisions come out. Reading settings, manifests and
 receipts, and running what was chosen, is done in `driver`.

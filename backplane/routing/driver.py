@@ -263,7 +263,9 @@ def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
     try:
         task = msgspec.convert(said, TaskDescriptor)
     except msgspec.ValidationError as error:
-        raise ConfigError("config_invalid", f"the order's routing: {error}", hint="see contracts/routing.md") from error
+        raise ConfigError(
+            "config_invalid", f"the order's routing: {error}", hint="see docs/guide/routing-rule.md"
+        ) from error
     return task, None if wishes.strategy is None else read_strategy(wishes.strategy), wishes.seed
 
 

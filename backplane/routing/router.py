@@ -1,6 +1,6 @@
 """The choice of a backend, and for every other one why not and what would have to change.
 
-The rule is `contracts/routing.md`, row by row. Clock and seed come in as arguments.
+The rule is `docs/guide/routing-rule.md`, row by row. Clock and seed come in as arguments.
 """
 
 from __future__ import annotations

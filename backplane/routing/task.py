@@ -151,7 +151,7 @@ def read_wishes(value: Json) -> Wishes:
     try:
         return msgspec.convert({} if value is None else value, Wishes)
     except msgspec.ValidationError as error:
-        fact, hint = _misspelt(value) or (f"config.vendor.abp.route: {error}", "see contracts/routing.md")
+        fact, hint = _misspelt(value) or (f"config.vendor.abp.route: {error}", "see docs/guide/routing-rule.md")
         raise ConfigError("config_invalid", fact, hint=hint) from error
 
 

@@ -40,7 +40,7 @@ def judged(
     own_trace: Literal["same", "part", "other"] | None,
     inner: bool | None,
 ) -> dict[str, Json]:
-    """Judge the claims of one run, as `contracts/claims.md` says.
+    """Judge the claims of one run, as `docs/guide/claims.md` says.
 
     Args:
         trace: read again only where a file differs from the text that a call wrote.

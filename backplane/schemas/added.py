@@ -162,7 +162,7 @@ BACKPLANE: Final[Json] = _object(
         "items": {"enum": ["denied", "false-claims", "violations"]},
     },
     claimed=_object(
-        "What the host claims and what was seen of it (contracts/claims.md): verdicts by kind, the layers in "
+        "What the host claims and what was seen of it (docs/guide/claims.md): verdicts by kind, the layers in "
         "force, the false claims and those that were not seen. Absent where nothing was sent, in a replay, and where "
         "recovery sealed the run.",
         counts={"type": "object", "additionalProperties": _COUNTS},

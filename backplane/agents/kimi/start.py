@@ -30,7 +30,7 @@ from backplane.agents.order import (
     without_version,
 )
 from backplane.agents.program import Started
-from backplane.errors import BackendError
+from backplane.errors import BackendError, install_hint
 from backplane.host import Given
 
 ARGUMENTS: Final = ("web", "--no-open", "--port", "0")
@@ -49,7 +49,7 @@ def require_effect(run: Given, options: Options) -> None:
         raise BackendError("capability_unsupported", fact, hint="leave it out")
     if importlib.util.find_spec("websockets") is None:
         fact = "the host kimi needs the package websockets"
-        raise BackendError("backend_unavailable", fact, hint="pip install 'backplane[kimi]'")
+        raise BackendError("backend_unavailable", fact, hint=install_hint("kimi"))
     if options.own_state:
         fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
         raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")

@@ -1,7 +1,7 @@
 """What every driven agent must show: one case a promise, shared by all of them, run for real against a scripted model.
 
 An agent says how its model calls tools, and of which cases it can only be said that they are emulated, cut or refused,
-and why. `table` prints all of them; `test_cases.py` holds the page `contracts/agents.md` to it.
+and why. `table` prints all of them; `test_cases.py` holds the page `docs/guide/agents-tested.md` to it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.all.vendors.test_copilot import Copilot
 from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 
-PAGE = Path(__file__).resolve().parents[3] / "contracts" / "agents.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "agents-tested.md"
 HEEDS = {
     "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "copilot": copilot.HOST.heeds,
     "kimi": kimi.HOST.heeds, "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
