@@ -160,9 +160,10 @@ async def test_a_backend_without_its_key_is_not_ready_and_says_how_it_would_be()
     assert status.ready
 
 
-def test_the_services_of_the_readme_are_ready_once_their_keys_are_set(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```toml\n(.*?host = \"api\".*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M)
-    settings = parse(block.encode(), source="README.md", folder=tmp_path)
+def test_the_services_of_the_guide_are_ready_once_their_keys_are_set(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guide" / "agents.md").read_text("utf-8")
+    block = next(block for block in re.findall(r"^```toml\n(.*?)^```$", page, re.S | re.M) if "backends.mine" in block)
+    settings = parse(block.encode(), source="agents.md", folder=tmp_path)
     environ = {"PATH": os.environ["PATH"], "ANTHROPIC_API_KEY": KEY}
     ready = {status.id for status in backends.known(settings, environ) if status.ready}
     assert {"sonnet", "mine"} <= ready

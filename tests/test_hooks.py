@@ -32,7 +32,7 @@ from tests.runs import QUICK, backplane_of, check, ended, memory, order, plane, 
 pytestmark = pytest.mark.anyio
 
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+GUIDE = (Path(__file__).resolve().parent.parent / "docs" / "guide" / "python.md").read_text("utf-8")
 WRITE: dict[str, Any] = {"write": {"path": "b.txt", "content": "beta"}}
 TOOL: dict[str, Any] = {"tool": {"name": "deploy", "input": {"to": "prod"}, "output": "done"}}
 
@@ -586,10 +586,10 @@ async def test_hooks_that_lie_above_are_put_to_whoever_answers_and_refused_where
     assert isinstance(run.error, CapabilityError)
 
 
-async def test_the_hook_of_the_readme_stops_a_push(mock: Backend, backplane_home: Path, root: Path) -> None:
-    block = next(block for block in re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M) if "no_pushes" in block)
+async def test_the_hook_of_the_guide_stops_a_push(mock: Backend, backplane_home: Path, root: Path) -> None:
+    block = next(block for block in re.findall(r"^```python\n(.*?)^```$", GUIDE, re.S | re.M) if "no_pushes" in block)
     names: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, "python.md", "exec"), names)
     steps = [{"tool": {"name": "bash", "input": {"command": command}}} for command in ("git status", "git push")]
     _, events = await go(backplane_home, order(root, *steps), mock, names["hook"])
     assert [is_error for _, is_error in results(events)] == [False, True]

@@ -1,38 +1,57 @@
-"""The README promises nothing that was not run: its commands are run here and their output compared.
+"""The README and the guide promise nothing that was not run: their commands run here, and the output is compared.
 
 In a `console` block a line that begins with `$ ` is a command; what follows is its output, `…` standing for
-anything within a line, or for any lines when alone. Python blocks are run as programs.
+anything within a line, or for any lines when alone. Python blocks are run as programs. A `toml` block of the README
+is the `backplane.toml` of the commands after it. Commands in `sh` blocks need an agent or a service: the README's run
+with the backend `mock`, the guide's are only parsed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backplane import config
 from backplane.cli import COMMANDS
+from backplane.cli.parser import parser
 from backplane.runtime import backends, hooks
 from backplane.testing import ModelServer
 from backplane.upstream.presets import PRESETS, read_options
 from bench import table as bench
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = {path.name: path for path in (README, *GUIDE)}
+README_LINES_MAX = 160
 SECONDS_MAX = 60
 
 
-def blocks(language: str) -> list[str]:
-    return [block for found, block in all_blocks() if found == language]
+def blocks(language: str, page: str = "") -> list[str]:
+    """Return the blocks of one page, or of all pages."""
+    return [
+        block
+        for name, path in PAGES.items()
+        for found, block in all_blocks(path)
+        if found == language and page in ("", name)
+    ]
 
 
-def all_blocks() -> list[tuple[str, str]]:
-    return re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
+def all_blocks(path: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w+)\n(.*?)^```$", path.read_text("utf-8"), re.S | re.M)
+
+
+def shell_commands(block: str) -> list[str]:
+    """Return the commands of an `sh` block, each on one line."""
+    return [line for line in block.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
 
 
 def steps(block: str) -> Iterator[tuple[str, str]]:
@@ -51,7 +70,7 @@ def as_pattern(expected: str) -> re.Pattern[str]:
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """A small git repository with a bug, as the README's reader would have one."""
+    """A small git repository with a bug, as the guide's reader would have one."""
     folder = tmp_path / "sample"
     folder.mkdir()
     (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
@@ -61,7 +80,7 @@ def sample(tmp_path: Path) -> Path:
     return folder
 
 
-def run(command: str, folder: Path, env: dict[str, str]) -> str:
+def run(command: str, folder: Path, env: dict[str, str], *, must_work: bool = False) -> str:
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         cwd=folder,
@@ -71,6 +90,7 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
         timeout=SECONDS_MAX,
         check=False,
     )
+    assert not must_work or done.returncode == 0, f"$ {command}\n{done.stderr}{done.stdout}"
     # Where there is no bubblewrap, a run begins with this line.
     return re.sub(r"^.* not held: bubblewrap is unusable .*\n", "", done.stderr, flags=re.M) + done.stdout
 
@@ -85,55 +105,102 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PATH": f"{scripts}:{os.environ['PATH']}"}
 
 
+def compare(block: str, folder: Path, env: dict[str, str]) -> int:
+    """Run the commands of a `console` block and compare their output. Return how many there are."""
+    found = list(steps(block))
+    for command, expected in found:
+        output = run(command, folder, env)
+        assert as_pattern(expected).fullmatch(output), f"$ {command}\n{output}\n--- expected\n{expected}"
+    return len(found)
+
+
 @pytest.mark.timeout(300)
-def test_every_command_of_the_readme_prints_what_it_says(sample: Path, env: dict[str, str]) -> None:
-    checked = 0
-    for language, block in all_blocks():
+def test_every_block_of_the_readme_runs_in_order_in_an_empty_folder(tmp_path: Path, env: dict[str, str]) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for language, block in all_blocks(README):
+        match language:
+            case "sh":
+                for command in shell_commands(block):
+                    if not command.startswith("pip install"):
+                        run(command.replace("-b claude", "-b mock"), folder, env, must_work=True)
+            case "console":
+                assert compare(block, folder, env)
+            case "toml":
+                (folder / "backplane.toml").write_text(block)
+            case "python":
+                run(f"{sys.executable} - <<'END'\n{block}\nEND", folder, env, must_work=True)
+            case _:
+                pytest.fail(f"no way to run a block of {language}")
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len(README.read_text("utf-8").splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", [path.name for path in GUIDE if blocks("console", path.name)])
+def test_every_command_of_the_guide_prints_what_it_says(page: str, sample: Path, env: dict[str, str]) -> None:
+    for language, block in all_blocks(PAGES[page]):
         if "main(Host(" in block:
             (sample / "hello.py").write_text(block)
-        for command, expected in steps(block) if language == "console" else ():
-            output = run(command, sample, env)
-            assert as_pattern(expected).fullmatch(output), f"$ {command}\n{output}\n--- expected\n{expected}"
-            checked += 1
-    assert checked >= 8
+        if language == "console":
+            assert compare(block, sample, env)
 
 
-def test_the_python_program_of_the_readme_runs_an_order(sample: Path, env: dict[str, str]) -> None:
-    program = next(block for block in blocks("python") if "backplane.start" in block)
-    assert len([line for line in program.splitlines() if line.strip()]) <= 10
-    output = run(f"{sys.executable} -c '{program}'", sample, env)
+def test_the_first_program_of_the_readme_prints_the_outcome(sample: Path, env: dict[str, str]) -> None:
+    output = run(f"{sys.executable} - <<'END'\n{blocks('python', 'README.md')[0]}\nEND", sample, env)
+    assert re.search(r"^complete [0-9a-f]{64}$", output, re.M), output
+
+
+def test_the_review_of_the_readme_has_a_typed_answer(
+    sample: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = next(block for block in blocks("python", "README.md") if "output=Review" in block)
+    with ModelServer([{"text": '{"ok": false, "remarks": ["add() subtracts"]}'}]) as server:
+        options = f'protocol = "openai_compatible", base_url = "{server.base_url("openai_compatible")}", model = "m"'
+        (sample / "backplane.toml").write_text(f'[backends.mine]\nhost = "api"\noptions = {{ {options} }}\n')
+        output = run(f"{sys.executable} - <<'END'\n{program}\nprint(review('mine'))\nEND", sample, env)
+    assert "Review(ok=False, remarks=['add() subtracts'])" in output
+
+
+def test_the_event_stream_of_the_guide_ends_with_a_receipt(sample: Path, env: dict[str, str]) -> None:
+    program = next(block for block in blocks("python", "python.md") if "backplane.start" in block)
+    output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
     assert re.search(r"^(complete|failed) [0-9a-f]{64}$", output, re.M), output
 
 
-def test_the_session_of_the_readme_answers_twice(sample: Path, env: dict[str, str]) -> None:
-    program = next(block for block in blocks("python") if "ProviderRegistry" in block)
+def test_the_many_runs_of_the_guide_all_end(sample: Path, env: dict[str, str]) -> None:
+    program = next(block for block in blocks("python", "python.md") if "create_task_group" in block)
+    output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
+    assert {"echo one complete", "echo two complete"} <= set(output.splitlines()), output
+
+
+def test_the_session_of_the_guide_answers_twice(sample: Path, env: dict[str, str]) -> None:
+    program = next(block for block in blocks("python", "conversations.md") if "ProviderRegistry" in block)
     output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
     assert re.search(r"end_turn None \(.*dropped: history", output), output
 
 
-def test_the_host_of_the_readme_answers_an_order(sample: Path, env: dict[str, str], tmp_path: Path) -> None:
-    host = tmp_path / "hello.py"
-    host.write_text(next(block for block in blocks("python") if "main(Host(" in block))
-    output = run(f"backplane run --sidecar '{sys.executable} {host}' 'say hi'", sample, env)
-    assert "I was asked: say hi" in output
-    assert "complete after" in output
-
-
-def test_every_configuration_of_the_readme_is_one(tmp_path: Path) -> None:
-    found = [config.parse(block.encode(), source="README", folder=tmp_path) for block in blocks("toml")]
-    assert len(found) == 2
-    for settings in found:
+@pytest.mark.parametrize("page", [name for name in PAGES if blocks("toml", name)])
+def test_every_configuration_is_one(page: str, tmp_path: Path) -> None:
+    for block in blocks("toml", page):
+        settings = config.parse(block.encode(), source=page, folder=tmp_path)
         hooks.configured(settings.hooks)
         known = {status.id: status for status in backends.known(settings, dict(os.environ))}
-        assert set(settings.backends) < set(known)
+        assert set(settings.backends) <= set(known)
         assert settings.default_backend is None or settings.default_backend in known
         for name, backend in settings.backends.items():
             if backend.host == "api":
                 read_options(backend.options, name)
-    assert all(f"`{name}`" in README for name in PRESETS)
 
 
-def test_the_model_of_the_readmes_configuration_does_an_order(sample: Path, env: dict[str, str]) -> None:
+def test_the_guide_names_every_preset() -> None:
+    page = PAGES["agents.md"].read_text("utf-8")
+    assert [name for name in PRESETS if f"`{name}`" not in page] == []
+
+
+def test_the_model_of_the_guides_configuration_does_an_order(sample: Path, env: dict[str, str]) -> None:
     block = next(block for block in blocks("toml") if "backends.mine" in block)
     call = {"name": "edit_file", "input": {"path": "calc.py", "old": "a - b", "new": "a + b"}}
     with ModelServer([{"calls": [call]}, {"text": "add() adds."}]) as server:
@@ -145,22 +212,48 @@ def test_the_model_of_the_readmes_configuration_does_an_order(sample: Path, env:
     assert re.search(r"^complete after .* 40 tokens in, 20 tokens out, \$", output, re.M), output
 
 
-def test_the_scripted_model_of_the_readme_answers_as_it_says() -> None:
+def test_the_scripted_model_of_the_guide_answers_as_it_says() -> None:
     exec(next(block for block in blocks("python") if "ModelServer(" in block), {})
 
 
 def test_the_comparison_of_the_readme_is_what_the_bench_demands() -> None:
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) times less \|$", README, re.M))
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) times less \|$", README.read_text("utf-8"), re.M))
     gates = {title: str(gate) for _, _, title, gate, _ in bench.PEER_STREAMS if title in rows}
     assert rows == gates
     assert len(rows) == 3
 
 
-def test_every_file_and_command_that_the_readme_names_is_there() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", README):
+def calls(text: str) -> Iterator[list[str]]:
+    """Yield the words after each `backplane` of a line of shell."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in (*lexer, ";"):
+        if word[0] in "&|;<>":
+            if words[:1] == ["backplane"]:
+                yield words[1:]
+            words = []
+        else:
+            words.append(word)
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if blocks("sh", name)])
+def test_every_command_in_a_block_of_shell_can_be_parsed(page: str) -> None:
+    found = [words for block in blocks("sh", page) for line in shell_commands(block) for words in calls(line)]
+    for name, *arguments in found:
+        parsed: Any = parser(name).parse_args(arguments)
+        assert parsed is not None
+    assert found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_and_command_that_a_page_names_is_there(page: str) -> None:
+    text = PAGES[page].read_text("utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = target.partition("#")
-        assert (ROOT / path).exists(), target
-        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text("utf-8"), re.M) if anchor else []
+        file = PAGES[page].parent / path if path else PAGES[page]
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M) if anchor else []
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
-    for name in re.findall(r"`backplane ([a-z]+)", README):
+    for name in re.findall(r"`backplane ([a-z]+)", text):
         assert name in (*COMMANDS, "help"), name

@@ -1,20 +1,19 @@
-"""The README's programs before two type checkers."""
+"""The programs of README and guide before two type checkers."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.peers import ROOT
+from tests.test_readme import blocks
 
 
 def readme_programs() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return [block for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "backplane" in block]
+    return [block for block in blocks("python") if "backplane" in block]
 
 
 def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README's lines for a conversation, typed on a fresh machine: no state folder yet, the default sandbox."""
+"""The guide's lines for a conversation, typed on a fresh machine: no state folder yet, the default sandbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.all.vendors.test_codex import Codex
 from tests.test_readme import blocks
 
 SECONDS_MAX = 90
-LINES = next(block for block in blocks("sh") if "--keep" in block).splitlines()
+LINES = next(block for block in blocks("sh", "conversations.md") if "--keep" in block).splitlines()
 
 
 @pytest.fixture(params=[Claude(), Codex()], ids=lambda agent: agent.name)
@@ -35,7 +35,7 @@ def typed(line: str, folder: Path, env: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_a_conversation_of_the_readme_is_kept_and_gone_on_with_in_a_fresh_state_folder(
+def test_a_conversation_of_the_guide_is_kept_and_gone_on_with_in_a_fresh_state_folder(
     agent: Agent, tmp_path: Path
 ) -> None:
     folder, home = tmp_path / "work", tmp_path / "home"
