@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -335,6 +336,24 @@ def test_every_module_is_on_the_map() -> None:
 def test_the_map_names_only_its_own_rooms() -> None:
     wrong = [f"{room}: {name}" for room in ROOMS for name in sorted(allowed(room) - set(ROOMS))]
     check_none("ROOMS in tests/test_architecture.py allows rooms that have no row:", wrong)
+
+
+def test_the_map_of_the_page_is_this_one() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## 4. The map")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (yes|partly|no) \| .* \| (.*) \|$", page, re.M)
+    rooms = {name for name in (row.partition(".")[0] for row in ROOMS) if not name.startswith("__")}
+    assert {name for name, _, _ in rows} == rooms
+    for name, pure, others in rows:
+        parts = [row for row in ROOMS if row.partition(".")[0] == name]
+        used = {room.partition(".")[0] for row in parts for room in allowed(row)} & rooms - GROUND - {name}
+        words = set(re.findall(r"\w+", others)) & rooms
+        assert used == (rooms - words - GROUND - {name} if others.startswith("everything but") else words), name
+        assert (pure != "no") == (name in PURE | GROUND), name
+
+
+def test_the_page_names_tests_that_are_here() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert [name for name in re.findall(r"`(test_\w+)`", page) if name not in globals()] == []
 
 
 def test_rooms_import_only_what_the_map_allows() -> None:
