@@ -334,6 +334,7 @@ CHECKS = (
     ("types", "-m mypy", ""),
     ("architecture", "-m pytest -q tests/test_architecture.py", ""),
     ("schemas", "-P -m backplane.schemas --check", "python3 xtask.py schema"),
+    ("documents", "docs/build.py", ""),
 )
 """Name, arguments of `.venv`'s Python, and what repairs it."""
 
@@ -368,7 +369,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         test,
         "pass the core, some minutes; --all: agents, clients, faults, browsers, coverage, too; or pytest's arguments",
     ),
-    "check": (check, "formatting, lint, types, architecture, fresh schemas"),
+    "check": (check, "formatting, lint, types, architecture, fresh schemas, links of the documents"),
     "bench": (bench, "print the benchmark table; --against REV: beside another commit; scale [ORDERS]: the queue"),
     "faults": (faults, "try the fault catalogue; --long: at full size; or pytest's arguments"),
     "schema": (schema, "write schemas/; --check only compares"),
@@ -378,7 +379,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         "install the real agents that tests drive: all, or those named; --table: what each does",
     ),
     "pictures": (pictures, "draw docs/pictures/ anew, by Debian's chromium"),
-    "docs": (docs, "make the site of README, contracts, examples and docstrings in .cache/site/, by mkdocs"),
+    "docs": (docs, "make the site of README, guide, contracts, examples and docstrings in .cache/site/, by mkdocs"),
     "stats": (stats, "the shape of the code in numbers; --walk follows an order through it"),
 }
 

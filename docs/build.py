@@ -1,6 +1,6 @@
-"""Gathers README, contracts, examples and a page of docstrings, and has mkdocs make a site of them.
+"""Make a site of README, guide, contracts, examples and docstrings with mkdocs.
 
-Run by `xtask.py docs` in an environment of its own; a link that leads nowhere fails it.
+`xtask.py docs` and `xtask.py check` run it; a link that leads nowhere fails it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     GATHERED.mkdir(parents=True)
     for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE"):
         shutil.copyfile(ROOT / name, GATHERED / name)
-    for name in ("contracts", "docs/examples", "docs/pictures", "schemas", "hosts"):
+    for name in ("contracts", "docs/guide", "docs/decisions", "docs/examples", "docs/pictures", "schemas", "hosts"):
         shutil.copytree(ROOT / name, GATHERED / name, ignore=shutil.ignore_patterns("__pycache__"))
     pages = "\n\n".join(f"::: {name}" for name in MODULES)
     (GATHERED / "python.md").write_text(f"# From Python\n\n{pages}\n")
