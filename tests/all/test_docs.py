@@ -24,7 +24,10 @@ def test_the_site_is_made_of_readme_contracts_examples_and_docstrings() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S_MAX, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     site = ROOT / ".cache" / "site"
-    pages = {name: (site / name).read_text() for name in ("index.html", "python.html", "contracts/sidecar.html", "docs/guide/runs.html")}
+    pages = {
+        name: (site / name).read_text()
+        for name in ("index.html", "python.html", "contracts/sidecar.html", "docs/guide/runs.html")
+    }
     assert "Run any coding agent" in pages["index.html"]
     assert 'id="backplane.run"' in pages["python.html"]
     assert "hello" in pages["contracts/sidecar.html"]
