@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,9 @@ from backplane.runtime.run import Run
 
 FOLDER: Final = "doors"
 LINE_BYTES_MAX: Final = 1 << 20
+OPENS_S_MAX: Final = 1.0
+"""For a live run's door to open; a run of a program that answers for itself has none."""
+OPENS_POLL_S: Final = 0.02
 KNOCK_S: Final = 10.0
 """A line and its answer take a millisecond; whoever is slower than this is gone."""
 VISITORS_MAX: Final = 32
@@ -310,6 +314,18 @@ def _connected(home: Path, name: str) -> socket.socket:
     return raw
 
 
+def _connected_soon(home: Path, run_id: str) -> socket.socket:
+    """Connect to a run's door, which opens a moment after the run is listed as live."""
+    ends_s = time.monotonic() + OPENS_S_MAX
+    while True:
+        try:
+            return _connected(home, run_id)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > ends_s or not is_live(home, run_id):
+                raise
+            time.sleep(OPENS_POLL_S)
+
+
 def _sweep(home: Path, folder: Path) -> None:
     """Take away the doors of runs that are dead: killed planes leave theirs."""
     with suppress(OSError):
@@ -329,7 +345,7 @@ def knock(home: Path, run_id: str, asked: Request) -> str:
         ProtocolError: `protocol_unexpected_message`, its host has not said its hello yet.
     """
     try:
-        with _connected(home, run_id) as raw:
+        with _connected_soon(home, run_id) as raw:
             raw.sendall(msgspec.json.encode(asked) + b"\n")
             data = b""
             while not data.endswith(b"\n") and (block := raw.recv(READ_BYTES)):

@@ -89,8 +89,8 @@ def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_
 def test_a_run_is_cancelled_from_another_terminal_in_order(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [{"say": "hello"}, {"sleep_s": 60}], policy=False) as child:
         until(lambda: " running " in cli("runs", "--live").stdout)
-        # Its door opens a little later.
-        until(lambda: cli("cancel", "last", "--reason", "wrong branch").returncode == 0)
+        done = cli("cancel", "last", "--reason", "wrong branch")
+        assert (done.returncode, done.stderr) == (0, "")
         child.communicate(timeout=WAIT_S)
     sealed = receipt()
     assert sealed["usage_raw"]["backplane"]["end"]["reason"] == "cancelled"
