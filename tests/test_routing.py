@@ -482,8 +482,8 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
     wrongs: list[tuple[Any, str, str]] = [
         ({"tpye": "x"}, "no member 'tpye'", "did you mean type?"),
         ({"priority": "hihg"}, "no priority 'hihg'", "did you mean high?"),
-        ({"priority": "high", "seed": "x"}, "seed", "see contracts/routing.md"),
-        ([], "object", "see contracts/routing.md"),
+        ({"priority": "high", "seed": "x"}, "seed", "see docs/guide/routing-rule.md"),
+        ([], "object", "see docs/guide/routing-rule.md"),
     ]
     for wrong, fact, hint in wrongs:
         with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:
