@@ -13,16 +13,16 @@ from backplane.contract.version import CONTRACT_VERSION
 class Version(TypedDict):
     """Which program this is, and the contract that its hosts and clients speak."""
 
-    version: str
     contract: str
     python: str
+    version: str
 
 
 def version(options: Options) -> int:
     if options.json:
         import platform
 
-        streams.write_record(Version(version=__version__, contract=CONTRACT_VERSION, python=platform.python_version()))
+        streams.write_record(Version(contract=CONTRACT_VERSION, python=platform.python_version(), version=__version__))
     else:
         streams.write(f"backplane {__version__}  (contract {CONTRACT_VERSION})\n")
     return 0
