@@ -138,16 +138,6 @@ def test_the_readme_fits_on_two_screens() -> None:
     assert len(README.read_text("utf-8").splitlines()) <= README_LINES_MAX
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [path.name for path in GUIDE if blocks("console", path.name)])
-def test_every_command_of_the_guide_prints_what_it_says(page: str, sample: Path, env: dict[str, str]) -> None:
-    for language, block in all_blocks(PAGES[page]):
-        if "main(Host(" in block:
-            (sample / "hello.py").write_text(block)
-        if language == "console":
-            assert compare(block, sample, env)
-
-
 def test_the_first_program_of_the_readme_prints_the_outcome(sample: Path, env: dict[str, str]) -> None:
     output = run(f"{sys.executable} - <<'END'\n{blocks('python', 'README.md')[0]}\nEND", sample, env)
     assert re.search(r"^complete [0-9a-f]{64}$", output, re.M), output

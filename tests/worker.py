@@ -7,6 +7,7 @@ The Python children of a worker are noted by `child_lines.py`, which finds the w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,8 @@ if NAME and FOLDER:
 
 CASES_FOLLOWED = 1
 """Of one test: the others run the same lines, and following them costs a third of their time."""
+FOLLOWED_S_MAX = 1.0
+"""Of this process's own time in one test: a property that is tried hundreds of times runs the same lines again."""
 
 _cases: Counter[str] = Counter()
 _following = True
@@ -33,20 +36,30 @@ _following = True
 
 def follow(nodeid: str) -> None:
     """Measure the test that begins, unless enough cases of it were measured here."""
-    global _following
     if not (NAME and FOLDER):
         return
     name = nodeid.partition("[")[0]
     _cases[name] += 1
-    wanted = _cases[name] <= CASES_FOLLOWED
+    _measure(_cases[name] <= CASES_FOLLOWED)
+
+
+def _measure(wanted: bool) -> None:
+    global _following
+    # Virtual: neither pytest's own limit nor anything that waits uses this clock.
+    signal.signal(signal.SIGVTALRM, _enough)
+    signal.setitimer(signal.ITIMER_VIRTUAL, FOLLOWED_S_MAX if wanted else 0)
     if wanted != _following:
         (_measured.start if wanted else _measured.stop)()
         _following = wanted
+
+
+def _enough(_number: int, _frame: object) -> None:
+    _measure(False)
 
 
 def end() -> None:
     """Save what was measured; children that start from here on are not noted."""
     if NAME and FOLDER:
         MARKER.unlink(missing_ok=True)
-        _measured.stop()
+        _measure(False)
         _measured.save()

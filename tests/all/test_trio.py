@@ -31,8 +31,6 @@ from tests.test_runtime import (  # noqa: F401
     test_a_complete_run_has_its_events_and_a_sealed_stored_receipt,
     test_a_failed_run_has_an_error_and_a_next_step,
     test_a_run_is_read_in_one_task_and_waited_for_in_others,
-    test_a_slow_consumer_slows_the_child_and_loses_nothing,
-    test_many_orders_at_once_are_not_mixed_up,
     test_runs_beyond_the_limit_wait_and_those_beyond_the_queue_are_refused,
 )
 from tests.test_runtime_asks import (  # noqa: F401
