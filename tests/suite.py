@@ -112,9 +112,8 @@ def run_pytest(folder: Path, sources: list[Path]) -> int:
     install_child_lines()
     write_marker(folder, sources)
     LAST_FAILED.unlink(missing_ok=True)  # Or what failed long ago and is no more would be tried, too.
-    command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=loadfile"]
-    # Each worker takes the next file, by default the one with the most tests: the longest began last that way.
-    command += ["--no-loadscope-reorder", "--durations=8", "--durations-min=2", *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=worksteal"]
+    command += ["--durations=8", "--durations-min=2", *sys.argv[1:]]
     own = {"BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json"), "BACKPLANE_SUITE_FOLDER": str(folder)}
     return wait_for(subprocess.Popen([*in_memory(), *command], cwd=ROOT, env={**os.environ, **own}))
 
