@@ -28,12 +28,12 @@ HEEDS = {
     "kimi": kimi.HOST.heeds, "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
 }  # fmt: skip
 NEEDLESS = dict.fromkeys(("shell", "mock"), "no effect needed")
-HEAD = """# Driven agents, case by case
+HEAD = """# Agents, tested case by case
 
-Each agent is run for real against a scripted model (`tests/all/vendors/`). `pass`: it does so by itself or by its host.
+Each agent runs for real against a scripted model (`tests/all/vendors/`). `pass`: the agent or its host does this.
 `emulated`: the host or the control plane does what the agent cannot. `refused`: an order that asks for it is refused.
-`cut`: the agent shows its model less, and the host tells what the model was shown. `alike`: what does it is the same
-for every agent of the table, and is run with others of them.
+`cut`: the agent shows its model less, and the host reports what the model was shown. `alike`: the code is the same for
+every agent of the table, and the case runs with others of them.
 
 """
 
@@ -41,46 +41,42 @@ for every agent of the table, and is run with others of them.
 SETTINGS = """
 ## Settings of an order, host by host
 
-What of an order only its host can do. `heeded`: its `work` does it, or refuses with the reason where its agent cannot
-(the tables around this one). `refused`: an order with it ends with `capability_unsupported` before anything is sent
-(`heeds` in the host's hello). `no effect needed`: a host without a model has no turns and spends nothing; a scenario
-of `mock` says what it does. Everything else of an order the control plane does, for every host; four settings somebody
-beside it: `on_lost_worker` and `secrets` a queue, `remote_root` another machine, `route` the router (its `type` and
-`priority` count for everybody). Where that one is not there, the order is refused (`config_invalid`).
+These settings only the host can carry out. `heeded`: the host does so, or refuses with a reason if its agent cannot
+(see the other tables). `refused`: an order with this setting ends with `capability_unsupported` before anything is
+sent (`heeds` in the host's hello). `no effect needed`: a host without a model has no turns and spends nothing.
+
+The control plane carries out all other settings, for every host. Four need a part that may be missing; without it the
+order is refused (`config_invalid`): `on_lost_worker` and `secrets` need a queue, `remote_root` another machine, and
+`route` the router (its `type` and `priority` always count).
 
 """
 ACP = """
 ## Agents behind the host `acp`
 
-opencode and codex-acp are driven through the cases of the table below, Qwen Code through some of them; Gemini CLI,
-which is behind this host, too, through all cases above. Whatever the protocol has no word for the host does, or the
-order is refused.
-Conversations of opencode and Qwen Code stay with the folder they began in, so an order that keeps one works in place.
-A budget is held where `prices` are configured and each request's tokens are told (Qwen Code, Gemini CLI) or seen
-(`key_proxy`); else it is refused, as are hooks after tools.
+opencode and codex-acp are tested with the cases of the table below, Qwen Code with some of them, and Gemini CLI, which
+is behind this host too, with all cases above. What the protocol cannot express is done by the host, or refused.
 
-After a tool's result Gemini CLI takes a stream without a finish reason for a whole answer. The host lets the turn fail
-if the service had not counted tokens of that answer yet; if it had, the cut cannot be seen.
+- Conversations of opencode and Qwen Code stay with the folder they began in, so an order that keeps one works in place.
+- A budget needs `prices`, and the tokens of each request: reported (Qwen Code, Gemini CLI) or seen by a `key_proxy`.
+  Otherwise it is refused, as are hooks after tools.
 
-opencode, Qwen Code and codex-acp repeat failed requests by themselves and write them to their log alone. The host reads
-it: each is a retry on record with the service's words, and four in a row without a sign of life end the run. After a
-stream that reports a rate limit Qwen Code tries twice more, after 2 s and 4 s; by itself it waits a minute ten times.
+- After a tool's result, Gemini CLI takes a stream without a finish reason for a whole answer. The host lets the turn
+  fail if the service had not counted tokens of that answer yet; otherwise the cut cannot be seen.
+- opencode, Qwen Code and codex-acp repeat failed requests themselves, and only write them to their log. The host reads
+  the log and reports each as a retry; four in a row without another sign of life end the run. After a stream that
+  reports a rate limit, Qwen Code tries twice more, after 2 s and 4 s.
+- If an answer broke after its first word and the agent asks for all of it again, the words of the broken answer are
+  taken back. Two cases keep them, because the protocol does not show that the agent asks again: opencode after an error
+  in the stream, and Qwen Code after that or after a stream without an end. After a stream without an end, opencode
+  continues from the words so far.
+- Codex behind codex-acp runs commands it considers harmless (`cat`, `ls`) without asking. They are recorded, and a rule
+  that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code.
+- opencode talks to its own server at 127.0.0.1:4096, so network rules need a namespace for it, not only a port.
+- Kimi uses no proxy for a model on its own machine. With network rules it only reaches models elsewhere, or a model
+  behind a `key_proxy`. It does not ask about writes in a git folder; the hook of its host does.
 
-Where an answer broke after its first word and the agent asks for the whole of it again, the words of the broken one are
-taken back, with two exceptions: opencode after an error in the stream, Qwen Code after that and after a stream without
-an end. The protocol does not show that they ask again (opencode sends the broken words after it logged the failure, and
-Qwen Code may also go on from them), so these words stand before the answer (`tests/all/vendors/test_cuts.py`). After a
-stream without an end opencode goes on: it shows its model the words so far.
-
-Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
-rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
-of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.
-
-Kimi takes no proxy to a model on the usual addresses of its own machine, so with rules on the network it reaches
-models elsewhere alone, or by `key_proxy`. It asks nobody about writes in a folder of git; the hook of its host does.
-
-Of the protocol's registry these were tried by hand on 2026-11-24 against a scripted model, with an answer, a command, a
-denied command and a refused key:
+These agents of the protocol's registry were tried by hand on 2026-11-24 against a scripted model, with an answer, a
+command, a denied command and a refused key:
 
 | agent | version | what was seen |
 | --- | --- | --- |
@@ -93,8 +89,8 @@ denied command and a refused key:
 | Cline | 3.0.65 | refuses a session without one of its vendors' logins, whatever service is configured |
 | OpenHands | 1.16.0 | refuses a session without its vendor's login |
 
-Not to be had from npm or PyPI when this was tried: Autohand, DimCode, Dirac, GLM Agent, Nova, siGit. Auggie and Factory
-Droid answer nobody without their vendors' logins, as the registry's own probe says.
+Not on npm or PyPI at that time: Autohand, DimCode, Dirac, GLM Agent, Nova, siGit. Auggie and Factory Droid
+need their vendors' logins.
 
 """
 
