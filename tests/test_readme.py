@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
 PAGES = {path.name: path for path in (README, *GUIDE)}
+TEXTS = {".py", ".md", ".toml", ".json", ".mjs", ".go", ".sh", ".java", ".yml"}
 README_LINES_MAX = 160
 SECONDS_MAX = 60
 
@@ -247,3 +248,11 @@ def test_every_file_and_command_that_a_page_names_is_there(page: str) -> None:
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
     for name in re.findall(r"`backplane ([a-z]+)", text):
         assert name in (*COMMANDS, "help"), name
+
+
+def test_no_text_installs_the_package_of_that_name_from_the_index() -> None:
+    """The name on the public index belongs to another project: hints name the checkout or the wheel."""
+    folders = ("backplane", "hosts", "contracts", "docs", "schemas", "bench")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    wrong = re.compile(r"""(pip|uv|pipx)( tool)? install [^\n]*?(?<![\w./-])["']?backplane(\[|["'\s]|$)""", re.M)
+    assert [str(path) for path in (README, *files) if wrong.search(path.read_text("utf-8"))] == []
