@@ -334,7 +334,7 @@ CHECKS = (
     ("types", "-m mypy", ""),
     ("architecture", "-m pytest -q tests/test_architecture.py", ""),
     ("schemas", "-P -m backplane.schemas --check", "python3 xtask.py schema"),
-    ("documents", "docs/build.py", ""),
+    ("documents", "docs/build.py --links", ""),
 )
 """Name, arguments of `.venv`'s Python, and what repairs it."""
 

@@ -1,6 +1,6 @@
 """Make a site of README, guide, contracts, examples and docstrings with mkdocs.
 
-`xtask.py docs` and `xtask.py check` run it; a link that leads nowhere fails it.
+`xtask.py docs` runs it, and `xtask.py check` with `--links`; a link that leads nowhere fails it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GATHERED = ROOT / ".cache" / "docs"
+FOLDERS = ("contracts", "docs/guide", "docs/decisions", "docs/examples", "docs/pictures", "schemas", "hosts")
 MODULES = ("backplane", "backplane.host", "backplane.providers", "backplane.routing", "backplane.testing")
 
 
+LINKS_ONLY = "--links"
+
+
 def main(arguments: list[str]) -> int:
-    """Write the site to `.cache/site/`; arguments go to `mkdocs build`."""
+    """Write the site to `.cache/site/`; arguments go to `mkdocs build`.
+
+    With `--links` only the links are checked: the reference made of docstrings takes three quarters of the time.
+    """
+    links_only = LINKS_ONLY in arguments
+    site = ROOT / ".cache" / ("links" if links_only else "site")
     shutil.rmtree(GATHERED, ignore_errors=True)
     GATHERED.mkdir(parents=True)
     for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE"):
         shutil.copyfile(ROOT / name, GATHERED / name)
-    for name in ("contracts", "docs/guide", "docs/decisions", "docs/examples", "docs/pictures", "schemas", "hosts"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, GATHERED / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pages = "\n\n".join(f"::: {name}" for name in MODULES)
-    (GATHERED / "python.md").write_text(f"# From Python\n\n{pages}\n")
+    pages = "\n\n".join(f"::: {name}" for name in MODULES if not links_only)
+    (GATHERED / "python.md").write_text(f"# Python reference\n\n{pages}\n")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "docs" / "mkdocs.yml")]
-    code = subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
-    if code == 0:
-        sys.stdout.write(f"the site is in {(ROOT / '.cache' / 'site').relative_to(ROOT)}\n")
+    command += ["--site-dir", str(site), *(word for word in arguments if word != LINKS_ONLY)]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code == 0 and not links_only:
+        sys.stdout.write(f"the site is in {site.relative_to(ROOT)}\n")
     return code
 
 
