@@ -146,7 +146,7 @@ class Provider:
                 policy, or else the configured one, only tightens the session's.
 
         Raises:
-            As `create_session`.
+            BackplaneError: as `create_session`.
         """
         await self.prepare()
         session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
@@ -162,7 +162,7 @@ class Provider:
         """Go on with a copy of a session's file, wherever it was written; a policy in it counts for nothing.
 
         Raises:
-            As `create_session`.
+            BackplaneError: as `create_session`.
         """
         await self.prepare()
         file = await anyio.to_thread.run_sync(self._read, Path(path))
@@ -178,7 +178,7 @@ class Provider:
             at: number of messages that the copy has; None takes all.
 
         Raises:
-            As `create_session`.
+            BackplaneError: as `create_session`.
         """
         await self.prepare()
         session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
@@ -193,7 +193,7 @@ class Provider:
             name: `last`, the beginning of its id there, or the path of its file or of a store.
 
         Raises:
-            As `create_session`.
+            BackplaneError: as `create_session`.
         """
         await self.prepare()
         file = await anyio.to_thread.run_sync(exchange.take_in, vendor, name, self.name, self.plane.environ)
@@ -268,7 +268,9 @@ class ProviderRegistry:
     Use it as an async context manager; sessions that are open at its end are closed before it.
 
     Args:
-        settings, home, environ: as `ControlPlane`.
+        settings: as of `ControlPlane`.
+        home: as of `ControlPlane`.
+        environ: as of `ControlPlane`.
     """
 
     def __init__(
