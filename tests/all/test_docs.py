@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,21 @@ def builder(folder: Path) -> Path:
     if done.returncode != 0:
         pytest.skip("needs a package registry: " + done.stderr.strip().splitlines()[-1])
     return folder
+
+
+def test_a_link_that_leads_nowhere_fails_the_check(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: not installed")
+    for name in ("contracts", "docs", "hosts", "schemas"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "README.md"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    command = [sys.executable, "docs/build.py", "--links"]
+    codes = []
+    for words in ("", "[a page](docs/guide/none.md)\n"):
+        with (tmp_path / "README.md").open("a") as file:
+            file.write(words)
+        codes.append(subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=BUILD_S_MAX).returncode)
+    assert codes == [0, 1]
 
 
 def wheel(folder: Path, tools: Path, url: str | None) -> tuple[list[str], str]:
