@@ -25,7 +25,7 @@ KEPT = ROOT / ".cache" / "mutants.json"
 LINES_MIN = 60
 """A shorter file has little that could be broken."""
 RUN_S_MAX = 900
-TIMES = re.compile(r"_(s|ms|ns)\b|_(S|MS|NS)(_MAX|_MIN)?\b|monotonic|deadline|timeout")
+TIMES = re.compile(r"_(s|ms|ns)\b|_(S|MS|NS)(_MAX|_MIN)?\b|monotonic|deadline|timeout|since")
 """A line about time: half a second more is not to be found, and not what this is about."""
 EQUIVALENT: dict[tuple[str, str], str] = {}
 """File and changed line → why nothing can differ; another place of the file is taken instead."""
