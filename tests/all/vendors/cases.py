@@ -479,6 +479,8 @@ async def _taken_back(ground: Ground) -> None:
         assert asked_again == bool(seen.of(RetryReported)) or told[0] != "whole"
 
 
+FAILING = ("model answers 500", "connection refused", "one stream cut, then whole")
+"""Failures of the service that one code of ours tells for all agents; Claude Code and Codex show them."""
 ALIVE = "stream kept alive for ever"
 
 

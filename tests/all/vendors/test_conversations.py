@@ -1,4 +1,4 @@
-"""The same session over two agents, one for each place of its conversations, and handed to a model's API and back."""
+"""A session over an agent, handed to a model's API and back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
 from tests.all.vendors.ground import Agent, Ground, installed
 from tests.all.vendors.test_codex import Codex
-from tests.all.vendors.test_kimi import Kimi
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-AGENTS: dict[str, Callable[[], Agent]] = {
-    "codex": Codex,
-    "kimi": Kimi,
-}
+AGENTS: dict[str, Callable[[], Agent]] = {"codex": Codex}
 
 
 @pytest.fixture(params=AGENTS)

@@ -15,7 +15,19 @@ from backplane.contract.events import ToolResult
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn
-from tests.all.vendors.cases import ABSENT, ALIVE, ALL_CUT, CASES, CLOCK, LOOP, UNANSWERED, WRONG, check_functions, of
+from tests.all.vendors.cases import (
+    ABSENT,
+    ALIVE,
+    ALL_CUT,
+    CASES,
+    CLOCK,
+    FAILING,
+    LOOP,
+    UNANSWERED,
+    WRONG,
+    check_functions,
+    of,
+)
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
 
@@ -32,7 +44,7 @@ class Copilot(Agent):
     name = host = "copilot"
     conversations_in = "staged"
     write_tool = "write_file"
-    alike = (UNANSWERED, LOOP, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT)
+    alike = (UNANSWERED, LOOP, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT, *FAILING)
     writable = (str(CACHE),)
     shown_chars_min = 100
 

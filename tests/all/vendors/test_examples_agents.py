@@ -15,7 +15,6 @@ import pytest
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 from tests.all.vendors.ground import Agent, installed
 from tests.all.vendors.test_codex import Codex, asks
-from tests.all.vendors.test_copilot import Copilot
 from tests.peers import ROOT
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -25,7 +24,7 @@ WAIT_S = 240.0
 """For one program, on a machine with other work."""
 
 
-AGENTS: dict[str, Callable[[], Agent]] = {"codex": Codex, "copilot": Copilot}
+AGENTS: dict[str, Callable[[], Agent]] = {"codex": Codex}
 
 
 @pytest.fixture(params=AGENTS)

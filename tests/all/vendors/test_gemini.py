@@ -13,11 +13,14 @@ from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, ScriptUsage, Turn
 from tests.all.vendors.cases import (
     ABSENT,
+    ALIVE,
     ALL_CUT,
     CASES,
     CHANGED,
     CLOCK,
+    FAILING,
     IN_WORDS,
+    LOOP,
     TEXT_STOPPED,
     UNANSWERED,
     WRONG,
@@ -37,7 +40,7 @@ class Gemini(Agent):
     name = host = "gemini"
     conversations_in = "staged"
     write_tool = "write_file"
-    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, ALL_CUT, WRONG, ABSENT)
+    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, ALIVE, LOOP, ALL_CUT, WRONG, ABSENT, *FAILING)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}

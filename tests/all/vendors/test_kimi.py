@@ -18,6 +18,7 @@ from tests.all.vendors.cases import (
     CASES,
     CHANGED,
     CLOCK,
+    FAILING,
     IN_WORDS,
     TEXT_STOPPED,
     WRONG,
@@ -37,7 +38,7 @@ class Kimi(Agent):
     name = host = "kimi"
     conversations_in = "pass_through"
     write_tool = "write_file"
-    alike = (TEXT_STOPPED, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT)
+    alike = (TEXT_STOPPED, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT, *FAILING)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 USAGE: Final = ScriptUsage(input=100_000, output=10)
 PRICES: Final = {"prices": {"input": 1.0, "output": 1.0}}
-TITLES: Final = {"opencode": 1, "codex-acp": 0}
+TITLES: Final = {"codex-acp": 0}
 """Requests for a window's title, which the receipt does not have; seen without a key_proxy."""
 
 
