@@ -1,4 +1,4 @@
-"""The command line: exit codes, streams, signals and text, with the real program as a child."""
+"""The command line: exit codes, streams, signals and text; signals and streams with the real program as a child."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from backplane.policy.rules import PROFILES
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
 from backplane.schemas import build
+from tests.in_process import in_process
 from tests.receipt_writer import delta, receipt_of
 from tests.terminal import Window
 
@@ -52,19 +53,18 @@ Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 @pytest.fixture
 def cli(work: Path) -> Cli:
-    """Run the real program to its end, in the folder `work`."""
+    """Do one command in the folder `work`; in a process of its own where `real`."""
 
-    def call(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
-        environ = {**os.environ, **more.pop("env", {})}
+    def call(
+        *words: str, stdin: bytes = b"", env: dict[str, str] | None = None, real: bool = False, **more: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        environ = {**os.environ, **(env or {})}
+        if not real and not more:
+            done = in_process(*words, cwd=work, stdin=stdin, env=environ)
+            return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.encode(), done.stderr.encode())
+        command = [*PROGRAM, *words]
         return subprocess.run(
-            [*PROGRAM, *words],
-            input=stdin,
-            cwd=work,
-            env=environ,
-            capture_output=True,
-            timeout=WAIT_S,
-            check=False,
-            **more,
+            command, input=stdin, cwd=work, env=environ, capture_output=True, timeout=WAIT_S, check=False, **more
         )
 
     return call
