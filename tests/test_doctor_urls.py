@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from backplane.testing import Fault, ModelServer, Script, Turn
 from backplane.upstream import baseurl, probe
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint
+from tests.in_process import in_process
 
 S_MAX = 60
 KEY = "sk-the-secret-of-this-test"
@@ -224,10 +224,8 @@ def doctor(tmp_path: Path, backplane_home: Path) -> Doctor:
     def call(*words: str, config: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         if config is not None:
             (tmp_path / "backplane.toml").write_text(config)
-        return subprocess.run(
-            [sys.executable, "-m", "backplane", "doctor", *words], cwd=tmp_path, capture_output=True, text=True,
-            timeout=S_MAX, check=False, env={**os.environ, "BACKPLANE_HOME": str(backplane_home), **env},
-        )  # fmt: skip
+        environ = {**os.environ, "BACKPLANE_HOME": str(backplane_home), **env}
+        return in_process("doctor", *words, cwd=tmp_path, env=environ)
 
     return call
 

@@ -25,6 +25,7 @@ from backplane.contract.receipt import BackendIdentity, Receipt, Verification
 from backplane.receipts.bundle import write_receipt
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
+from tests.in_process import in_process
 from tests.receipt_writer import TS, delta, receipt_of
 
 WAIT_S = 30
@@ -42,10 +43,14 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def cli(tmp_path: Path, home: Path) -> Cli:
     def call(*words: str | Path, program: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+        env = {**os.environ, "BACKPLANE_HOME": str(home)}
+        if not program:
+            done = in_process(*words, cwd=tmp_path, env=env)
+            return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.encode(), done.stderr.encode())
         return subprocess.run(
             [*program, sys.executable, "-m", "backplane", *map(str, words)],
             cwd=tmp_path,
-            env={**os.environ, "BACKPLANE_HOME": str(home)},
+            env=env,
             capture_output=True,
             timeout=WAIT_S,
             check=False,

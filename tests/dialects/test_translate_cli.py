@@ -15,15 +15,15 @@ import pytest
 
 from backplane.dialects import framing
 from tests.dialects import dialect_corpus
+from tests.in_process import in_process
 
 S_MAX = 20
 REQUEST = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
 
 def translate(*words: str, data: bytes, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "backplane", "translate", *words]
-    environ = {**os.environ, **(env or {})}
-    return subprocess.run(command, input=data, env=environ, capture_output=True, timeout=S_MAX, check=False)
+    done = in_process("translate", *words, cwd=Path.cwd(), stdin=data, env={**os.environ, **(env or {})})
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.encode(), done.stderr.encode())
 
 
 def test_a_request_goes_in_and_the_other_vendors_comes_out() -> None:
