@@ -20,6 +20,7 @@ from backplane.errors import BackplaneError, CapabilityError
 from backplane.policy.rules import PROFILES
 from backplane.runtime.plane import ControlPlane
 from backplane.sandbox.probe import Name, Probe, probe, without
+from tests.in_process import in_process
 from tests.ordinary import NOBODY, as_nobody, python_of_everybody
 from tests.peers import ROOT
 from tests.runs import QUICK, go, not_begun, order, script
@@ -66,6 +67,8 @@ def user(request: pytest.FixtureRequest, person: Path, tmp_path: Path) -> Call:
     def call(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         own = {"HOME": person, "BACKPLANE_HOME": person / ".backplane", "XDG_CONFIG_HOME": person / ".config"}
         env = {**os.environ, **{name: str(path) for name, path in own.items()}, **environ}
+        if words[0] == sys.executable:
+            return in_process(*arguments, cwd=person / "work", env=env)
         return subprocess.run(
             [*words, *arguments], cwd=person / "work", env=env, capture_output=True, text=True, timeout=WAIT_S,
             check=False,
