@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.cli.painter import Painter
+from backplane.cli.show import Look
 from backplane.contract.events import (
     AgentEvent,
     AssistantMessage,
@@ -20,8 +22,10 @@ from backplane.contract.events import (
     carry,
 )
 from backplane.contract.receipt import Usage
+from backplane.contract.unheard import misspelt
 from backplane.view import columns, diff, figures
-from backplane.view.picture import KEPT_MAX, Picture, Step
+from backplane.view.charts import spending
+from backplane.view.picture import KEPT_MAX, Picture, Spending, Step
 from tests.receipt_writer import TS, delta, receipt_of
 
 TEXT = st.text() | st.text("a漢́e\u0300😀\t", max_size=30)
@@ -211,3 +215,43 @@ def test_whatever_a_receipt_adds_the_picture_ends(added: Any) -> None:
     picture = drawn(delta("x"))
     picture.end(receipt_of([], usage_raw={"backplane": {"end": added, "error": added, "patch": added}}))
     assert picture.state == "ended"
+
+
+# What is painted ------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_of_spending_needs_two_reports_and_something_spent() -> None:
+    points = [Spending(f"2026-01-15T12:00:0{at}Z", at * 10, at * 100) for at in (1, 2, 3)]
+    assert spending(points[:1], 0, 10) == ""
+    assert "cost by time, up to $0.0002" in spending(points[:2], 0, 10)
+    assert spending([Spending(TS, 0, 0)] * 3, 0, 10) == ""
+    assert "up to 30 tokens" in spending([*points[:2], Spending(points[2].ts, 30, None)], 0, 10)
+
+
+def test_a_painter_writes_the_lines_that_changed_alone() -> None:
+    def block(*texts: str) -> list[columns.Line]:
+        return [(columns.Span(text),) for text in texts]
+
+    painter = Painter(Look(True, colours=False))
+    first = painter.frame(block("one", "two", "three"), 80)
+    assert ("one\ntwo\nthree\n" in first, "\x1b[" in first) == (True, True)
+    assert painter.frame(block("one", "two", "three"), 80) == ""
+    changed = painter.frame(block("one", "2", "three"), 80)
+    assert ("2\n" in changed, "one" in changed, "three" in changed) == (True, False, False)
+    assert "\x1b[2A" in changed  # to the second of three lines
+    painter.add("above\n")
+    assert painter.held == len("above\n")
+    whole = painter.frame(block("one", "2", "three"), 80)
+    assert "\x1b[3A\x1b[J" in whole
+    assert whole.index("above") < whole.index("one")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("modle", "model"), ("model", "model"), ("modell", "model"), ("mdel", "model"), ("Max-Turns", "max_turns"),
+        ("max_tunrs", "max_turns"), ("en", "env"), ("evn", "env"), ("vne", None), ("lane", None), ("xyz", None),
+    ],
+)  # fmt: skip
+def test_one_letter_or_two_exchanged_are_a_misspelling(name: str, meant: str | None) -> None:
+    assert misspelt(name, ["model", "max_turns", "env"]) == meant
