@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backplane.contract.capability import Requirement, read_manifest
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
 from backplane.routing import (
     STRATEGIES,
@@ -24,8 +24,12 @@ from backplane.routing import (
     driver,
 )
 from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limited_until, weight
+from backplane.routing.failover import ATTEMPTS_MAX, FailoverAttempt, moves_on
+from backplane.routing.handover import check_place
 from backplane.routing.router import RoutingDecision
 from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy, read_wishes
+from backplane.upstream.cost import price_of
+from backplane.upstream.prices import facts_of
 from tests import routing_by_the_page as page
 from tests.all.faults import sizes
 from tests.peers import ROOT
@@ -490,3 +494,44 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
             read_wishes(wrong)
         assert fact in refused.value.message
         assert str(refused.value.hint).startswith(hint)
+
+
+# What follows when it fails -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempts", "changes", "hands_over", "goes_on"),
+    [
+        (1, {}, False, True),
+        (ATTEMPTS_MAX - 1, {}, False, True),
+        (ATTEMPTS_MAX, {}, False, False),
+        (1, {"code": "config_invalid"}, False, False),
+        (1, {"limit": "budget"}, True, False),
+        (1, {"effect": "file_changed a"}, False, False),
+        (1, {"effect": "file_changed a"}, True, True),
+    ],
+)
+def test_an_order_goes_on_elsewhere_before_an_effect_and_three_times_at_most(
+    attempts: int, changes: dict[str, str], hands_over: bool, goes_on: bool
+) -> None:
+    given: dict[str, Any] = {"backend": "b", "run_id": "r", "code": "backend_unavailable", **changes}
+    failed = FailoverAttempt(**given)
+    assert moves_on(attempts, failed, hands_over=hands_over) == goes_on
+
+
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+@pytest.mark.parametrize("lane", ["patch_first", "workspace_first"])
+def test_an_order_is_handed_over_where_the_next_agent_finds_the_work(mode: Any, lane: Any) -> None:
+    order = WorkOrder("x", workspace=WorkspaceSpec(".", mode), lane=lane)
+    if (mode, lane) == ("staged", "patch_first"):
+        with pytest.raises(ConfigError, match="hand_over"):
+            check_place(order)
+    else:
+        check_place(order)
+
+
+def test_the_price_of_a_models_own_vendor_is_that_of_our_table() -> None:
+    ours = price_of("claude-opus-5")
+    assert ours is not None
+    assert facts_of("claude-opus-5", None).price == ours
+    assert facts_of("a-model-of-nobody", None).price is None
