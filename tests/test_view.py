@@ -23,7 +23,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import Usage
 from backplane.contract.unheard import misspelt
-from backplane.view import columns, diff, figures
+from backplane.view import columns, diff, figures, live
 from backplane.view.charts import spending
 from backplane.view.picture import KEPT_MAX, Picture, Spending, Step
 from tests.receipt_writer import TS, delta, receipt_of
@@ -255,3 +255,13 @@ def test_a_painter_writes_the_lines_that_changed_alone() -> None:
 )  # fmt: skip
 def test_one_letter_or_two_exchanged_are_a_misspelling(name: str, meant: str | None) -> None:
     assert misspelt(name, ["model", "max_turns", "env"]) == meant
+
+
+def test_the_foot_counts_the_calls_that_it_has_no_room_for() -> None:
+    picture = drawn(*(call(f"c{number}", command="make") for number in range(live.CALLS_MAX + 2)))
+    picture.started_at = TS
+    now_ms = (figures.milliseconds(TS) or 0) + 5_000
+    foot = live.block(picture, now_ms=now_ms, written="", columns=80, rows=24)
+    texts = ["".join(span.text for span in line) for line in foot]
+    assert texts[0] == "→ 2 more calls at work"
+    assert sum("make" in text for text in texts) == live.CALLS_MAX
