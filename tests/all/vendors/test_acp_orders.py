@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.contract.events import CommandExecuted, Failed, RetryReported
+from backplane.contract.events import CommandExecuted, Failed, RetryReported, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find
 from backplane.testing import Call, Fault, ScriptUsage, Turn
-from tests.all.vendors.cases import CASES, FORK, KEY_HELD, MODEL, THOUGHT_ABOUT
+from tests.all.vendors.cases import CASES, FORK, KEY_HELD, MODEL, THOUGHT_ABOUT, of
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground
 from tests.all.vendors.test_codex import adds
@@ -185,14 +185,15 @@ ORDERED = (
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        *(("opencode", case) for case in ("tool turn, patch right", FORBIDDEN, FORK)),
+        *(("opencode", case) for case in of(OpenCode, ORDERED) if case not in (LARGE, MODELS, SHOWN)),
         *(("codex-acp", case) for case in ORDERED if case not in (FORK, MODELS)),
         ("qwen", FORBIDDEN),
         ("qwen", "resume, usage of this run alone"),
+        ("qwen", KEY_HELD),
     ],
 )
 async def test_an_agent_of_the_protocol_holds(name: str, case: str, ground: Ground) -> None:
-    """opencode and qwen take part in what their own code decides: each of their runs takes ten seconds."""
+    """Not here: opencode's large output, below, and its models and pictures, in `test_settings.py`."""
     await CASES[case](ground)
 
 
@@ -202,6 +203,16 @@ async def test_an_agent_that_announces_no_fork_is_not_asked_for_one(ground: Grou
     seen = await ground.play([Turn(text="x")], abp={"session": {"fork": first.session}})
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
     assert seen.server.requests == ()
+
+
+@pytest.mark.parametrize("name", ["opencode"])
+async def test_what_an_agent_cuts_of_a_large_output_is_told_as_its_model_has_it(ground: Ground) -> None:
+    command = "python3 -c \"print('x' * 1000000); print('marmot\\n' * 20000)\""
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    (told,) = [event.output for event in seen.of(ToolResult)]
+    assert told.count("marmot") > 1000
+    assert "output truncated" in told
+    assert told == seen.server.requests[-1].body["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("name", ["codex-acp"])
@@ -239,6 +250,14 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_of_a_copy(g
     seen = await ground.play([Turn(text="x")], abp={"session": {"keep": True}})
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
     assert seen.server.requests == ()
+
+
+@pytest.mark.parametrize("name", ["opencode"])
+async def test_a_refused_key_has_its_code(ground: Ground) -> None:
+    """By the words of the service: opencode tells no status."""
+    fault = Fault(status=401, message="unauthorized: no such key")
+    seen = await ground.play([Turn(text="x", times=None, fault=fault)])
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_auth_failed"])
 
 
 @pytest.mark.parametrize("name", ["opencode"])
