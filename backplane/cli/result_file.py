@@ -1,18 +1,17 @@
-"""Where a command writes a result to: checked before the work, and a file is written whole or not at all."""
+"""Files that a command writes its results to: checked before the work, and written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-import select
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from backplane.cli.start import wrong, wrong_words
-from backplane.cli.streams import STDERR, STDOUT
+from backplane.cli.streams import STDERR, STDOUT, write_to
 from backplane.errors import StoreError
 
 _NAMED: Final = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
@@ -60,7 +59,8 @@ class ResultFile:
         """Write the result. Raises StoreError `receipt_store_failed`: the disk is full, the folder is gone."""
         try:
             if self._fd is not None:
-                _write(self._fd, chunks)
+                for chunk in chunks:
+                    write_to(self._fd, chunk)
             elif self.path is not None:
                 _replace(self.path, chunks)
         except OSError as error:
@@ -91,7 +91,8 @@ def _replace(path: Path, chunks: Iterator[bytes]) -> None:
     try:
         with suppress(FileNotFoundError):
             os.fchmod(fd, path.stat().st_mode & 0o777)
-        _write(fd, chunks)
+        for chunk in chunks:
+            write_to(fd, chunk)
         made.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -99,13 +100,3 @@ def _replace(path: Path, chunks: Iterator[bytes]) -> None:
         raise
     finally:
         os.close(fd)
-
-
-def _write(fd: int, chunks: Iterator[bytes]) -> None:
-    for chunk in chunks:
-        left = memoryview(chunk)
-        while left:
-            try:
-                left = left[os.write(fd, left) :]
-            except BlockingIOError:
-                select.select([], [fd], [])

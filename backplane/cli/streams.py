@@ -130,14 +130,20 @@ def write_rows(rows: Iterable[T], line: Callable[[T], str], none: str, *, as_jso
 
 def write_bytes(data: bytes) -> None:
     """Write all of it to stdout, waiting where the reader is slow."""
+    try:
+        write_to(STDOUT, data)
+    except OSError as error:
+        raise gone(error) from error
+
+
+def write_to(fd: int, data: bytes) -> None:
+    """Write all of it to a descriptor, waiting where the reader is slow. Raises OSError."""
     view = memoryview(data)
     while view:
         try:
-            view = view[os.write(STDOUT, view) :]
+            view = view[os.write(fd, view) :]
         except BlockingIOError:
-            select.select([], [STDOUT], [])
-        except OSError as error:
-            raise gone(error) from error
+            select.select([], [fd], [])
 
 
 def write_record(value: object) -> None:

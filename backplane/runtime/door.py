@@ -29,7 +29,7 @@ from backplane.runtime.run import Run
 FOLDER: Final = "doors"
 LINE_BYTES_MAX: Final = 1 << 20
 OPENS_S_MAX: Final = 1.0
-"""For a live run's door to open; a run of a program that answers for itself has none."""
+"""Time that a visitor waits until a live run's door opens. A program that answers its own asks has no door."""
 OPENS_POLL_S: Final = 0.02
 KNOCK_S: Final = 10.0
 """A line and its answer take a millisecond; whoever is slower than this is gone."""

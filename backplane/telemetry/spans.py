@@ -105,7 +105,7 @@ class Measurement(msgspec.Struct, frozen=True):
     metric: str
     unit: str
     value: int
-    """In parts of the unit."""
+    """Number of parts of the unit."""
     parts: int
     """Parts that make one unit."""
     attributes: Attributes

@@ -35,7 +35,7 @@ FALSE_MAX: Final = 20
 """False claims that are shown; `receipts audit` has more."""
 
 OMISSIBLE: Final = ("outputs", "prompts", "paths")
-"""What a page that is sent to others may leave out."""
+"""Kinds of content that `report --omit` takes out of a page."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

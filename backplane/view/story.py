@@ -24,7 +24,7 @@ ROWS_MAX: Final = 10_000
 OUTPUT_CHARS_MAX: Final = 16 * 1024
 """Of a text: half from its beginning, half from its end."""
 BODIES_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Of all inputs and outputs together; those beyond are in the receipt."""
+"""Most characters of inputs and outputs in one page; a text beyond that is named by its length."""
 
 DECISIONS_MAX: Final = 500
 SPANS_MAX: Final = 400

@@ -134,7 +134,7 @@ class HookNeeds(msgspec.Struct, frozen=True):
     """Which hooks the agent needs, so that ours have their effect."""
 
     before: bool
-    """Somebody may change what a tool gets, or a limit of the order may forbid the next call."""
+    """True if a hook may change a tool's input, or a limit of the order may forbid the next call."""
     after: bool
     """Somebody is to see results before the model does."""
 
