@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import Final
 
 from backplane.contract.events import AgentEvent
-from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.process.snapshot import snapshot
 from backplane.receipts.journal import WORDS, boot_id
@@ -25,15 +24,6 @@ WORDS_BYTES_MAX: Final = 64 * 1024
 
 CHECKED_BYTES_MAX: Final = 32 << 20
 """Longest trace whose hash is recomputed where somebody asks why; it takes 30 ms."""
-
-
-def picture_of(store: Store, run: Remembered) -> Picture:
-    """The picture of a run as it is now.
-
-    Raises:
-        StoreError: `receipt_store_failed`, also where its content was pruned.
-    """
-    return folded(store, run)[0]
 
 
 def diagnosis_of(store: Store, picture: Picture, run: Remembered) -> Diagnosis:
@@ -116,16 +106,14 @@ def _faults(store: Store, run: Remembered) -> tuple[str, ...]:
     return () if row.trace_bytes > CHECKED_BYTES_MAX else tuple(one.fact for one in store.verify(run.run_id))
 
 
-def folded(
-    store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None
-) -> tuple[Picture, Receipt | None]:
-    """The picture of a run as it is now, and its receipt where it has ended.
+def picture_of(store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None) -> Picture:
+    """Return the picture of a run as it is now.
 
     Args:
         hear: takes its events, too.
 
     Raises:
-        StoreError: as `picture_of`.
+        StoreError: `receipt_store_failed`, also where its content was pruned.
     """
     picture, receipt = Picture(run_id=run.run_id), None
     with closing(Tail(store.folder(run.run_id))) as tail:
@@ -140,4 +128,4 @@ def folded(
                 hear(event)
     if receipt is not None:
         picture.end(receipt)
-    return picture, receipt
+    return picture

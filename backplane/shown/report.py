@@ -12,7 +12,7 @@ from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.trace import open_plain
 from backplane.routing.intervals import Comparison
-from backplane.shown import diagnosis_of, folded
+from backplane.shown import diagnosis_of, picture_of
 from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.picture import Picture
 from backplane.view.report import Shown
@@ -35,7 +35,7 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
         StoreError: as `picture_of`.
     """
     story = story or Story()
-    picture, _ = folded(store, run, story.take)
+    picture = picture_of(store, run, story.take)
     return Shown(
         picture=picture,
         state=run.state,
