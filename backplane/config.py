@@ -161,13 +161,6 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What the router is to know of models, by their names."""
 
 
-class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[web]`: what the page of `backplane web` may do."""
-
-    roots: tuple[str, ...] = ()
-    """Folders that an order may be started in from the page, absolute after `load`; none starts none."""
-
-
 HOOK_MS: Final = 30_000
 """For a hook's answer, where nothing else is said: a linter or a small test takes seconds."""
 
@@ -241,8 +234,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Servers of tools by name; a backend's own and an order's of the same name go before."""
     routing: RoutingSettings = RoutingSettings()
     """How a backend is chosen for an order that names none."""
-    web: WebSettings = WebSettings()
-    """What the page of `backplane web` may do."""
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -270,7 +261,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing", "web")
+_TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
@@ -435,7 +426,6 @@ def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook
             for hook in settings.hooks
         ),
-        web=WebSettings(roots=tuple(str(folder / root) for root in settings.web.roots)),
         policy=_policy_place(settings.policy, folder),
         signing_key=_key_place(settings.signing_key, folder),
     )

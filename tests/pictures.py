@@ -27,7 +27,7 @@ from tests.terminal import Window, typed  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 ROWS = 24
-WIDE = {"width": 1100, "height": 760}
+WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 800}
 
 AGENT = """
@@ -126,12 +126,14 @@ def live(tab: Page, work: Path) -> None:
 
 
 def pages(browser: Browser, work: Path) -> None:
-    """A report, and the page: its list, and a run that asks."""
+    """A report, and the desk: its list, a run that asks, and one that has ended."""
     command = [sys.executable, "-m", "backplane"]
     report = work / "report.html"
     with report.open("wb") as file:
         subprocess.run([*command, "report", "last~1"], stdout=file, cwd=work, check=True)
     server = subprocess.Popen([*command, "web"], cwd=work, stdout=subprocess.PIPE, text=True)
+    asks = [*command, "run", "Mend the lost timeout", "-b", "agent", "--root", ".", "--on-ask", "wait"]
+    waiting = subprocess.Popen([*asks, "--config", "backplane.toml"], cwd=work, stdout=subprocess.DEVNULL, stderr=-3)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
@@ -142,20 +144,20 @@ def pages(browser: Browser, work: Path) -> None:
             tab.goto(report.as_uri())
             tab.screenshot(path=str(FOLDER / f"report-{look}.png"), full_page=look == "light")
             tab.goto(address)
-            tab.wait_for_selector("tbody tr")
+            tab.wait_for_selector("#list b:text('waiting')", timeout=60_000)
             tab.screenshot(path=str(FOLDER / f"web-list-{look}.png"))
-            tab.click("#to-new")
-            tab.fill("#task", "Mend the lost timeout")
-            tab.select_option("#backend", "agent")
-            tab.click("#start")
-            tab.wait_for_selector("section.ask")
+            tab.click("#list a >> nth=0")
+            tab.wait_for_selector(".ask button")
             tab.screenshot(path=str(FOLDER / f"web-run-{look}.png"))
-            tab.click("#cancel")
-            tab.wait_for_selector("#cancel", state="hidden")
+            tab.go_back()
+            tab.click("#list a >> nth=2")
+            tab.wait_for_selector("[data-act=apply]")
+            tab.screenshot(path=str(FOLDER / f"web-ended-{look}.png"))
             context.close()
     finally:
-        server.terminate()
-        server.wait(10)
+        for process in (waiting, server):
+            process.terminate()
+            process.wait(10)
 
 
 def main() -> int:
@@ -174,7 +176,6 @@ def main() -> int:
         (work / "policy.json").write_text('{"require_approval_for": ["deploy"]}')
         (work / "backplane.toml").write_text(
             f'policy = "policy.json"\n[backends.agent]\ncommand = ["{sys.executable}", "{agent}"]\n'
-            '[web]\nroots = ["."]\n'
         )
         os.environ |= {"BACKPLANE_HOME": str(Path(made, "home")), "PYTHONPATH": str(ROOT)}
         browser = playwright.chromium.launch(executable_path=program, args=["--disable-dev-shm-usage"])

@@ -95,7 +95,7 @@ ROOMS = {
         "scale schemas workspace"
     ),
     "shown": f"{SHAPES} process process.table receipts routing view",
-    "web": f"{SHAPES} api config process receipts runtime shown view",
+    "web": f"{SHAPES} receipts runtime shown view workspace",
     "scale": f"{SHAPES} process receipts routing.driver runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from backplane.contract.events import (
-    Approval,
     AssistantDelta,
     AssistantMessage,
     Failed,
@@ -24,11 +23,12 @@ from backplane.contract.events import (
     ToolCall,
     ToolResult,
 )
-from backplane.view import report
+from backplane.view import page, summary
 from backplane.view.html import text
+from backplane.view.omit import Omission
+from backplane.view.page import CSS, JS, Shown
 from backplane.view.picture import Ended, Picture
-from backplane.view.report_files import CSS, JS
-from backplane.view.story import Story, cut
+from backplane.view.rows import GivenAnswer, Story, cut
 from backplane.view.why import Diagnosis, Evidence
 from tests.hostile import HOSTILE
 from tests.in_process import in_process
@@ -37,8 +37,8 @@ from tests.receipt_writer import TS, open_journal
 TAGS = frozenset(
     re.findall(
         r"\w+",
-        "html head meta title style body div input span main article p h1 h2 dl dt dd section b ul li table caption "
-        "thead tbody tr th td code pre details summary svg text rect button script i",
+        "html head meta link title style body div input span main article p h1 h2 dl dt dd section b ul li table "
+        "caption thead tbody tr th td code pre details summary svg text rect button script i",
     )
 )
 
@@ -72,7 +72,11 @@ def seen(page: str) -> Seen:
     return parser
 
 
-def shown(word: str, omit: frozenset[str] = frozenset()) -> report.Shown:
+def page_of(*runs: Shown) -> str:
+    return "".join(page.page(runs))
+
+
+def shown(word: str) -> Shown:
     """A run that has a word wherever a foreign one can stand."""
     events: list[Any] = [
         RunStarted(ts=TS, message=word),
@@ -83,72 +87,73 @@ def shown(word: str, omit: frozenset[str] = frozenset()) -> report.Shown:
         FileChanged(ts=TS, path=word, summary=word),
         Failed(ts=TS, message=word, error_code=word),
     ]
-    picture, story = (
-        Picture(run_id=word, task=word, root=word, model=word, backend=word),
-        Story(omit=omit),
-    )
+    picture, rows = Picture(run_id=word, task=word, root=word, model=word, backend=word), Story()
     for event in events:
         picture.take(event)
-        story.take(event)
+        rows.take(event)
     picture.ended = Ended(
         outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
         duration_ms=1, finished_at=TS, sha256=word, harness_ok=True, added={}, diff=None,
     )  # fmt: skip
-    story.decisions.append((word, word, word, word, word))
+    rows.decisions.append(GivenAnswer(word, word, word, word, word))
     found = Diagnosis(
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
     )
     patch = f"diff --git a/{word} b/{word}\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{word}\n"
-    return report.Shown(picture=picture, state="ended", diagnosis=found, story=story, patch=patch)
+    return Shown(picture=picture, state="ended", diagnosis=found, rows=rows, patch=patch)
 
 
 @pytest.mark.parametrize("word", HOSTILE)
 def test_no_foreign_text_becomes_an_element_an_attribute_or_a_script(word: str) -> None:
-    plain, page = seen("".join(report.page([shown("word")]))), "".join(report.page([shown(word), shown(word)]))
-    found = seen(page)
+    plain, drawn = seen(page_of(shown("word"))), page_of(shown(word), shown(word))
+    found = seen(drawn)
     assert found.tags <= TAGS
     assert found.attributes == plain.attributes
     assert found.scripts == [JS]
-    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]", page)
-    assert "\u0301" * 9 not in page
-    for other in (report.markdown([shown(word)]), report.junit([shown(word)])):
-        told = "".join(other)
-        assert "<script" not in told
-        assert "<img" not in told
-    ET.fromstring("".join(report.junit([shown(word)])))
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]", drawn)
+    assert "\u0301" * 9 not in drawn
+    for other in (summary.markdown([shown(word)]), summary.junit([shown(word)])):
+        whole = "".join(other)
+        assert "<script" not in whole
+        assert "<img" not in whole
+    ET.fromstring("".join(summary.junit([shown(word)])))
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "/home/ann/secret-client/calc.py", "edit /home/ann/secret-client/calc.py", "~/work/secret-client/x",
-        "PATH=/usr/bin:/srv/secret-client/bin", "file:///home/ann/secret-client/x.html", "'/home/ann/secret-client/'",
-    ],
-)  # fmt: skip
-def test_a_page_without_paths_has_none_in_any_part(word: str) -> None:
-    run = shown(word, omit=frozenset({"paths"}))
-    run.story.take(Approval(ts=TS, message=word, ext={"ask": {"id": "1", "kind": "tool", "input": {"path": word}}}))
-    run.story.take(ToolCall(ts=TS, tool_name=word, tool_use_id="d", input={"command": word}))
-    page = "".join(report.page([run] * 2)).replace(JS, "").replace(CSS, "")
-    folders = [where for where in re.findall(r".{40}secret-client.{5}", page, re.S) if "/secret-client" in where]
-    assert folders == [] or word.endswith("/'")
-    assert "ann/" not in page
-    assert "<svg" in page
-    assert seen(page).tags <= TAGS
+PATHS = {
+    "/home/ann/secret-client/calc.py": "…/calc.py",
+    "edit /home/ann/secret-client/calc.py": "edit …/calc.py",
+    "~/work/secret-client/x": "…/x",
+    "PATH=/usr/bin:/srv/secret-client/bin": "PATH=…/bin:…/bin",
+    "file:///home/ann/secret-client/x.html": "file://…/x.html",
+    "cc -I/home/ann/secret-client/include <'/srv/secret-client/a'": "cc -I…/include <'…/a'",
+    r'{"text": "a\n/home/ann/secret-client/b"}': r'{"text": "a\n…/b"}',
+    "the folder /srv/über kunden/x y": "the folder …/über kunden/x y",
+    "src/a/b.py ./c/d ../e/f": "src/a/b.py ./c/d ../e/f",
+    "https://example.com/a/b": "https://example.com/a/b",
+}
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_folders_of_absolute_paths_are_left_out(words: str) -> None:
+    omission = Omission(["paths"])
+    omission.fact({"fact": "order", "order": {"workspace": {"root": "/srv/über kunden"}}})
+    assert omission.of(words) == PATHS[words]
+    assert omission.of(PATHS[words]) == PATHS[words]  # Once more changes nothing.
+    assert Omission().of(words) == words
 
 
 def test_the_pages_policy_lets_run_what_stands_in_it_and_nothing_else() -> None:
-    page = "".join(report.page([shown("word")]))
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    whole_page = page_of(shown("word"))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', whole_page)
     assert policy is not None
     words = policy[1].replace("&#x27;", "'")
     for whole in (CSS, JS):
         assert f"'sha256-{base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()}'" in words
-        assert whole in page
+        assert whole in whole_page
     assert "default-src 'none'" in words
     assert "unsafe" not in words
-    assert "http:" not in page.replace("http-equiv", "")
-    assert "https:" not in page
+    assert "http:" not in whole_page.replace("http-equiv", "")
+    assert "https:" not in whole_page
 
 
 def test_text_of_any_length_is_cut_with_its_length_said() -> None:
@@ -180,13 +185,14 @@ def test_the_page_of_a_stored_run_has_its_diff_and_its_hash(runs: Path) -> None:
         assert part in done.stdout
 
 
-def test_a_page_without_prompts_says_where_events_repeat_the_task(runs: Path) -> None:
-    done = cli("report", "last~1", "--omit", "prompts")
-    assert "echo two &gt;&gt; a.txt" in done.stdout
-    assert "its events repeat the task" in done.stderr
-    assert cli("run", "-b", "mock", "tell a tale", cwd=runs).returncode == 0
-    told = cli("report", "last", "--omit", "prompts")
-    assert ("tell a tale" in told.stdout, told.stderr) == (False, "")
+def test_a_page_without_paths_and_prompts_has_none_of_them(runs: Path, tmp_path: Path) -> None:
+    task = f"cat '{tmp_path}/secret client/none' /etc/hostname > x; echo $(pwd)\nexit 3"
+    assert cli("run", "-b", "shell", task, cwd=runs).returncode == 1
+    whole, less = cli("report", "last").stdout, cli("report", "last", "--omit", "paths,prompts").stdout
+    words = re.sub(r"<style>.*?</style>|<script>.*?</script>|</?[a-z][^>]*>", " ", less, flags=re.S)
+    assert re.findall(r"(?<![\w.…])/[\w.-]+/[\w.-]+", words) == []
+    for word in ("secret client", "echo", "/etc/hostname", str(tmp_path)):
+        assert (word in whole, word in words) == (True, False), word
 
 
 def test_a_page_without_outputs_has_none(runs: Path) -> None:
@@ -195,9 +201,27 @@ def test_a_page_without_outputs_has_none(runs: Path) -> None:
     assert "secret-output" not in cli("report", "last", "--omit", "outputs").stdout
 
 
+def test_a_name_beyond_ascii_is_shown_as_it_is(runs: Path) -> None:
+    assert cli("run", "-b", "shell", "echo a > café.txt && mv a.txt 'é \"b.txt'", cwd=runs).returncode == 0
+    for words in ([], ["--summary"]):
+        done = cli("report", "last", *words).stdout
+        assert "café.txt" in done, words
+        assert "\\303" not in done, words
+
+
+def test_rows_beyond_the_most_are_counted() -> None:
+    rows = Story(rows_max=2)
+    for number in range(4):
+        rows.take(ToolCall(ts=TS, tool_name="bash", tool_use_id=str(number), input={"command": "ls"}))
+    for number in range(4):
+        rows.take(ToolResult(ts=TS, tool_name="bash", tool_use_id=str(number), output="out", is_error=False))
+    assert ([row.mark for row in rows.rows], rows.beyond) == (["done", "done"], 2)
+    assert [len(row.body) for row in rows.rows] == [2, 2]
+
+
 @pytest.mark.parametrize("mark", ["\uffff", "\ufffe", "\x00", "\x1b", "\u2028"])
 def test_junit_of_any_text_is_xml(mark: str) -> None:
-    whole = "".join(report.junit([shown(f"a{mark}b")]))
+    whole = "".join(summary.junit([shown(f"a{mark}b")]))
     ET.fromstring(whole.encode("utf-8"))
 
 
@@ -207,12 +231,11 @@ def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) 
     live = open_journal(backplane_home)
     try:
         names = (live.run_id, cut_off.run_id)
-        page = cli("report", *names).stdout
-        chips = re.findall('<span class="chip ([a-z]+)">([^<]*)<', page)
+        chips = re.findall('<span class="chip ([a-z]+)">([^<]*)<', cli("report", *names).stdout)
         assert chips == [("dim", "running"), ("bad", "cut off")]
-        summary = cli("report", *names, "--summary").stdout
-        assert re.findall("### (.*?) ", summary) == ["⏳", "❌"]
-        assert re.findall(r"\n\| (running|cut off) \|", summary) == ["running", "cut off"]
+        marks = cli("report", *names, "--summary").stdout
+        assert re.findall("### (.*?) ", marks) == ["⏳", "❌"]
+        assert re.findall(r"\n\| (running|cut off) \|", marks) == ["running", "cut off"]
         suite = ET.fromstring(cli("report", *names, "--junit").stdout)
         assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["2", "1", "1"]
         skipped = suite.findall("testcase")[0].find("skipped")

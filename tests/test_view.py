@@ -24,8 +24,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Usage
 from backplane.contract.unheard import misspelt
 from backplane.view import columns, diff, figures, live
-from backplane.view.charts import spending
-from backplane.view.picture import KEPT_MAX, Picture, Spending, Step
+from backplane.view.picture import KEPT_MAX, Picture, Step
 from tests.receipt_writer import TS, delta, receipt_of
 
 TEXT = st.text() | st.text("a漢́e\u0300😀\t", max_size=30)
@@ -218,14 +217,6 @@ def test_whatever_a_receipt_adds_the_picture_ends(added: Any) -> None:
 
 
 # What is painted ------------------------------------------------------------------------------------------------------
-
-
-def test_a_curve_of_spending_needs_two_reports_and_something_spent() -> None:
-    points = [Spending(f"2026-01-15T12:00:0{at}Z", at * 10, at * 100) for at in (1, 2, 3)]
-    assert spending(points[:1], 0, 10) == ""
-    assert "cost by time, up to $0.0002" in spending(points[:2], 0, 10)
-    assert spending([Spending(TS, 0, 0)] * 3, 0, 10) == ""
-    assert "up to 30 tokens" in spending([*points[:2], Spending(points[2].ts, 30, None)], 0, 10)
 
 
 def test_a_painter_writes_the_lines_that_changed_alone() -> None:

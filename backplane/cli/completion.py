@@ -20,7 +20,7 @@ from backplane.cli.runs import ID_CHARS
 from backplane.cli.start import open_store
 from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
-from backplane.view.report import OMISSIBLE
+from backplane.view.omit import OMISSIBLE
 
 NAMES_MAX: Final = 50
 """Most names of runs or sessions offered, newest first."""

@@ -1,4 +1,4 @@
-"""`web`: a page over this user's runs, in a browser of this machine."""
+"""`web`: a desk over this user's runs, in a browser of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from backplane import config
 from backplane.cli import streams
 from backplane.cli.parser import Options
-from backplane.cli.start import load_settings, wrong, wrong_words
+from backplane.cli.start import wrong, wrong_words
 from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
@@ -15,26 +15,20 @@ PORTS_MAX = 65_535
 
 def serve_web(options: Options) -> int:
     if not 0 <= options.port <= PORTS_MAX:
-        raise wrong_words(f"--port {options.port} is no port", f"0 to {PORTS_MAX}")
+        raise wrong_words(f"--port {options.port}: no such port", f"0 to {PORTS_MAX}")
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
-        raise wrong(f"the page needs {error.name}, which is not installed", install_hint("web")) from error
-    environ = dict(os.environ)
-    settings = load_settings(options)
-    can = "read" if options.read_only else "answer and start"
+        raise wrong(f"the desk needs {error.name}, which is not installed", install_hint("web")) from error
+    can = "read" if options.read_only else "read and answer"
 
     def say(address: str, once: str) -> None:
-        streams.write(f"{address}\nwhoever has this address can {can} runs here; Ctrl-C ends it\n")
+        streams.write(f"{address}\nthis address lets its reader {can} runs here; Ctrl-C ends the server\n")
         if options.open:
             _open_browser(once)
 
-    left = server.serve(
-        settings, config.home(environ), environ, port=options.port, read_only=options.read_only,
-        ready=say,
-    )  # fmt: skip
-    for line in left:
-        streams.note(line)
+    home = config.home(dict(os.environ))
+    server.serve(home, port=options.port, read_only=options.read_only, ready=say)
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from backplane.config import HookSettings, Settings, tighter
 from backplane.contract.canonical import Json
@@ -21,7 +20,6 @@ from backplane.runtime.plane import signer_of
 from backplane.sandbox.credentials import read_names
 from backplane.sandbox.requirements import demands
 from backplane.upstream.cost import read_price
-from backplane.workspace.workspace import find_original
 
 
 def check_whole(order: WorkOrder) -> None:
@@ -60,9 +58,6 @@ def setting_faults(settings: Settings, environ: Mapping[str, str]) -> Iterator[t
         (f"/{'/'.join(place)}/prices", _fault(read_price, value, f"{'.'.join(place)}.prices"))
         for place, value in prices.items()
         if value is not None
-    ]
-    found += [
-        (f"/web/roots/{number}", _fault(find_original, Path(root))) for number, root in enumerate(settings.web.roots)
     ]
     yield from ((place, fault) for place, fault in found if fault is not None)
 

@@ -35,8 +35,9 @@ from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.replay import find_replay
+from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
-from backplane.runtime.state import StateFolder, apply_result
+from backplane.runtime.state import StateFolder
 from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
@@ -445,7 +446,7 @@ class ControlPlane:
             PolicyError: `policy_denied`, the result violates the run's policy.
             StoreError: there is no such run.
         """
-        return await anyio.to_thread.run_sync(apply_result, self.state_folder, run_id)
+        return await anyio.to_thread.run_sync(apply_once, self.state_folder, run_id)
 
     async def _run(
         self,

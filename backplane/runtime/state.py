@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backplane.contract import canonical
-from backplane.errors import PolicyError, StoreError, WorkspaceError
+from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
-from backplane.receipts.audit import record_hash
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
 from backplane.sandbox import cgroup
-from backplane.workspace import apply_patch, collect, transaction
+from backplane.workspace import collect, transaction
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
@@ -365,21 +364,3 @@ def refuse_unknown(state_folder: StateFolder, run_id: str) -> None:
         fact = f"what it changed is not known, as it was cut off; its copy is {tree}"
         hint = f"look there, and take what you need; `backplane receipts show {run_id[:8]}` tells what it did"
         raise WorkspaceError("execution_workspace_error", fact, hint=hint)
-
-
-def apply_result(state_folder: StateFolder, run_id: str) -> tuple[str, ...]:
-    """Do what `ControlPlane.apply` says. Blocks."""
-    store = state_folder.store()
-    receipt, row = store.load(run_id), store.find(run_id)
-    patch = store.patch(row)
-    if "lane" in receipt.backplane:
-        return ()
-    if patch is None or not patch.stat().st_size:
-        refuse_unknown(state_folder, run_id)
-        return ()
-    enforcement = receipt.backplane.get("enforcement")
-    if isinstance(enforcement, dict) and enforcement.get("violations"):
-        fact = f"the result of run {run_id[:8]} is not what its policy allows"
-        raise PolicyError("policy_denied", fact, hint=f"backplane apply {run_id[:8]} --accept-violations")
-    state_folder.settle()
-    return apply_patch(store.folder(run_id), record_sha256=record_hash(receipt)).files

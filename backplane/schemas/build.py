@@ -104,7 +104,7 @@ _STRUCTS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         *(config.Settings, config.Limits, config.BackendSettings, config.HookSettings, config.RoutingSettings),
-        *(config.ModelSettings, config.ServerSettings, config.WebSettings, PolicyProfile),
+        *(config.ModelSettings, config.ServerSettings, PolicyProfile),
     )
 }
 """The structs behind the definitions of these, by their name there."""

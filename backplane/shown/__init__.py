@@ -16,6 +16,7 @@ from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
+from backplane.view.omit import Omission
 from backplane.view.picture import Picture
 from backplane.view.why import Diagnosis, Evidence, Moment, diagnose
 
@@ -106,26 +107,31 @@ def _faults(store: Store, run: Remembered) -> tuple[str, ...]:
     return () if row.trace_bytes > CHECKED_BYTES_MAX else tuple(one.fact for one in store.verify(run.run_id))
 
 
-def picture_of(store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None) -> Picture:
+def picture_of(
+    store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None, omission: Omission | None = None
+) -> Picture:
     """Return the picture of a run as it is now.
 
     Args:
         hear: takes its events, too.
+        omission: leaves content out of facts, events and receipt before anything reads them (default: nothing).
 
     Raises:
         StoreError: `receipt_store_failed`, also where its content was pruned.
     """
     picture, receipt = Picture(run_id=run.run_id), None
+    omission = omission or Omission()
     with closing(Tail(store.folder(run.run_id))) as tail:
         for fact in tail.facts():
-            picture.begin(fact)
+            picture.begin(omission.fact(fact))
         if run.state == "ended":
             receipt = store.load(run.run_id)
         live = (event for batch in iter(tail.events, []) for event in batch)
-        for event in receipt.trace if receipt is not None else live:
+        for event in map(omission.of, receipt.trace if receipt is not None else live):
             picture.take(event)
             if hear is not None:
                 hear(event)
     if receipt is not None:
         picture.end(receipt)
+        picture.ended = omission.of(picture.ended)
     return picture

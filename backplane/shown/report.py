@@ -1,4 +1,4 @@
-"""Stored and live runs as a report shows them: with their story, patch and comparison."""
+"""Stored and live runs with their rows, patch and comparison, as the pages draw them."""
 
 from __future__ import annotations
 
@@ -14,55 +14,54 @@ from backplane.receipts.trace import open_plain
 from backplane.routing.intervals import Comparison
 from backplane.shown import diagnosis_of, picture_of
 from backplane.view.compared import FOLDER as COMPARISONS
+from backplane.view.omit import Omission
+from backplane.view.page import Shown
 from backplane.view.picture import Picture
-from backplane.view.report import Shown
-from backplane.view.story import Story
+from backplane.view.rows import Story
 
-COMPARISON_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a comparison's file: a thousand runs are half a megabyte."""
-
-PATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a patch; a page has fewer lines than that."""
+FILE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes read of a patch or a comparison; a page shows fewer, and a thousand runs compared are half a megabyte."""
 
 
-def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown:
-    """A run as a report shows it.
+def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omission: Omission | None = None) -> Shown:
+    """Return a run as its page draws it.
 
     Args:
-        story: takes its events; None draws the first rows and leaves out nothing.
+        rows: takes its events (default: the first rows, cut).
+        omission: leaves content out of everything that is read (default: nothing).
 
     Raises:
         StoreError: as `picture_of`.
     """
-    story = story or Story()
-    picture = picture_of(store, run, story.take)
+    rows, omission = rows if rows is not None else Story(), omission or Omission()
+    picture = picture_of(store, run, rows.take, omission)
     return Shown(
         picture=picture,
         state=run.state,
-        diagnosis=diagnosis_of(store, picture, run),
-        story=story,
-        patch=patch_of(store, run.run_id),
-        compared=_compared(store, picture),
+        diagnosis=omission.of(diagnosis_of(store, picture, run)),
+        rows=rows,
+        patch=omission.of(patch_of(store, run.run_id)),
+        compared=omission.of(comparison_of(store, picture)),
     )
 
 
-def _compared(store: Store, picture: Picture) -> Comparison | None:
-    """The comparison that a run was part of; None where there is none, or it was broken off."""
-    told = picture.ended.added.get("compare") if picture.ended is not None else None
-    id = told.get("id") if isinstance(told, dict) else None
+def comparison_of(store: Store, picture: Picture) -> Comparison | None:
+    """Return the comparison that a run was part of; None if there is none, or it was broken off."""
+    named = picture.ended.added.get("compare") if picture.ended is not None else None
+    id = named.get("id") if isinstance(named, dict) else None
     if not isinstance(id, str) or not is_run_id(id):
         return None
     try:
         with open_plain(store.home / COMPARISONS / f"{id}.json") as file:
-            return msgspec.json.decode(file.read(COMPARISON_BYTES_MAX), type=Comparison)
+            return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=Comparison)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
 def patch_of(store: Store, run_id: str) -> str | None:
-    """The beginning of a run's patch; None where it was pruned, or nothing was changed."""
+    """Return the beginning of a run's patch; None if it was pruned, or nothing was changed."""
     try:
         with open_plain(store.folder(run_id) / PATCH) as file:
-            return file.read(PATCH_BYTES_MAX).decode("utf-8", "replace")
+            return file.read(FILE_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""A comparison of backends as the reports of its runs show it. Pure."""
+"""Draws a comparison of backends for the pages of its runs. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from backplane.view.figures import lasting, money
 from backplane.view.html import Html, join, table, tag, text
 
 FOLDER: Final = "comparisons"
-"""Of the state folder: a file for each comparison, `ID.json`."""
+"""Folder in the state folder with one file for each comparison, `ID.json`."""
 
 
 def drawn(found: Comparison, run_id: str) -> Html:
-    """A row a side, what the data says, and the other runs."""
+    """Draw a row for each side, what the data says, and the other runs."""
     cells = [
         (
             one.side,
             f"{one.succeeded} of {one.runs}",
-            _said(one.cost_usd_micros, money),
-            _said(one.duration_ms, lasting),
+            _words(one.cost_usd_micros, money),
+            _words(one.duration_ms, lasting),
             str(one.patches),
         )
         for one in found.sides
     ]
     label = "Backends side by side" + (f", checked by {found.check}" if found.check else "")
     rows = table(("backend", "success", "cost", "time", "patches"), [map(text, row) for row in cells], label)
-    said = [f"{one.measure}: {f'{one.better} is' if one.better else 'nobody is'} better: {one.why}"
-            for one in found.verdicts]  # fmt: skip
+    verdicts = [f"{one.measure}: {one.better or 'neither'} is better: {one.why}" for one in found.verdicts]
     others = [tag("li", text(_trial(one))) for one in found.trials if one.run_id != run_id]
-    return join((rows, *(tag("p", text(words)) for words in said), tag("ul", *others)))
+    return join((rows, *(tag("p", text(words)) for words in verdicts), tag("ul", *others)))
 
 
-def _said(found: Interval | None, say: Callable[[int], str]) -> str:
+def _words(found: Interval | None, say: Callable[[int], str]) -> str:
     if found is None:
         return "?"
     reach = "" if found.low is None or found.high is None else f" ({say(found.low)} to {say(found.high)})"

@@ -1,4 +1,4 @@
-"""A git patch read line by line: what each line is, and how much each file changes. Pure."""
+"""Reads a git patch line by line: what each line is, and how much each file changes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 Kind = Literal["file", "meta", "hunk", "added", "removed", "same"]
 
 FILES_MAX: Final = 10_000
-"""Files that are told apart; a patch of more is counted by its receipt."""
+"""Files that are told apart; the receipt counts a larger patch."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -27,10 +27,14 @@ class FileChange(msgspec.Struct):
     path: str
     added: int = 0
     removed: int = 0
+    lines: list[Line] = []
+    """Its lines but for those that only repeat its name, as far as they were asked for."""
+    count: int = 0
+    """Number of these lines, also of those that were not asked for."""
 
 
 def lines(patch: Iterable[str]) -> Iterator[Line]:
-    """Say what each line of a patch is; only what stands in a hunk is added or removed."""
+    """Yield each line of a patch with its kind; only a line inside a hunk is added or removed."""
     left_old = left_new = 0
     for text in patch:
         if left_old > 0 or left_new > 0:
@@ -46,7 +50,7 @@ def lines(patch: Iterable[str]) -> Iterator[Line]:
 
 
 def _sizes(hunk: str) -> tuple[int, int]:
-    """Lines of the old and the new file in a hunk, of `@@ -1,2 +3,4 @@`; nothing where it says none."""
+    """Return the lines of the old and the new file in a hunk `@@ -1,2 +3,4 @@`; 0 if it is malformed."""
     words = hunk.split(" ")
     return _size(words, 1, "-"), _size(words, 2, "+")
 
@@ -58,16 +62,28 @@ def _size(words: list[str], place: int, mark: str) -> int:
     return int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0 if comma else 1
 
 
-def changes(patch: Iterable[str]) -> list[FileChange]:
-    """How much each file of a patch changes, the first `FILES_MAX` of them."""
+def changes(patch: Iterable[str], *, lines_max: int = 0) -> list[FileChange]:
+    """Return how much each file of a patch changes, at most `FILES_MAX`, with the first lines of the patch."""
     found: list[FileChange] = []
     for line in lines(patch):
-        if line.kind == "file" and len(found) < FILES_MAX:
+        if line.kind == "file":
+            if len(found) == FILES_MAX:
+                break
             found.append(FileChange(_path(line.text)))
-        elif found and line.kind in ("added", "removed"):
-            found[-1].added += line.kind == "added"
-            found[-1].removed += line.kind == "removed"
+        elif found and not (line.kind == "meta" and line.text.startswith(_NAMES)):
+            file = found[-1]
+            file.added += line.kind == "added"
+            file.removed += line.kind == "removed"
+            file.count += 1
+            if lines_max > 0:
+                lines_max -= 1
+                shown = _QUOTED.sub(lambda name: unquoted(name[1]), line.text) if line.kind == "meta" else line.text
+                file.lines.append(Line(line.kind, shown))
     return found
+
+
+_NAMES: Final = ("index ", "--- ", "+++ ")
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def _path(line: str) -> str:

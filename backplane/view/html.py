@@ -1,4 +1,4 @@
-"""HTML of foreign texts: what is `Html` was escaped here, and a type checker refuses anything else. Pure."""
+"""HTML of foreign texts: a value of the type `Html` was escaped here, and a type checker refuses any other. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backplane.view.text import printable
 Html = NewType("Html", str)
 
 _PLAIN: Final = re.compile(r"[\n\t !#-%(-;=?-~]*")
-"""What needs no escaping, and is most of what there is: the other way takes five times as long."""
+"""Text that needs no escaping, as most texts do not; the way below takes five times as long."""
 
 _ONE: Final = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 MARKS: Final = f"({_ONE}{{8}}){_ONE}+"
@@ -22,7 +22,7 @@ MARKS: Final = f"({_ONE}{{8}}){_ONE}+"
 
 
 def text(foreign: object) -> Html:
-    """Escape a text for a page; what a browser would act on or not show is written out."""
+    """Escape a text; characters that a browser would act on or not show are written out."""
     whole = str(foreign)
     if _PLAIN.fullmatch(whole):
         return Html(whole)
@@ -31,37 +31,33 @@ def text(foreign: object) -> Html:
 
 
 def said(words: str) -> Html:
-    """What an agent has said, its Markdown drawn; a link in it is text like any other."""
+    """Draw the Markdown of an agent's message; a link in it stays text."""
     drawn = Markdown()
     return Html("\n".join("".join(map(_span, drawn.line(line))) for line in words.split("\n")))
 
 
 def _span(span: Span) -> Html:
-    name = _NAMES.get(span.colour)
+    name = {"bold": "b", "cyan": "code", "dim": "i"}.get(span.colour)  # Elements for the colours of a terminal.
     return tag(name, text(span.text)) if name is not None else text(span.text)
 
 
-_NAMES: Final = {"bold": "b", "cyan": "code", "dim": "i"}
-"""Elements for the colours of a terminal."""
-
-
 def join(parts: Iterable[Html], between: str = "") -> Html:
-    """Several pieces as one."""
+    """Join several pieces."""
     return Html(between.join(parts))
 
 
-def tag(name: str, *inner: Html, **attributes: str | None) -> Html:
-    """An element; `class_` is its class, an attribute that is None is left out, one that is empty has no value."""
-    words = [name]
+def tag(element: str, /, *inner: Html, **attributes: str | None) -> Html:
+    """Return an element; `class_` is its class, an attribute that is None is left out, an empty one has no value."""
+    words = [element]
     for key, value in attributes.items():
         if value is not None:
             spelt = key.rstrip("_").replace("_", "-")
             words.append(f'{spelt}="{text(value)}"' if value else spelt)
-    return Html(f"<{' '.join(words)}>{''.join(inner)}</{name}>")
+    return Html(f"<{' '.join(words)}>{''.join(inner)}</{element}>")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Html]], label: str) -> Html:
-    """A table with a caption that is read aloud."""
+    """Return a table with its caption."""
     top = tag("tr", *(tag("th", text(name), scope="col") for name in head))
     body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
     return tag("div", tag("table", tag("caption", text(label)), tag("thead", top), tag("tbody", *body)), class_="wide")

@@ -1,63 +1,38 @@
-"""What the page shows, as JSON: runs of the store, and one run as it goes on."""
+"""What the desk shows, as JSON with ready HTML: the list of runs, and one run as it grows."""
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from backplane.contract import canonical
 from backplane.receipts.memory import Remembered, mentions, remembered, state_of
+from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
+from backplane.runtime.results import kept, violations
 from backplane.shown import diagnosis_of
-from backplane.view.asked import decided
-from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money, standing
-from backplane.view.live import MARKS
+from backplane.shown.report import comparison_of, patch_of
+from backplane.view.page import PARTS, Shown, draw_row, part, verdict
 from backplane.view.picture import Picture, ShownQuestion
-from backplane.view.story import Story
-from backplane.view.text import in_workspace, one_line, printable
-from backplane.view.why import HEALTHY
+from backplane.view.rows import Story
+from backplane.view.text import one_line
+from backplane.view.why import Diagnosis
+from backplane.web import draw
 
 RUNS_MAX: Final = 200
-"""Of a list: who looks for another one searches."""
-
-"""Of a run on the page; what comes then is in its report."""
-
-TEXT_CHARS_MAX: Final = 4000
-_TONES: Final = {"live": "dim"}
-"""The page's words for tones, where they are others."""
-
-
-def rows(store: Store, *, text: str, failed: bool, live: bool) -> list[dict[str, Any]]:
-    """The newest runs, the live ones first."""
-    found = []
-    for run in remembered(store):
-        if (failed and not run.has_failed) or (live and run.state != "live"):
-            continue
-        if mentions(store, run, text.split()):
-            found.append(_row(run))
-        if len(found) == RUNS_MAX:
-            break
-    return found
-
-
-def _row(run: Remembered) -> dict[str, Any]:
-    began = milliseconds(run.started_at)
-    word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
-    return {
-        "run_id": run.run_id,
-        "when": ago(_now_ms() - began) if began is not None else "?",
-        "standing": word,
-        "tone": _TONES.get(tone, tone),
-        "backend": one_line(run.backend),
-        "cost": money(run.cost_usd_micros),
-        "task": one_line(run.task, 200) if run.task is not None else None,
-        "cause": one_line(run.cause, 200) if run.cause is not None else None,
-    }
+"""Runs in the list; the filter finds older ones."""
+DIAGNOSIS_S: Final = 5.0
+"""Seconds between two looks at the processes of a live run."""
+SETTLED_S: Final = 2.0
+"""Seconds after which a run without control plane is cut off, and not just being sealed."""
+PARTS_S: Final = 0.5
+"""Seconds between two drawings of a live run's parts; its rows come at once."""
 
 
 def _now_ms() -> int:
@@ -65,97 +40,129 @@ def _now_ms() -> int:
 
 
 def hash_of(ask: ShownQuestion) -> str:
-    """What names a question with all that was shown of it: an answer to another one is refused."""
+    """Return a name of a question with all that was shown of it: an answer to a different one is refused."""
     return hashlib.sha256(canonical.encode([ask.id, ask.message, ask.body])).hexdigest()
 
 
-class Follower:
-    """One run from its beginning to its end, a line of JSON at each look that has something new."""
+class RunList:
+    """The list of runs; the journals of live ones are read on from look to look."""
 
-    def __init__(self, store: Store, run: Remembered) -> None:
-        self._store, self._run = store, run
-        self._tail = Tail(store.folder(run.run_id))
-        self.picture, self._story = Picture(run_id=run.run_id), Story()
-        self._told: dict[str, Any] | None = None
-        self.is_over = False
+    def __init__(self, home: Path) -> None:
+        self._home, self._lock = home, threading.Lock()
+        self._live: dict[str, tuple[Tail, Picture]] = {}
+
+    def look(self, words: str, sort: str, state: str) -> dict[str, Any]:
+        """Return the newest runs that have all these words, the waiting ones first, then the live ones.
+
+        Args:
+            sort: one of `draw.SORTS`; any other is by age.
+            state: `live`, `failed`, or any other for all.
+        """
+        found: list[Remembered] = []
+        with self._lock, Store.open(self._home, readonly=True) as store:
+            for run in remembered(store):
+                if (state == "failed" and not run.has_failed) or (state == "live" and run.state != "live"):
+                    continue
+                if mentions(store, run, words.split()):
+                    found.append(run)
+                if len(found) == RUNS_MAX:
+                    break
+            pictures = self._pictures(store, [run.run_id for run in found if run.state == "live"])
+        if sort in draw.SORTS:
+            found.sort(key=draw.SORTS[sort], reverse=True)
+        found.sort(key=lambda run: (not run.waits, run.state != "live"))
+        now_ms = _now_ms()
+        items = [draw.item(run, pictures.get(run.run_id), now_ms) for run in found]
+        waiting, live = sum(run.waits for run in found), sum(run.state == "live" for run in found)
+        return {"html": "".join(items) or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": live}
+
+    def _pictures(self, store: Store, live: list[str]) -> dict[str, Picture]:
+        for gone in self._live.keys() - set(live):
+            self._live.pop(gone)[0].close()
+        for run_id in live:
+            tail, picture = self._live.setdefault(run_id, (Tail(store.folder(run_id)), Picture(run_id=run_id)))
+            _read(tail, picture)
+        return {run_id: picture for run_id, (_, picture) in self._live.items()}
+
+
+def _read(tail: Tail, picture: Picture, rows: Story | None = None) -> bool:
+    """Add what came since the last look; return True if there were events."""
+    for fact in tail.facts():
+        picture.begin(fact)
+    events = tail.events()
+    for event in events:
+        picture.take(event)
+        if rows is not None:
+            rows.take(event)
+    return bool(events)
+
+
+class Follower:
+    """One run from its beginning to its end, at most one line of JSON at each look."""
+
+    def __init__(self, home: Path, run: Remembered, *, read_only: bool) -> None:
+        self._home, self._run, self._read_only = home, run, read_only
+        self._tail = Tail(home / "runs" / run.run_id)
+        self._picture, self._story = Picture(run_id=run.run_id), Story()
+        self._sent: dict[str, object] = {}
+        self._diagnosis: Diagnosis | None = None
+        self._diagnosed_s = self._drawn_s = 0.0
+        self._live_s = time.monotonic()
+        """When it was seen alive last."""
+        self.is_live, self.is_over = True, False
 
     def close(self) -> None:
+        """Close the journal."""
         self._tail.close()
 
     def look(self) -> list[bytes]:
-        """What is new since the last look, as lines; at the end the last one says `over`."""
-        first, state = self._told is None, self._run.state
-        if state == "live":
-            state = state_of(self._store, self._run.run_id)
-        for fact in self._tail.facts():
-            self.picture.begin(fact)
-        events = self._tail.events()
-        for event in events:
-            self.picture.take(event)
-            self._story.take(event)
-        self.is_over = state != "live" and not events
-        if self.is_over and state == "ended":
-            self.picture.end(self._store.load(self._run.run_id))
-        now = self._state(state)
-        line: dict[str, Any] = {"over": True} if self.is_over else {}
-        if first:
-            line["fresh"] = True
-        if events and (changed := list(self._changed())):
-            line["rows"] = changed
-        if now != self._told:
-            line["state"] = self._told = now
+        """Return what is new since the last look; the last line says `over`."""
+        is_read, now_s = not _read(self._tail, self._picture, self._story), time.monotonic()
+        self.is_live = is_live(self._home, self._run.run_id)
+        self._live_s = now_s if self.is_live else self._live_s
+        line: dict[str, Any] = {} if self._sent else {"names": ["head", "asks", "acts", *list(PARTS)[1:]]}
+        if now_s - self._drawn_s >= PARTS_S or (is_read and not self.is_live):
+            self._drawn_s = now_s
+            with Store.open(self._home, readonly=True) as store:
+                made = self._parts(store, is_read=is_read)
+            line |= {name: value for name, value in made.items() if self._sent.get(name) != value}
+            self._sent = made
+        if touched := sorted(self._story.touched):
+            line["rows"] = [(number, draw_row(self._story.rows[number])) for number in touched]
+            self._story.touched.clear()
+        if self.is_over:
+            line["over"] = True
         return [msgspec.json.encode(line) + b"\n"] if line else []
 
-    def _changed(self) -> Iterator[tuple[int, str, str]]:
-        """Rows that are new, or to which a result has come."""
-        for number in sorted(self._story.touched):
-            row = self._story.rows[number]
-            yield number, row.kind, row.drawn()
-        self._story.touched.clear()
-
-    def _state(self, state: str) -> dict[str, Any]:
-        picture = self.picture
-        ended = picture.ended
-        if state == "cut_off" or ended is not None:
-            word, tone = standing(state, ended.outcome if ended else None, ended.reason if ended else None)
-        else:  # Live, or its last events are still being read.
-            word, tone = picture.state, "warn" if picture.state == "waiting" else "dim"
-        calls = picture.open_calls.values() if ended is None else ()
-        run = msgspec.structs.replace(self._run, state=state)
-        found = diagnosis_of(self._store, picture, run) if state != "live" else None
+    def _parts(self, store: Store, *, is_read: bool) -> dict[str, object]:
+        """Draw all but the rows; after its end, the run is over."""
+        run, picture, receipt = self._run, self._picture, None
+        state = state_of(store, run.run_id)
+        # A run that is just being sealed looks cut off for a moment.
+        is_settled = state == "ended" or time.monotonic() - self._live_s >= SETTLED_S
+        self.is_over = state != "live" and is_read and is_settled
+        if self.is_over and state == "ended":
+            receipt = store.load(run.run_id)
+            picture.end(receipt)
+        if self.is_over or time.monotonic() - self._diagnosed_s >= DIAGNOSIS_S:
+            now = msgspec.structs.replace(run, state=state if self.is_over else "live")
+            self._diagnosis, self._diagnosed_s = diagnosis_of(store, picture, now), time.monotonic()
+        asks = [] if self.is_over else list(picture.open_asks.values())
+        shown = Shown(
+            picture=picture,
+            state=state if self.is_over else "live",
+            diagnosis=None if asks else self._diagnosis,
+            rows=self._story,
+            patch=patch_of(store, run.run_id) if self.is_over else None,
+            compared=comparison_of(store, picture) if self.is_over else None,
+            now_ms=_now_ms(),
+        )
+        checkpoints = [one.name for one in kept(receipt)] if receipt is not None else []
+        is_bad = receipt is not None and bool(violations(receipt))
         return {
-            "task": printable(picture.task[:TEXT_CHARS_MAX]),
-            "standing": word,
-            "tone": tone,
-            "ended": state == "cut_off" or ended is not None,
-            "facts": "  ·  ".join(self._facts()),
-            "doing": [one_line(f"{call.tool} {in_workspace(call.about)}", 200) for call in calls][-5:],
-            "plan": [f"{MARKS[step.state][0]} {one_line(step.text, 200)}" for step in picture.plan],
-            "asks": [_ask(ask) for ask in picture.open_asks.values()] if state == "live" else [],
-            "message": printable(picture.message[-TEXT_CHARS_MAX:]),
-            "beyond": self._story.beyond,
-            "verdict": one_line(found.verdict) if found is not None and found.kind not in HEALTHY else None,
+            "title": one_line(picture.task, 80),
+            "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
+            "asks": [(ask.id, draw.question(ask, hash_of(ask), self._read_only)) for ask in asks],
+            "part acts": draw.acts(shown, checkpoints, has_violations=is_bad, read_only=self._read_only),
+            **{f"part {name}": part(name, shown) for name in PARTS if name != "story"},
         }
-
-    def _facts(self) -> Iterator[str]:
-        picture = self.picture
-        yield one_line(picture.backend + (f", {picture.model}" if picture.model else ""))
-        began = milliseconds(picture.started_at)
-        if picture.ended is not None:
-            yield lasting(picture.ended.duration_ms) if picture.ended.duration_ms is not None else "took ?"
-        elif began is not None:
-            yield elapsed((_now_ms() - began) // 1000)
-        yield f"{count(picture.usage.input_tokens)} tokens in, {count(picture.usage.output_tokens)} out"
-        yield money(picture.cost_usd_micros)
-        yield f"run {picture.run_id}"
-
-
-def _ask(ask: ShownQuestion) -> dict[str, Any]:
-    question = [printable(str(ask.body["question"]))] if ask.body.get("question") else []
-    return {
-        "id": ask.id,
-        "kind": ask.kind,
-        "message": one_line(ask.message),
-        "body": "\n".join([*question, *decided(ask.body)]),
-        "shown": hash_of(ask),
-    }

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from tests.all.doors.test_web import (  # noqa: F401
     served,
-    test_a_run_is_started_followed_answered_and_found_again,
+    test_a_run_is_followed_answered_and_found_again,
 )

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from backplane.view import report
 from tests.hostile import HOSTILE
 from tests.runs import HELLO, PRELUDE
-from tests.test_report import shown
+from tests.test_report import page_of, shown
 
 LONG = """
 hello()
@@ -80,7 +79,7 @@ def test_without_a_script_and_on_paper_the_report_is_read(tmp_path: Path, backpl
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(page.as_uri())
-    words = ("complete", "echo two >> a.txt", "+two", "What happened", "What held it", "sealed: ")
+    words = ("complete", "echo two >> a.txt", "+two", "What happened", "What enforced it", "SHA-256")
     text = tab.inner_text("body")
     assert not [word for word in words if word not in text]
     tab.click("summary")
@@ -105,7 +104,7 @@ def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Pa
     for at in range(0, len(HOSTILE), 40):
         words = HOSTILE[at : at + 40]
         for policed in (True, False):  # Escaping alone has to hold: the policy is the net below it.
-            pages = "".join(report.page([shown(word) for word in words]))
+            pages = page_of(*map(shown, words))
             if not policed:
                 pages = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages)
             page.write_text(pages, errors="replace")

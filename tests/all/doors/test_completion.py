@@ -12,7 +12,7 @@ import pytest
 
 from backplane.cli import COMMANDS
 from backplane.cli.completion import tables
-from backplane.view.report import OMISSIBLE
+from backplane.view.omit import OMISSIBLE
 from tests.in_process import in_process
 from tests.peers import ROOT
 

@@ -1,12 +1,13 @@
-"""The page of `backplane web`, as a real server process, asked by hand; `tests/all/browsers` has its browser."""
+"""The desk of `backplane web`, as a real server process, asked by hand; `tests/all/browsers` has its browser."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,24 +34,31 @@ put(event(run, type="assistant_message", text="answered: " + str(answer.get("dec
 put(final(run))
 end()
 """
+NO_RUN = "0192f0c1-2345-7abc-8def-0123456789ab"
 
 
 class Page:
     """A running server, and a client with its token."""
 
-    program = ("-m", "backplane")
-
     def __init__(self, folder: Path, *words: str) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, *self.program, "web", *words]
-        self.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
+        self.folder, self.runs = folder, list[subprocess.Popen[bytes]]()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "backplane", "web", *words], cwd=folder, env=self.environ(), text=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         self.origin, _, self.token = self.address.partition("/#token=")
         self.headers = {"Authorization": f"Bearer {self.token}", "Origin": self.origin}
         self.client = httpx.Client(base_url=self.origin, headers=self.headers, timeout=10, trust_env=False)
 
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT)}
+
     def close(self) -> int:
+        for run in self.runs:
+            run.terminate()
+            run.wait(10)
         self.client.close()
         self.process.terminate()
         code = self.process.wait(10)
@@ -58,22 +66,47 @@ class Page:
         self.process.stdout.close()
         return code
 
-    def states(self, run_id: str) -> Iterator[dict[str, Any]]:
-        with self.client.stream("GET", f"/api/runs/{run_id}/stream") as answer:
-            for line in answer.iter_lines():
-                told = json.loads(line)
-                yield {**told.get("state", {}), "over": told.get("over", False), "rows": told.get("rows", [])}
+    def listed(self, **asked: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get("/api/runs", params=asked).json()
+        return {**found, "ids": re.findall(r'href="/run/([^"]+)"', found["html"])}
+
+    def begin(self, task: str = f"deploy {HOSTILE}", backend: str = "asks") -> str:
+        """Start a run in a terminal of its own; return its id."""
+        before = set(self.listed()["ids"])
+        command = [sys.executable, "-m", "backplane", "run", "-b", backend, "--root", "work", "--on-ask", "wait", task]
+        self.runs.append(
+            subprocess.Popen(command, cwd=self.folder, env=self.environ(), stdout=subprocess.DEVNULL, stderr=-3)
+        )
+        ends = time.monotonic() + 20
+        while not (new := [id for id in self.listed()["ids"] if id not in before]):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        return str(new[0])
+
+    def done(self, *words: str) -> str:
+        """Run a shell command to its end; return the run's id."""
+        before = set(self.listed()["ids"])
+        command = [sys.executable, "-m", "backplane", "run", "-b", "shell", "--root", "work", *words]
+        subprocess.run(command, cwd=self.folder, env=self.environ(), capture_output=True, check=False)
+        return next(id for id in self.listed()["ids"] if id not in before)
+
+    def lines(self, run_id: str) -> Iterator[dict[str, Any]]:
+        with self.client.stream("GET", f"/api/run/{run_id}/rows") as answer:
+            yield from map(json.loads, answer.iter_lines())
+
+    def act(self, run_id: str, name: str, **body: object) -> httpx.Response:
+        return self.client.post(f"/api/run/{run_id}/{name}", json=body)
 
 
 @pytest.fixture
 def served(tmp_path: Path, backplane_home: Path) -> Iterator[Callable[..., Page]]:
     pages: list[Page] = []
     (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("one\n")
     (tmp_path / "agent.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + ASKING)
     (tmp_path / "policy.json").write_text('{"require_approval_for": ["deploy"]}')
     (tmp_path / "backplane.toml").write_text(
         f'policy = "policy.json"\n[backends.asks]\ncommand = ["{sys.executable}", "{tmp_path / "agent.py"}"]\n'
-        '[web]\nroots = ["work"]\n'
     )
 
     def serve(*words: str) -> Page:
@@ -85,125 +118,117 @@ def served(tmp_path: Path, backplane_home: Path) -> Iterator[Callable[..., Page]
         page.close()
 
 
-def begun(page: Page, root: Path, task: str = f"deploy {HOSTILE}") -> str:
-    order = {"task": task, "backend": "asks", "root": str(root)}
-    answer = page.client.post("/api/orders", json=order)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["run_id"])
-
-
-def test_a_run_is_started_followed_answered_and_found_again(served: Callable[..., Page], tmp_path: Path) -> None:
+def test_a_run_is_followed_answered_and_found_again(served: Callable[..., Page]) -> None:
     page = served()
-    run_id = begun(page, tmp_path / "work")
-    asked: dict[str, Any] | None = None
-    for state in page.states(run_id):
-        if state.get("asks") and asked is None:
-            asked = state["asks"][0]
-            assert "<img" in asked["body"]  # Drawn as text.
-            assert [row["standing"] for row in page.client.get("/api/runs").json()] == ["waiting"]
-            answer = {"ask": asked["id"], "shown": asked["shown"], "decision": "allow"}
-            late = {**answer, "shown": "0" * 64}
-            assert page.client.post(f"/api/runs/{run_id}/answer", json=late).status_code == 409
-            assert page.client.post(f"/api/runs/{run_id}/answer", json=answer).status_code == 200
-            assert page.client.post(f"/api/runs/{run_id}/answer", json=answer).status_code == 409
-        for _, _, html in state["rows"]:
-            assert "<img" not in html
-            assert "\x1b" not in html
-    assert asked is not None
-    assert state["over"]
-    (row,) = page.client.get("/api/runs", params={"text": "deploy"}).json()
-    assert (row["run_id"], row["standing"]) == (run_id, "complete")
-    assert page.client.get("/api/runs", params={"text": "nothing-of-this"}).json() == []
-    report = page.client.get("/api/report", params={"runs": run_id})
-    assert b"What happened" in report.content
+    run_id = page.begin()
+    parts: dict[str, Any] = {}
+    rows: dict[int, str] = {}
+    is_answered = False
+    for line in page.lines(run_id):
+        parts |= line
+        rows |= dict(line.get("rows", []))
+        if line.get("asks") and not is_answered:
+            ((ask, html),) = line["asks"]
+            assert "&lt;img" in html
+            assert page.listed()["waiting"] == 1
+            answer = {"ask": ask, "shown": re.search('name="shown" value="(.*?)"', html)[1], "decision": "allow"}  # type: ignore[index]
+            assert page.act(run_id, "answer", **{**answer, "shown": "0" * 64}).status_code == 409
+            assert page.act(run_id, "answer", **answer).status_code == 200
+            assert page.act(run_id, "answer", **answer).status_code in (400, 409)
+            is_answered = True
+        line.pop("title", None)  # Put in as text.
+        assert not re.search("<img|<script|\x1b", json.dumps(line, ensure_ascii=False))
+    assert (is_answered, parts["over"], sorted(rows)) == (True, True, list(range(len(rows))))
+    assert any("answered: allow" in row for row in rows.values())
+    assert ("complete" in parts["part head"], "SHA-256" in parts["part receipt"]) == (True, True)
+    found = page.listed(text="deploy")
+    assert (found["ids"], found["waiting"], found["live"]) == ([run_id], 0, 0)
+    assert page.listed(text="nothing-of-this")["ids"] == []
+    assert b"What happened" in page.client.get(f"/api/run/{run_id}/report").content
 
 
-def test_a_run_is_cancelled_and_those_of_the_page_end_with_it(served: Callable[..., Page], tmp_path: Path) -> None:
+def test_a_waiting_run_is_first_and_the_rest_is_sorted(served: Callable[..., Page]) -> None:
     page = served()
-    first, second = begun(page, tmp_path / "work"), begun(page, tmp_path / "work")
-    assert page.client.post(f"/api/runs/{first}/cancel", json={}).status_code == 200
-    assert page.close() in (130, 143)
-    listed = subprocess.run(
-        [sys.executable, "-m", "backplane", "runs", "--json"], capture_output=True, text=True, check=True, cwd=ROOT
+    asks = page.begin()
+    few, many = page.done("echo 1 > b.txt"), page.done("touch b c d; exit 1")
+    assert page.listed()["ids"] == [asks, many, few]
+    assert page.listed(sort="files")["ids"] == [asks, many, few]
+    assert page.listed(sort="time")["ids"][0] == asks
+    assert page.listed(state="failed")["ids"] == [many]
+    assert page.listed(state="live")["ids"] == [asks]
+    assert page.act(asks, "cancel").status_code == 200
+
+
+def test_a_result_is_applied_and_taken_back_like_by_the_commands(served: Callable[..., Page], tmp_path: Path) -> None:
+    page, file = served(), tmp_path / "work" / "a.txt"
+    run_id = page.done("echo two >> a.txt")
+    assert "would change 1 file: a.txt" in page.act(run_id, "apply", check="true").text
+    assert file.read_text() == "one\n"
+    assert page.act(run_id, "apply").status_code == 200
+    assert file.read_text() == "one\ntwo\n"
+    assert page.act(run_id, "apply").json()["code"] == "execution_workspace_error"
+    assert page.act(run_id, "rewind", to="start").status_code == 200
+    assert file.read_text() == "one\n"
+    file.write_text("zero\none\n")
+    refused = page.act(run_id, "apply")
+    assert (refused.status_code, "a.txt" in refused.json()["message"], bool(refused.json()["hint"])) == (
+        409,
+        True,
+        True,
     )
-    rows = {row["run_id"]: row for row in map(json.loads, listed.stdout.splitlines())}
-    assert {rows[first]["state"], rows[second]["state"]} == {"ended"}
+    assert page.act(run_id, "rewind", to="nowhere").status_code == 409
 
 
-def test_a_read_only_page_changes_nothing(served: Callable[..., Page], tmp_path: Path) -> None:
+def test_a_read_only_desk_changes_nothing(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served("--read-only")
-    assert page.client.get("/api/form").json()["roots"] == []
-    for path, body in (
-        ("/api/orders", {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}),
-        ("/api/runs/0192f0c1-2345-7abc-8def-0123456789ab/cancel", {}),
-        ("/api/runs/0192f0c1-2345-7abc-8def-0123456789ab/answer", {"ask": "a", "shown": "", "decision": "allow"}),
-    ):
-        assert page.client.post(path, json=body).status_code == 403
+    run_id = page.done("echo two >> a.txt")
+    parts = {name: html for line in page.lines(run_id) for name, html in line.items()}
+    assert "<form" not in json.dumps(parts)
+    for name, body in (
+        ("cancel", {}), ("apply", {}), ("rewind", {"to": "start"}),
+        ("answer", {"ask": "a", "shown": "", "decision": "allow"}),
+    ):  # fmt: skip
+        assert page.act(run_id, name, **body).status_code == 403
+    assert (tmp_path / "work" / "a.txt").read_text() == "one\n"
 
 
-def test_what_an_order_of_the_page_may_not_say(served: Callable[..., Page], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("host", "evil.example", 421), ("host", "127.0.0.1:1", 421), ("origin", "http://evil.example", 403),
+        ("origin", None, 403), ("authorization", None, 401), ("authorization", "Bearer x", 401),
+        ("content-type", "text/plain", 415), ("content-length", "1100000", 413),
+    ],
+)  # fmt: skip
+def test_a_request_that_is_not_of_the_page_is_refused(
+    served: Callable[..., Page], name: str, value: str | None, status: int
+) -> None:
     page = served()
-    good = {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}
-    changes: list[dict[str, Any]] = [
-        {"root": str(tmp_path)},
-        {"backend": "sh -c id"},
-        {"task": " "},
-        {"sidecar": "id"},
-    ]
-    for change in changes:
-        answer = page.client.post("/api/orders", json={**good, **change})
-        assert answer.status_code == 400, change
-        assert answer.json()["code"] in ("config_invalid", "backend_not_found")
-    assert page.client.get("/api/runs").json() == []
-
-
-DOORS: list[tuple[str, str | None, int]] = [
-    ("host", "evil.example", 421),
-    ("host", "127.0.0.1:1", 421),
-    ("origin", "http://evil.example", 403),
-    ("origin", None, 403),
-    ("sec-fetch-site", "same-site", 403),
-    ("authorization", None, 401),
-    ("authorization", "Bearer x", 401),
-    ("content-type", "text/plain", 415),
-]
-
-
-def test_the_doors(served: Callable[..., Page], tmp_path: Path) -> None:
-    page = served()
-    order = {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}
+    headers = {**page.headers, "Content-Type": "application/json", "Content-Length": "2"}
+    headers = {key: text for key, text in headers.items() if key.lower() != name}
+    headers |= {name: value} if value is not None else {}
     with httpx.Client(trust_env=False) as client:
-        for name, value, status in DOORS:
-            headers = {**page.headers, "Content-Type": "application/json"}
-            headers = {key: text for key, text in headers.items() if key.lower() != name}
-            headers |= {name: value} if value is not None else {}
-            answer = client.post(f"{page.origin}/api/orders", headers=headers, content=json.dumps(order))
-            assert answer.status_code == status, (name, value)
-    assert page.client.get("/api/runs").json() == []
+        answer = client.post(
+            f"{page.origin}/api/run/{NO_RUN}/cancel",
+            headers=headers,
+            content=iter([b"{}" if status != 413 else bytes(1_100_000)]),
+        )
+    assert answer.status_code == status
 
 
-def test_more_doors(served: Callable[..., Page]) -> None:
+def test_the_page_itself_has_no_secret_and_a_strict_policy(served: Callable[..., Page]) -> None:
     page = served()
-    get = page.client.get
-    assert get("/api/runs", params={"token": page.token}).status_code == 400
+    for path in ("/", f"/run/{NO_RUN}"):
+        front = httpx.get(page.origin + path, trust_env=False)
+        assert (front.status_code, page.token in front.text) == (200, False)
+        assert "script-src 'sha256-" in front.headers["content-security-policy"]
+        assert front.headers["x-content-type-options"] == "nosniff"
+        assert {"set-cookie", "server"} & set(front.headers) == set()
     assert page.client.delete("/api/runs").status_code == 405
-    # Its head alone: who sends all of it may hear of a reset before the answer.
-    post = head(
-        page, "/api/orders", f"Origin: {page.origin}", "Content-Type: application/json", "Content-Length: 1100000"
-    )
-    long = raw(page, post.replace(b"GET", b"POST"))
-    assert long.recv(12) == b"HTTP/1.1 413"
-    long.close()
     for name in ("..%2f..%2fetc", "%00", "x", "last"):
-        assert get(f"/api/runs/{name}/stream").status_code in (400, 404)
-        assert get("/api/report", params={"runs": name}).status_code == 400
-    front = httpx.get(page.origin, trust_env=False)
-    assert front.status_code == 200
-    assert "script-src 'sha256-" in front.headers["content-security-policy"]
-    assert page.token not in front.text
-    assert front.headers["x-content-type-options"] == "nosniff"
-    assert "set-cookie" not in front.headers
-    assert "server" not in front.headers
+        assert page.client.get(f"/api/run/{name}/rows").status_code in (400, 404)
+    assert page.client.get(f"/api/run/{NO_RUN}/rows").status_code == 400
+    assert page.close() in (130, 143, -2, -15)
 
 
 def test_a_taken_port_and_a_wrong_one_are_refused(served: Callable[..., Page]) -> None:
@@ -211,32 +236,3 @@ def test_a_taken_port_and_a_wrong_one_are_refused(served: Callable[..., Page]) -
     for port in (page.origin.rpartition(":")[2], "99999"):
         command = [sys.executable, "-m", "backplane", "web", "--port", port]
         assert subprocess.run(command, capture_output=True, cwd=ROOT, timeout=20, check=False).returncode == 2
-
-
-def raw(page: Page, data: bytes) -> socket.socket:
-    port = int(page.origin.rpartition(":")[2])
-    made = socket.create_connection(("127.0.0.1", port), timeout=30)
-    made.sendall(data)
-    return made
-
-
-def head(page: Page, path: str, *more: str) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", f"Host: {page.origin.partition('//')[2]}", f"Authorization: Bearer {page.token}"]
-    return "\r\n".join([*lines, *more, "", ""]).encode()
-
-
-def test_a_stream_that_breaks_comes_again_whole(served: Callable[..., Page], tmp_path: Path) -> None:
-    page = served()
-    run_id = begun(page, tmp_path / "work")
-    whole: list[dict[int, str]] = []
-    for _ in range(2):
-        rows: dict[int, str] = {}
-        for state in page.states(run_id):
-            for number, _kind, html in state["rows"]:
-                assert number not in rows or rows[number] != html
-                rows[number] = html
-            if state.get("asks"):
-                break  # The connection goes with the generator.
-        whole.append(rows)
-    assert whole[0] == whole[1]
-    assert sorted(whole[0]) == list(range(len(whole[0])))

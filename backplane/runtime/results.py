@@ -1,0 +1,136 @@
+"""Applies a stored run's result to its folder, and takes the folder back: for the commands, the page and Python.
+
+Everything here blocks, and finishes first what a killed process left half applied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from backplane.contract.events import CheckpointReported, carried
+from backplane.errors import ConfigError, PolicyError, StoreError, WorkspaceError
+from backplane.receipts.audit import patch_hash, record_hash
+from backplane.receipts.store import Store
+from backplane.runtime.state import StateFolder, refuse_unknown
+from backplane.workspace import Applied, apply_bare, apply_patch
+from backplane.workspace.checkpoints import START, Checkpoint, found, load, rewind_original, told
+from backplane.workspace.patch import RECORD_NAME
+
+if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
+
+NOTHING_DONE: Final = Applied((), merged=False)
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """How a result is to be applied."""
+
+    at: str | None = None
+    """Name or id of a checkpoint; None for the state at the end."""
+    root: Path | None = None
+    """The folder; None for the one that the run was made for."""
+    check: bool = False
+    """Only find out whether it would work."""
+    merge: bool = False
+    """Merge files that have changed since the run began, instead of refusing."""
+    accept_violations: bool = False
+
+
+_PLAIN: Final = Wish()
+VIOLATIONS_MAX: Final = 5
+"""Reasons of violations in one error; the receipt has all of them."""
+
+
+def apply_once(folder: StateFolder, run_id: str) -> tuple[str, ...]:
+    """Apply the result of a run that no lane has applied yet; return the files. Raises as `apply_result`."""
+    with Store.open(folder.home, readonly=True) as store:
+        is_applied = "lane" in store.load(run_id).backplane
+    return () if is_applied else apply_result(folder, run_id).files
+
+
+def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Applied:
+    """Apply a run's result; `Applied.files` is empty if the run changed nothing.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`: a file has changed meanwhile (named), a merge has conflicts
+            (named), or a write failed.
+        PolicyError: `policy_denied`, the result violates the run's policy.
+        ConfigError: `config_invalid`, the folder of a run from another machine is not known.
+        StoreError: there is no such run, or its receipt cannot be read.
+    """
+    folder.settle()
+    with Store.open(folder.home, readonly=True) as store:
+        row = store.find(run_id)
+        receipt, run_dir, patch = store.load(row.run_id), store.folder(row.run_id), store.patch(row)
+    if wish.at is None and not _has_patch(receipt, patch):
+        refuse_unknown(folder, row.run_id)
+        return NOTHING_DONE
+    if not wish.accept_violations and (reasons := violations(receipt)):
+        hint = f"read the patch, then: backplane apply {row.run_id[:8]} --accept-violations"
+        raise PolicyError("policy_denied", f"the run did not keep its policy: {'; '.join(reasons)}", hint=hint)
+    if wish.at is None and patch is not None and not (run_dir / RECORD_NAME).exists():
+        if wish.root is None:
+            fact = "the run was made on another machine: the folder for its patch is not known"
+            raise ConfigError("config_invalid", fact, hint=f"backplane apply {row.run_id[:8]} --root DIR")
+        return apply_bare(run_dir, patch_hash(receipt) or "", wish.root, check=wish.check, merge=wish.merge)
+    saved = None
+    if wish.at is not None:
+        checkpoint = found(kept(receipt), wish.at)
+        if checkpoint is None:
+            fact = "at the start the run had changed nothing"
+            raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
+        saved = load(run_dir, checkpoint)
+    return apply_patch(
+        run_dir, record_sha256=record_hash(receipt), saved=saved, root=wish.root, check=wish.check, merge=wish.merge
+    )
+
+
+def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: bool = False) -> Applied:
+    """Take the folder that has a run's result back to a checkpoint of that run.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`: no such checkpoint, or files are not as the run left them (named).
+        StoreError: there is no such run, or its receipt cannot be read.
+    """
+    folder.settle()
+    with Store.open(folder.home, readonly=True) as store:
+        receipt = store.load(run_id)
+        run_dir = store.folder(receipt.meta.run_id)
+    return rewind_original(run_dir, found(kept(receipt), to), record_sha256=record_hash(receipt), check=check)
+
+
+def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of a run by its receipt; those of a run that was cut off by its events.
+
+    Raises:
+        StoreError: `receipt_store_failed`, the receipt names checkpoints in a form that we never write.
+    """
+    named, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
+    rows: Any = named.get("made") if isinstance(named, dict) else named
+    if rows is None and isinstance(end, dict) and end.get("reason") == "interrupted":
+        events = [carried(event) for event in receipt.trace]
+        bodies = [event.body for event in events if isinstance(event, CheckpointReported)]
+        rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
+    try:
+        return told(() if rows is None else rows)
+    except ValueError as error:
+        fact = f"the checkpoints in the receipt of run {receipt.meta.run_id} cannot be read: {error}"
+        hint = f"nothing was changed; see where it comes from: backplane receipts show {receipt.meta.run_id}"
+        raise StoreError("receipt_store_failed", fact, hint=hint) from error
+
+
+def violations(receipt: Receipt) -> list[str]:
+    """Return why each thing that was done is forbidden, each reason once."""
+    enforcement = receipt.backplane.get("enforcement")
+    rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
+    reasons = [str(row.get("reason") or row.get("rule")) for row in rows or () if isinstance(row, dict)]
+    return list(dict.fromkeys(reasons))[:VIOLATIONS_MAX]
+
+
+def _has_patch(receipt: Receipt, patch: Path | None) -> bool:
+    # Whether the file is still the one that the receipt promises is checked where it is read.
+    is_promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
+    return is_promised or (patch is not None and bool(patch.stat().st_size))

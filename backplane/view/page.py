@@ -1,0 +1,355 @@
+"""Draws a run as HTML: the page of `report`, and the same parts one by one for the desk of `web`.
+
+The page needs no other file. It is readable without its script and on paper. Foreign texts are escaped by `html.text`;
+the page's policy allows only the script and the style that stand in it, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.receipt import findings_of
+from backplane.routing.intervals import Comparison
+from backplane.view import compared
+from backplane.view.charts import timeline
+from backplane.view.diff import FileChange, changes
+from backplane.view.figures import count, elapsed, lasting, milliseconds, money, standing
+from backplane.view.findings import outcome_words, remarks
+from backplane.view.html import Html, join, said, table, tag, text
+from backplane.view.picture import Picture
+from backplane.view.rows import GivenAnswer, Story, StoryRow, cut
+from backplane.view.text import in_workspace
+from backplane.view.values import as_list, as_object
+from backplane.view.why import HEALTHY, Diagnosis
+
+DIFF_LINES_MAX: Final = 5_000
+"""Lines of a patch on one page; of further files the page has the name and the numbers."""
+OPEN_LINES_MAX: Final = 300
+"""Lines of a patch that are unfolded at first."""
+ROWS_MAX: Final = 500
+"""Rows of one table."""
+FALSE_MAX: Final = 20
+"""False claims on a page; `receipts audit` has all of them."""
+
+NOTHING: Final = Html("")
+
+
+def asset(name: str, package: str = "backplane.view") -> str:
+    """Return a style or a script that is shipped beside the code."""
+    return files(package).joinpath(name).read_text("utf-8")
+
+
+CSS: Final = asset("page.css")
+JS: Final = asset("search.js")
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to draw."""
+
+    picture: Picture
+    state: str
+    """live, cut_off or ended, as the list of runs has it."""
+    diagnosis: Diagnosis | None
+    """None for a run whose state explains itself."""
+    rows: Story
+    patch: str | None = None
+    """None if it was pruned, or nothing was changed."""
+    compared: Comparison | None = None
+    """The comparison that the run was part of."""
+    now_ms: int | None = None
+    """The time now, for the age of a live run."""
+
+    @property
+    def added(self) -> dict[str, Any]:
+        """All that the control plane added to the receipt (`usage_raw.backplane`)."""
+        return self.picture.ended.added if self.picture.ended is not None else {}
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def page(runs: Sequence[Shown]) -> Iterator[str]:
+    """Yield the whole page of one run, or of two side by side, in pieces."""
+    title = " and ".join(f"{run.picture.task[:80]} — {verdict(run)[0]}" for run in runs)
+    find = "Search the story: words, all of them ( / )"
+    yield head_of(title, CSS, policy_of(JS, CSS))
+    yield (
+        f'<div class="report screen" role="search"><input type="search" id="search" aria-label="{find}" '
+        f'placeholder="{find}"> <span id="count" class="dim" role="status"></span></div>'
+        f'<main class="report{" two" if len(runs) > 1 else ""}">'
+    )
+    for run in runs:
+        yield '<article class="run">'
+        yield from (tag("section", part(name, run), data_part=name) for name in PARTS)
+        yield "</article>"
+    yield f"</main><script>{JS}</script></body></html>\n"
+
+
+def head_of(title: str, style: str, policy: str) -> str:
+    """Return a document up to the beginning of its body."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{text(policy)}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"{tag('title', text(title))}<style>{style}</style></head><body>"
+    )
+
+
+def policy_of(script: str, style: str, more: str = "") -> str:
+    """Return the policy that runs this script only, and fetches nothing but what `more` allows."""
+    scripts, styles = (base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode() for whole in (script, style))
+    own = f"script-src 'sha256-{scripts}'; style-src 'sha256-{styles}'"
+    return f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'{more}"
+
+
+def verdict(run: Shown) -> tuple[str, str]:
+    """Return how a run stands or ended in a word, and its tone: good, warn, bad, or dim while it runs."""
+    ended = run.picture.ended
+    waits = run.picture.waits is not None
+    word, tone = standing(run.state, ended.outcome if ended is not None else None, None, waits=waits)
+    if ended is not None and run.state == "ended":
+        words = outcome_words(word, findings_of(ended.added))
+        word, tone = words, "warn" if tone == "good" and words != word else tone
+    return word, "dim" if tone == "live" else tone
+
+
+def remarks_of(run: Shown) -> list[str]:
+    """Return what has to be said about an ended run beside its outcome."""
+    ended = run.picture.ended
+    return remarks(run.picture.run_id, ended.outcome, ended.added) if ended is not None else []
+
+
+def part(name: str, run: Shown) -> Html:
+    """Draw one of `PARTS`, with its title; nothing if the run has nothing to say there."""
+    title, draw = PARTS[name]
+    inner, head = draw(run), tag("h2", text(title))
+    if not inner or not title:
+        return inner
+    return tag("details", tag("summary", head), inner) if name in FOLDED else join((head, inner))
+
+
+def _head(run: Shown) -> Html:
+    picture, usage = run.picture, run.picture.usage
+    word, tone = verdict(run)
+    cached = f" ({count(usage.cache_read_tokens)} cached)" if usage.cache_read_tokens is not None else ""
+    facts = {
+        "backend": picture.backend + (f", {picture.model}" if picture.model else ""),
+        "took": _took(run),
+        "tokens": f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
+        "cost": money(picture.cost_usd_micros),
+        "calls": f"{picture.calls}, failed {picture.calls_failed}, denied {picture.denials}",
+        "began": f"{picture.started_at[:19].replace('T', ' ')} UTC" if picture.started_at else "",
+        "folder": f"{picture.root} ({picture.mode})" if picture.root else "",
+        "run": picture.run_id,
+    }
+    rows = [tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts.items() if value]
+    return join(
+        (
+            tag("span", text(word), class_=f"chip {tone}"),
+            tag("h1", text(cut(picture.task) or "(its task is not known here)")),
+            *(tag("p", text(line), class_="warn") for line in remarks_of(run)),
+            tag("dl", *rows, class_="facts"),
+        )
+    )
+
+
+def _took(run: Shown) -> str:
+    ended, began_ms = run.picture.ended, milliseconds(run.picture.started_at)
+    if ended is not None:
+        return lasting(ended.duration_ms) if ended.duration_ms is not None else "?"
+    is_known = run.state == "live" and run.now_ms is not None and began_ms is not None
+    return elapsed((run.now_ms - began_ms) // 1000) if is_known else "?"  # type: ignore[operator]
+
+
+def _time(run: Shown) -> Html:
+    """Draw the timeline, which ends with the last event if the run's own duration is shorter."""
+    ended, last_ms = run.picture.ended, run.rows.lasts_ms or 0
+    return timeline(run.rows.rows, max(ended.duration_ms or 0 if ended is not None and last_ms else 0, last_ms))
+
+
+def _why(run: Shown) -> Html:
+    found = run.diagnosis
+    if found is None or found.kind in HEALTHY:
+        return NOTHING
+    evidence = [
+        tag("li", text(f"event {row.event}: " if row.event is not None else ""), text(row.text))
+        for row in found.evidence
+    ]
+    steps = [tag("li", tag("b", text("next: ")), text(step)) for step in found.next]
+    words = found.verdict if found.sure else f"probably: {found.verdict}"
+    return join((tag("p", tag("b", text(words))), tag("ul", *evidence, *steps)))
+
+
+_STEPS: Final = {"done": "✓", "doing": "▸", "open": "·"}
+
+
+def _now(run: Shown) -> Html:
+    """Draw what a live run does: its plan, its open calls, the files that its events name."""
+    picture = run.picture
+    if run.state != "live" or picture.ended is not None:
+        return NOTHING
+    calls = [f"→ {call.tool} {in_workspace(call.about)[:200]}" for call in picture.open_calls.values()][-5:]
+    plan = [f"{_STEPS[step.state]} {step.text[:200]}" for step in picture.plan]
+    named = [f"✎ {', '.join(list(picture.files)[-8:])}"] if picture.files else []
+    lines = [tag("li", text(line)) for line in (*plan, *calls, *named)]
+    return tag("ul", *lines, class_="plain") if lines else NOTHING
+
+
+def _said(run: Shown) -> Html:
+    message = cut(in_workspace(run.picture.message))
+    return tag("div", said(message), class_="message") if message else NOTHING
+
+
+def _compared(run: Shown) -> Html:
+    return compared.drawn(run.compared, run.picture.run_id) if run.compared is not None else NOTHING
+
+
+def _changed(run: Shown) -> Html:
+    """Draw the patch, each file folded or not."""
+    drawn, shown = [], 0
+    for file in changes((run.patch or "").splitlines(), lines_max=DIFF_LINES_MAX):
+        shown += len(file.lines)
+        drawn.append(_file(file, is_open=shown <= OPEN_LINES_MAX))
+    return join(drawn)
+
+
+def _file(file: FileChange, *, is_open: bool) -> Html:
+    numbers = (
+        tag("code", text(file.path)),
+        tag("span", text(f"+{file.added}"), class_="good"),
+        tag("span", text(f"−{file.removed}"), class_="bad"),
+    )
+    lines = [tag("span", text(line.text), class_=line.kind) for line in file.lines]
+    more = file.count - len(lines)
+    rest = tag("p", text(f"{more} more lines are in the patch file"), class_="dim") if more > 0 else NOTHING
+    inner = tag("pre", *lines, class_="diff", tabindex="0") if lines else NOTHING
+    return tag("details", tag("summary", join(numbers, " ")), inner, rest, class_="file", open="" if is_open else None)
+
+
+def _story(run: Shown) -> Html:
+    return tag("div", *map(draw_row, run.rows.rows), class_="rows") if run.rows.rows else NOTHING
+
+
+def _beyond(run: Shown) -> Html:
+    more = f"{run.rows.beyond} more rows are in the receipt; backplane report --full draws them"
+    return tag("p", text(more), class_="dim") if run.rows.beyond else NOTHING
+
+
+def draw_row(row: StoryRow) -> Html:
+    """Draw one row of the story."""
+    after = f" +{lasting(row.after_ms)}" if row.after_ms is not None else ""
+    head = [tag("span", text(f"{row.number}{after}"), class_="no mono")]
+    match row.kind:
+        case "said":
+            head.append(tag("div", said(row.head), class_="message"))
+        case "call" | "command" | "file":
+            name = "file" if row.kind == "file" else row.tool
+            head += [tag("b", text(name))] if name else []
+            head += [tag("code", text(row.head))] if row.head else []
+        case _:
+            head.append(tag("span", text(row.head), class_={"note": "dim"}.get(row.kind, row.tone) or None))
+    head += [tag("span", text(row.mark), class_=row.tone or "dim")] if row.mark else []
+    inner = join(head, " ")
+    if row.body:
+        bodies = [tag("pre", text(body), tabindex="0") for body in row.body]
+        inner = tag("details", tag("summary", inner), *bodies, open="" if row.tone == "bad" else None)
+    return tag("div", inner, class_=f"row {row.tone}".strip())
+
+
+def _decisions(run: Shown) -> Html:
+    rules = as_list(as_object(run.added.get("enforcement")).get("rules"))
+    # A policy's reason quotes the pattern of its rule.
+    layers = {f"'{as_object(rule).get('pattern')}'": as_object(rule).get("layer") for rule in rules}
+
+    def layer(one: GivenAnswer) -> object:
+        return next((name for quoted, name in layers.items() if one.by == "policy" and quoted in one.reason), "")
+
+    rows = [{**msgspec.structs.asdict(one), "layer": layer(one)} for one in run.rows.decisions]
+    return _members(rows, "tool about decision by layer reason", "Each question and its answer")
+
+
+def _claims(run: Shown) -> Html:
+    """Draw the agent's claims and the observations, each in a column of its own."""
+    claimed, found = as_object(run.added.get("claimed")), as_object(run.added.get("reconciliation"))
+    counts = [{"kind_of_claim": kind, **as_object(by)} for kind, by in as_object(claimed.get("counts")).items()]
+    if unnamed := as_list(claimed.get("unexplained")):
+        found = {**found, "changed_and_named_by_no_event": unnamed}
+    differ = [
+        {"what": name.replace("_", " "), "which": ", ".join(map(str, which[:50])) if isinstance(which, list) else which}
+        for name, which in found.items()
+    ]
+    false, not_seen = (as_list(claimed.get(name))[:FALSE_MAX] for name in ("false", "not_seen"))
+    return join(
+        (
+            _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
+            _members(false, "kind event claimed seen", "Claims that are false"),
+            _members(not_seen, "kind event claimed seen", "Claims that were not seen"),
+            _members(differ, "what which", "Differences between the agent's word and the files"),
+        )
+    )
+
+
+def _enforcement(run: Shown) -> Html:
+    found = as_object(run.added.get("enforcement"))
+    if not found:
+        return NOTHING
+    kinds = {**as_object(found.get("kinds")), "model's key": run.added.get("key_proxy")}
+    layers = [
+        {"what": name, "why": "", **kind, "what_it_leaves_open": kind.get("gap") or kind.get("why")}
+        for name, kind in kinds.items()
+        if isinstance(kind, dict)
+    ]
+    layers.append({"what": "approvals", "state": found.get("approvals", "?")})
+    isolation = f"Isolation: {found.get('isolation', '?')}"
+    return join(
+        (
+            _members(as_list(found.get("violations")), "rule reason", "Violations of the policy"),
+            _members(layers, "what state what_it_leaves_open", isolation),
+            _members(as_list(found.get("rules")), "rule pattern layer gap", "Rules of the policy"),
+        )
+    )
+
+
+def _members(rows: Sequence[object], names: str, label: str) -> Html:
+    """Draw a table of objects with a column for each of these members; nothing without an object."""
+    columns = names.split()
+    cells = [[text(_shown(as_object(row).get(name))) for name in columns] for row in rows[:ROWS_MAX]]
+    return table((name.replace("_", " ") for name in columns), cells, label) if cells else NOTHING
+
+
+def _shown(value: object) -> object:
+    return "" if value is None else value
+
+
+def _receipt(run: Shown) -> Html:
+    ended = run.picture.ended
+    if ended is None:
+        return NOTHING
+    command = tag("code", text(f"backplane receipts verify {run.picture.run_id[:8]}"))
+    return join((tag("p", text("SHA-256 "), tag("code", text(ended.sha256))), tag("p", text("check it: "), command)))
+
+
+PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
+    "head": ("", _head),
+    "why": ("Why", _why),
+    "now": ("Now", _now),
+    "said": ("What it said", _said),
+    "compared": ("Compared", _compared),
+    "changed": ("What it changed", _changed),
+    "time": ("When", _time),
+    "story": ("What happened", _story),
+    "beyond": ("", _beyond),
+    "decisions": ("Decisions", _decisions),
+    "claims": ("Claimed and seen", _claims),
+    "enforced": ("What enforced it", _enforcement),
+    "receipt": ("Receipt", _receipt),
+}
+"""The parts of a run's page in their order: the title, and what draws it."""
+FOLDED: Final = ("claims", "enforced")
+"""Parts that are folded at first; what went wrong there is said in the head."""

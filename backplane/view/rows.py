@@ -1,0 +1,189 @@
+"""Turns a run's events into the rows of a page, in their order; how a row looks is for `page` to say. Pure.
+
+A result joins the row of its call. Streamed pieces have no row: the whole message repeats them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from backplane.contract import events as kinds
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, carried
+from backplane.view.figures import milliseconds
+from backplane.view.text import in_workspace
+from backplane.view.values import about, words_of
+
+ROWS_MAX: Final = 10_000
+"""Rows of one page; a browser lays out only those in sight. Further rows are counted."""
+TEXT_CHARS_MAX: Final = 16 * 1024
+"""Characters of one text, half from its beginning and half from its end."""
+BODIES_CHARS_MAX: Final = 4 * 1024 * 1024
+"""Characters of all inputs and outputs of one page; of a further text only the length is shown."""
+HEAD_CHARS_MAX: Final = 400
+DECISIONS_MAX: Final = 500
+
+Kind = Literal["said", "call", "command", "file", "question", "answer", "fault", "note"]
+Tone = Literal["", "good", "warn", "bad"]
+
+
+class StoryRow(msgspec.Struct, kw_only=True):
+    """One row of a page, in plain text."""
+
+    kind: Kind
+    number: int
+    """Number of its event, counted from 1."""
+    after_ms: int | None
+    """Time since the run's first event; None if one of the two has no readable time."""
+    head: str
+    tool: str = ""
+    body: list[str] = []
+    mark: str = ""
+    """What became of it, as `done` or `exit 1`."""
+    tone: Tone = ""
+    lasted_ms: int | None = None
+    """Length of its bar: a call until its result, a question until its answer; None while it is open."""
+
+
+class GivenAnswer(msgspec.Struct, frozen=True):
+    """A question and its answer."""
+
+    tool: str
+    about: str
+    decision: str
+    by: str
+    reason: str
+
+
+class Story(msgspec.Struct, kw_only=True):
+    """The rows of one run; filled by `take`."""
+
+    rows_max: int | None = ROWS_MAX
+    """Further rows are only counted; None keeps all of them, with all of their texts."""
+    rows: list[StoryRow] = []
+    decisions: list[GivenAnswer] = []
+    touched: set[int] = set()
+    """Rows that are new or changed; a reader that draws them empties the set."""
+    beyond: int = 0
+    """Rows that were only counted."""
+    lasts_ms: int | None = None
+    """Time from the first event to the last one; None without a readable time."""
+    _open: dict[str, tuple[int | None, str, str]] = {}
+    """Open calls and questions by id: the row (None if it was only counted), the tool, what it is about."""
+    _number: int = 0
+    _chars: int = 0
+    _began_ms: int | None = None
+    _ts: str = ""
+
+    def take(self, event: AgentEvent) -> None:
+        """Add the next event."""
+        self._number += 1
+        self._time(event.ts)
+        match carried(event) if event.ext is not None else event:
+            case kinds.AssistantDelta():
+                pass
+            case kinds.AssistantMessage() as said:
+                self._put("said", cut(in_workspace(said.text)))
+            case kinds.ToolCall() as call:
+                self._called(call)
+            case kinds.ToolResult() as result:
+                self._resulted(result)
+            case kinds.CommandExecuted(exit_code=code) as ran:
+                mark = "ended by a signal" if code is None else f"exit {code}"
+                body = self._body(ran.output_preview or "")
+                self._put("command", ran.command, body=body, mark=mark, tone="good" if code == 0 else "bad")
+            case kinds.FileChanged() as file:
+                self._put("file", file.path, mark=file.summary)
+            case kinds.Approval() as ask:
+                self._asked(ask)
+            case kinds.ApprovalAnswered() as answer:
+                self._answered(answer)
+            case kinds.Failed() as failed:
+                self._put("fault", failed.message, tone="bad")
+            case kinds.RunStarted() | kinds.RunCompleted() | kinds.RetryReported() | kinds.CheckpointReported() as note:
+                self._put("note", note.message)
+            case kinds.LossReported() as note:
+                self._put("note", note.message)
+            case other if type(other) is kinds.Warned:
+                self._put("note", other.message)
+
+    def _time(self, ts: str) -> None:
+        if ts == self._ts:
+            return
+        self._ts, now_ms = ts, milliseconds(ts)
+        self._began_ms = now_ms if self._began_ms is None else self._began_ms
+        self.lasts_ms = max(now_ms - self._began_ms, 0) if now_ms is not None and self._began_ms is not None else None
+
+    def _put(
+        self, kind: Kind, head: str, *, tool: str = "", body: list[str] | None = None, mark: str = "", tone: Tone = ""
+    ) -> int | None:
+        if self.rows_max is not None and len(self.rows) >= self.rows_max:
+            self.beyond += 1
+            return None
+        shown = head if kind == "said" else in_workspace(head)[:HEAD_CHARS_MAX]
+        self.rows.append(
+            StoryRow(kind=kind, number=self._number, after_ms=self.lasts_ms, head=shown, tool=tool, body=body or [],
+                mark=mark, tone=tone)
+        )  # fmt: skip
+        self.touched.add(len(self.rows) - 1)
+        return len(self.rows) - 1
+
+    def _body(self, words: str) -> list[str]:
+        if not words.strip():
+            return []
+        shown = cut(in_workspace(words))
+        self._chars += len(shown)
+        is_over = self.rows_max is not None and self._chars > BODIES_CHARS_MAX
+        return [f"{len(words)} characters are in the receipt" if is_over else shown]
+
+    def _called(self, event: kinds.ToolCall) -> None:
+        what, body = about(event.input), []
+        if event.input not in ({}, None):
+            body = self._body(_json(event.input))
+        place = self._put("call", what, tool=event.tool_name, body=body)
+        self._open[event.tool_use_id or event.tool_name] = place, event.tool_name, what
+
+    def _resulted(self, event: kinds.ToolResult) -> None:
+        key = event.tool_use_id or event.tool_name
+        place = self._open.pop(key)[0] if key in self._open else self._put("call", "", tool=event.tool_name)
+        if place is None:
+            return
+        row = self.rows[place]
+        row.body += self._body(words_of(event.output))
+        row.mark, row.tone = ("failed", "bad") if event.is_error else ("done", "good")
+        self._end(place)
+
+    def _asked(self, event: kinds.Approval) -> None:
+        what = about(event.body.get("input")) or str(event.body.get("question") or event.message)
+        tool = str(event.body.get("name") or event.body.get("kind") or "")
+        place = self._put("question", f"{event.message}: {what}", tone="warn")
+        self._open[f"ask {event.body.get('id')}"] = place, tool, in_workspace(what)[:HEAD_CHARS_MAX]
+
+    def _answered(self, event: kinds.ApprovalAnswered) -> None:
+        decision, by, reason = (str(event.body.get(name) or "") for name in ("decision", "by", "reason"))
+        place, tool, what = self._open.pop(f"ask {event.body.get('id')}", (None, "", ""))
+        if place is not None:
+            self._end(place)
+        if len(self.decisions) < DECISIONS_MAX:
+            self.decisions.append(GivenAnswer(tool, what, decision, by, reason))
+        self._put("answer", event.message, tone="warn" if decision == "deny" else "")
+
+    def _end(self, place: int) -> None:
+        row = self.rows[place]
+        if row.after_ms is not None and self.lasts_ms is not None:
+            row.lasted_ms = max(self.lasts_ms - row.after_ms, 0)
+        self.touched.add(place)
+
+
+def cut(whole: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """Return the beginning and the end of a long text, with the number of characters left out between them."""
+    half = chars_max // 2
+    if len(whole) <= chars_max:
+        return whole
+    return f"{whole[:half]}\n… {len(whole) - 2 * half} characters are left out …\n{whole[-half:]}"
+
+
+def _json(value: Json) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,210 @@
+'use strict';
+(() => {
+  // Every HTML that is put in here was made by the server, which escapes foreign texts.
+  const $ = (id) => document.getElementById(id);
+  const desk = $('desk'), list = $('list'), main = $('main'), run = $('run'), note = $('note');
+  const fields = ['words', 'state', 'sort'].map($);
+  let token = sessionStorage.getItem('token') || '', title = '', waiting = 0;
+
+  // The token: from the address, for a code, or from another tab of this desk.
+  const given = /^#(token|code)=([\w-]+)$/.exec(location.hash);
+  const tabs = new BroadcastChannel('token');
+  function keep(words) { token = words; sessionStorage.setItem('token', words); go(); }
+  tabs.onmessage = ({ data }) => {
+    if (data === 'wanted') { if (token) tabs.postMessage({ token }); } else if (!token) keep(data.token);
+  };
+
+  async function ask(path, { body, key = `Bearer ${token}`, signal } = {}) {
+    const how = { headers: { Authorization: key }, signal, cache: 'no-store' };
+    if (body) {
+      Object.assign(how, { method: 'POST', body: JSON.stringify(body) });
+      how.headers['Content-Type'] = 'application/json';
+    }
+    const answer = await fetch(path, how);
+    if (answer.ok) return answer;
+    const { code = answer.status, message = answer.statusText, hint } = await answer.json().catch(() => ({}));
+    throw new Error(`${code}: ${message}${hint ? ` — next: ${hint}` : ''}`);
+  }
+  function retitle() {
+    document.title = `${waiting ? `(${waiting}) ` : ''}${title ? `${title} — ` : ''}backplane`;
+  }
+
+  // The list: one loop. A new look ends the one before it, whose answer is dropped.
+  let looks = null, timer = 0;
+  function look(wait) {
+    clearTimeout(timer);
+    looks?.abort();
+    const mine = looks = new AbortController();
+    timer = setTimeout(async () => {
+      try {
+        const [text, state, sort] = fields.map((field) => field.value);
+        const answer = await ask(`/api/runs?${new URLSearchParams({ text, state, sort })}`, { signal: mine.signal });
+        const told = await answer.json();
+        if (mine === looks) { note.textContent = ''; draw(told); }
+      } catch (error) { if (mine === looks) note.textContent = error.message; }
+      if (mine === looks) look(2000);
+    }, wait);
+  }
+  let drawn = '';
+  function draw({ html, waiting: waits, live }) {
+    waiting = waits;
+    retitle();
+    $('counts').textContent = [waits && `${waits} waiting`, live - waits && `${live - waits} running`]
+      .filter(Boolean).join(' · ');
+    if (html !== drawn) {
+      const focused = list.contains(document.activeElement) && document.activeElement.id;
+      list.innerHTML = drawn = html;
+      if (focused) $(focused)?.focus({ preventScroll: true });
+    }
+    for (const link of list.querySelectorAll('a')) {
+      link.pathname === location.pathname ? link.setAttribute('aria-current', 'true') : link.removeAttribute('aria-current');
+    }
+  }
+
+  // One run: a stream of lines. A new stream ends the one before it.
+  let stream = null, isOver = false;
+  async function follow(id) {
+    const mine = stream = new AbortController();
+    while (mine === stream && !isOver) {
+      try {
+        const answer = await ask(`/api/run/${id}/rows`, { signal: mine.signal });
+        const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+        let rest = '';
+        for (let part = await reader.read(); !part.done && mine === stream; part = await reader.read()) {
+          const lines = (rest + part.value).split('\n');
+          rest = lines.pop();
+          lines.forEach((line) => take(JSON.parse(line)));
+        }
+      } catch (error) { if (mine === stream) note.textContent = error.message; }
+      if (!isOver) await new Promise((done) => setTimeout(done, 1000));
+    }
+  }
+  const section = (name) => run.querySelector(`:scope > [data-part="${name}"]`);
+  let rows = [];
+  function take(told) {
+    const atEnd = main.scrollTop > 0 && main.scrollHeight - main.scrollTop - main.clientHeight < 60;
+    const top = main.scrollTop;
+    if (told.names) {
+      rows = [];
+      run.replaceChildren(...told.names.map((name) => {
+        const made = document.createElement('section');
+        made.dataset.part = name;
+        return made;
+      }));
+    }
+    for (const name in told) if (name.startsWith('part ')) section(name.slice(5)).innerHTML = told[name];
+    if (told.asks) question(told.asks);
+    if (told.title !== undefined) { title = told.title; retitle(); }
+    if (told.says) $('said').textContent = told.says;
+    for (const [at, html] of told.rows || []) put(at, html);
+    if (told.over) isOver = true;
+    if (told.names) main.scrollTop = top; else if (atEnd && !told.over) main.scrollTop = main.scrollHeight;
+  }
+  function put(at, html) {
+    const story = section('story'), box = story.lastElementChild || story;
+    if (!story.firstChild) story.innerHTML = '<h2>What happened</h2><div class="rows"></div>';
+    const made = document.createElement('template');
+    made.innerHTML = html;
+    const row = made.content.firstChild, before = rows[at];
+    rows[at] = row;
+    if (!before) { story.lastElementChild.append(row); return; }
+    if (before.querySelector('details[open]')) row.querySelector('details')?.setAttribute('open', '');
+    before.replaceWith(row);
+  }
+  let askedAt = 0;
+  function question(asks) {
+    const box = section('asks'), there = new Map([...box.children].map((one) => [one.dataset.ask, one]));
+    for (const [id, html] of asks) {
+      if (!there.delete(id)) { box.insertAdjacentHTML('beforeend', html); askedAt = performance.now(); }
+    }
+    there.forEach((one) => { one.remove(); askedAt = performance.now(); });
+  }
+
+  // What can be done.
+  run.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    const form = event.target, out = form.querySelector('output');
+    const body = Object.fromEntries(new FormData(form, event.submitter));
+    out.className = out.textContent = '';
+    try {
+      const answer = await ask(`/api${location.pathname}/${form.dataset.act}`, { body });
+      out.textContent = (await answer.json()).done;
+      look(0);
+    } catch (error) { out.className = 'bad'; out.textContent = error.message; }
+  });
+  run.addEventListener('click', async ({ target }) => {
+    if ('copy' in target.dataset) {
+      await navigator.clipboard.writeText(target.dataset.copy);
+      $('said').textContent = target.textContent = 'Copied';
+    }
+    if ('report' in target.dataset) {
+      const link = document.createElement('a'), whole = await (await ask(`/api${location.pathname}/report`)).blob();
+      link.href = URL.createObjectURL(whole);
+      link.download = `run-${location.pathname.slice(5, 13)}.html`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    }
+  });
+
+  // Places
+  function go() {
+    const id = /^\/run\/([\w-]+)$/.exec(location.pathname)?.[1];
+    stream?.abort();
+    stream = null; isOver = false; title = ''; note.textContent = '';
+    run.replaceChildren();
+    desk.classList.toggle('open', Boolean(id));
+    retitle();
+    if (!token) {
+      tabs.postMessage('wanted');
+      note.textContent = 'Open the address that the terminal printed: it has the token.';
+      desk.classList.add('open');
+      return;
+    }
+    look(0);
+    if (id) follow(id);
+  }
+  document.addEventListener('click', (event) => {
+    const link = event.target.closest('a[href^="/"]');
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    history.pushState(null, '', link.href);
+    go();
+  });
+  addEventListener('popstate', go);
+  document.addEventListener('visibilitychange', () => {  // A browser has six connections for one server.
+    const id = location.pathname.slice(5);
+    if (document.hidden) { stream?.abort(); stream = null; } else if (token && id && !isOver && !stream) follow(id);
+  });
+  fields.forEach((field) => field.addEventListener('input', () => look(150)));
+  $('filter').addEventListener('submit', (event) => event.preventDefault());
+
+  // Keys
+  $('to-help').onclick = () => $('help').showModal();
+  $('close').onclick = () => $('help').close();
+  function move(step) {
+    const links = [...list.querySelectorAll('a')];
+    const at = links.findIndex((one) => one === document.activeElement);
+    const from = at < 0 ? links.findIndex((one) => one.hasAttribute('aria-current')) : at;
+    links[Math.min(Math.max(from + step, 0), links.length - 1)]?.focus();
+  }
+  function press(key) {  // Not a question that came under the fingers just now.
+    if (performance.now() - askedAt > 500) run.querySelector(`.ask [data-key="${key}"]`)?.click();
+  }
+  document.addEventListener('keydown', (event) => {
+    const inField = event.target.matches('input, select, textarea');
+    if (event.key === 'Escape' && inField) { event.target.value = ''; event.target.blur(); look(0); }
+    if (inField || event.ctrlKey || event.metaKey || event.altKey || $('help').open) return;
+    const keys = {
+      j: () => move(1), k: () => move(-1), a: () => press('a'), d: () => press('d'),
+      '/': () => $('words').focus(), '?': () => $('help').showModal(),
+    };
+    if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+  });
+
+  if (given) history.replaceState(null, '', location.pathname);
+  if (given?.[1] === 'token') keep(given[2]);
+  else if (given) {
+    ask('/api/token', { body: {}, key: `Code ${given[2]}` }).then((answer) => answer.json())
+      .then((told) => keep(told.token), (error) => { note.textContent = error.message; });
+  } else go();
+})();

@@ -1,0 +1,160 @@
+"""Draws what only the desk has: an item of the list, an open question, what can be done with a run. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from backplane.receipts.memory import Remembered
+from backplane.view.asked import decided
+from backplane.view.figures import ago, count, counted, elapsed, lasting, milliseconds, money, standing
+from backplane.view.html import Html, join, tag, text
+from backplane.view.page import NOTHING, Shown
+from backplane.view.picture import Picture, ShownQuestion
+from backplane.view.text import one_line
+from backplane.workspace import Applied
+
+SORTS: Final[dict[str, Callable[[Remembered], Any]]] = {
+    "time": lambda run: run.duration_ms or 0,
+    "tokens": lambda run: (run.input_tokens or 0) + (run.output_tokens or 0),
+    "cost": lambda run: run.cost_usd_micros or 0,
+    "files": lambda run: run.files or 0,
+}
+"""Orders of the list beside the age, each with its key; the largest comes first."""
+
+NO_RUNS: Final = {
+    False: '<li class="none">No runs yet. Start one: <code>backplane run "fix the failing test"</code></li>',
+    True: '<li class="none">No run matches the filter.</li>',
+}
+TASK_CHARS_MAX: Final = 300
+FILES_MAX: Final = 20
+
+
+OUTPUT: Final = Html("<output></output>")
+"""Place in a form for what was done, or why not."""
+
+
+def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
+    """Draw a run of the list."""
+    word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
+    began_ms = milliseconds(run.started_at)
+    age_ms = now_ms - began_ms if began_ms is not None else None
+    took = elapsed(age_ms // 1000) if live is not None and age_ms is not None else "?"
+    tokens, cost, files = _tokens(run.input_tokens, run.output_tokens), run.cost_usd_micros, run.files
+    if live is not None:
+        tokens = _tokens(live.usage.input_tokens, live.usage.output_tokens)
+        cost, files = live.cost_usd_micros, len(live.files)
+    facts = (
+        one_line(run.backend) or "?",
+        *([] if live is not None else [ago(age_ms) if age_ms is not None else "?"]),
+        lasting(run.duration_ms) if run.duration_ms is not None else took,
+        f"{count(tokens)} tokens",
+        money(cost),
+        "? files" if files is None else counted(files, "file"),
+    )
+    task = one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
+    waits = live.waits if live is not None else None
+    more = waits.message if waits is not None else run.cause
+    return tag(
+        "li",
+        tag(
+            "a",
+            tag("b", text(word), class_=tone),
+            tag("span", text(task), class_="task"),
+            tag("span", *(tag("span", text(fact)) for fact in facts), class_="dim meta"),
+            tag("span", text(one_line(more)), class_=f"{'warn' if waits else tone} more") if more else NOTHING,
+            href=f"/run/{run.run_id}",
+            id=f"run-{run.run_id}",
+        ),
+    )
+
+
+def _tokens(given: int | None, taken: int | None) -> int | None:
+    return None if given is None and taken is None else (given or 0) + (taken or 0)
+
+
+def question(ask: ShownQuestion, shown: str, read_only: bool) -> Html:
+    """Draw an open question: all that the answer decides, and the answers.
+
+    Args:
+        shown: names what is drawn; an answer brings it along.
+    """
+    asked = [str(ask.body["question"])] if ask.body.get("question") else []
+    whole = [*asked, *decided(ask.body)]
+    is_diff = any(line.startswith(("--- ", "@@ ", "diff --git ")) for line in whole)
+    body = [tag("span", text(line), class_=_kind(line) if is_diff else None) for line in whole]
+    is_text = ask.kind == "input"
+    field = tag("label", text("Answer" if is_text else "Reason (optional)"), Html('<input name="words">'))
+    answers = (
+        Html(f'<input type="hidden" name="ask" value="{text(ask.id)}">'),
+        Html(f'<input type="hidden" name="shown" value="{shown}">'),
+        field,
+        NOTHING if is_text else check_box("always", "always in this run"),
+        button("Answer" if is_text else "Allow", "decision", "allow", key="a"),
+        button("Deny", "decision", "deny", key="d"),
+        OUTPUT,
+    )
+    return tag(
+        "section",
+        tag("h2", text(one_line(ask.message))),
+        tag("pre", *body, class_="diff", tabindex="0") if body else NOTHING,
+        NOTHING if read_only else tag("form", *answers, data_act="answer"),
+        class_="ask",
+        data_ask=ask.id,
+        aria_label="open question",
+    )
+
+
+def _kind(line: str) -> str:
+    if line.startswith(("--- ", "+++ ")):
+        return "meta"
+    return {"+": "added", "-": "removed", "@": "hunk"}.get(line[:1], "same")
+
+
+def check_box(name: str, label: str) -> Html:
+    """Return a box of a form with its label."""
+    box = Html(f'<input type="checkbox" name="{name}" value="true">')
+    return tag("label", box, text(label), class_="check")
+
+
+def button(label: str, name: str = "", value: str = "", key: str = "") -> Html:
+    """Return a button of a form; `key` is the key of the keyboard that presses it."""
+    hint = tag("kbd", text(key)) if key else NOTHING
+    return tag("button", text(label), hint, name=name or None, value=value or None, data_key=key or None)
+
+
+def acts(run: Shown, checkpoints: Sequence[str], *, has_violations: bool, read_only: bool) -> Html:
+    """Draw what can be done with a run: cancel it, apply its patch, rewind, take it along."""
+    drawn = []
+    if run.state == "live" and not read_only:
+        drawn.append(tag("form", button("Cancel the run"), OUTPUT, data_act="cancel"))
+    if run.patch and not read_only:
+        boxes = [check_box("merge", "merge changed files")]
+        boxes += [check_box("accept_violations", "accept violations")] if has_violations else []
+        tries = button("Check", "check", "true")
+        drawn.append(tag("form", button("Apply"), tries, *boxes, OUTPUT, data_act="apply"))
+        names = [tag("option", text(name)) for name in ("start", *checkpoints)]
+        to = tag("label", text("to"), tag("select", *names, name="to"), class_="check")
+        drawn.append(tag("form", button("Rewind"), to, OUTPUT, data_act="rewind"))
+    drawn.append(tag("button", text("Download report"), type="button", data_report=""))
+    if run.picture.task:
+        drawn.append(tag("button", text("Copy command to run it again"), type="button", data_copy=again(run.picture)))
+    return join(drawn)
+
+
+def again(picture: Picture) -> str:
+    """Return the command line that runs the same task again."""
+    options = {"-b": picture.backend, "--root": picture.root, "--model": picture.model or ""}
+    words = [word for name, value in options.items() if value for word in (name, value)]
+    return shlex.join(["backplane", "run", *words, "--", picture.task])
+
+
+def changed(done: Applied, *, is_check: bool) -> str:
+    """Say what was applied or rewound, or would be."""
+    files = done.files
+    if not files:
+        return "nothing to change"
+    names = ", ".join(one_line(file) for file in files[:FILES_MAX]) + (" …" if len(files) > FILES_MAX else "")
+    merged = ", some by a merge" if done.merged else ""
+    return f"{'would change' if is_check else 'changed'} {counted(len(files), 'file')}{merged}: {names}"
