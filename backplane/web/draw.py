@@ -139,7 +139,7 @@ def acts(run: Shown, checkpoints: Sequence[str], *, has_violations: bool, read_o
         drawn.append(tag("form", button("Rewind"), to, OUTPUT, data_act="rewind"))
     drawn.append(tag("button", text("Download report"), type="button", data_report=""))
     if run.picture.task:
-        drawn.append(tag("button", text("Copy command to run it again"), type="button", data_copy=again(run.picture)))
+        drawn.append(tag("button", text("Copy run command"), type="button", data_copy=again(run.picture)))
     return join(drawn)
 
 

@@ -82,8 +82,8 @@ def test_without_a_script_and_on_paper_the_report_is_read(tmp_path: Path, backpl
     words = ("complete", "echo two >> a.txt", "+two", "What happened", "What enforced it", "SHA-256")
     text = tab.inner_text("body")
     assert not [word for word in words if word not in text]
-    tab.click("summary")
-    assert "said" in tab.inner_text("details[open]")
+    tab.click(".row summary")
+    assert "said" in tab.inner_text(".row details[open]")
     # On paper: no search, no buttons, the same words.
     tab.emulate_media(media="print")
     paper = tab.inner_text("body")

@@ -1,4 +1,4 @@
-"""The page of `backplane web` in a real browser: clicks, codes, hostile texts, other pages, accessibility."""
+"""The desk of `backplane web` in a real browser: clicks, keys, codes, hostile texts, other pages, accessibility."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.all.doors.test_web import HOSTILE, Page, begun, served
+from tests.all.doors.test_web import Page, served
 from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
 
 __all__ = ["served"]
+
+WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
+ASK = ".ask [data-key=a]"
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -28,41 +31,105 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_click_answers_and_a_terminal_beside_it_sees_it(
-    served: Callable[..., Page], tmp_path: Path, browser: Any
+def opened(browser: Any, page: Page, path: str = "/") -> Any:
+    tab = browser.new_page(viewport=WIDE)
+    tab.goto(f"{page.origin}{path}#token={page.token}")
+    tab.locator("#list > li").first.wait_for()
+    return tab
+
+
+def test_keys_find_a_run_and_answer_and_a_terminal_beside_it_sees_that(
+    served: Callable[..., Page], browser: Any
 ) -> None:
     page = served()
-    tab = browser.new_page()
+    run_id = page.begin()
+    page.done("true")
+    tab = opened(browser, page)
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
-    tab.goto(page.address)
-    tab.wait_for_selector("text=0 runs")
+    assert tab.title() == "(1) backplane"
     assert page.token not in tab.url
-    tab.click("#to-new")
-    tab.fill("#task", f"deploy {HOSTILE}")
-    tab.select_option("#backend", "asks")
-    tab.click("#start")
-    tab.wait_for_selector("section.ask")
-    run_id = tab.url.rpartition("/")[2]
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    tab.keyboard.press("k")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(ASK)
+    assert tab.url == f"{page.origin}/run/{run_id}"
     watch = subprocess.Popen(
         [sys.executable, "-m", "backplane", "watch", run_id], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    tab.get_by_role("button", name="allow").click()
-    tab.wait_for_selector("text=answered: allow")
+    tab.fill(".ask [name=words]", "ad")  # Letters in a field are no keys.
+    tab.keyboard.press("Escape")
+    tab.wait_for_timeout(600)
+    tab.keyboard.press("a")
+    tab.wait_for_selector(".rows :text('answered: allow')")
     tab.wait_for_selector(".chip:text('complete')")
-    seen = watch.communicate(timeout=20)[0]
-    assert "answered: allow" in seen
-    assert tab.locator("section.ask").count() == 0
+    assert "answered: allow" in watch.communicate(timeout=20)[0]
+    tab.wait_for_selector("#counts:empty", state="attached")
+    assert (tab.locator(".ask").count(), tab.title().startswith("(")) == (0, False)
     # Hostile words ran nothing, fetched nothing and are there to be read.
     assert tab.evaluate("window.owned") is None
-    assert "<img src=x" in tab.inner_text("body")
+    assert "<img src=x" in tab.inner_text("article")
     assert {re.match(r"[a-z]+://[^/]+|data:", url)[0] for url in asked} <= {page.origin, "data:"}  # type: ignore[index]
-    assert not any(page.token in url.partition("#")[0] for url in asked)
+    assert not any(page.token in url for url in asked)
     tab.reload()
-    tab.wait_for_selector("text=answered: allow")
-    tab.click("nav a")
-    tab.fill("#words", "deploy")
-    tab.wait_for_selector("td span:text('complete')")
+    tab.wait_for_selector(".rows :text('answered: allow')")
+    tab.keyboard.press("/")
+    tab.keyboard.type("onerror")
+    tab.locator("#list a >> nth=1").wait_for(state="detached")
+    assert tab.locator("#list a").count() == 1
+    tab.close()
+
+
+def test_a_deep_link_in_another_tab_gets_the_token_and_a_conflict_has_a_next_step(
+    served: Callable[..., Page], browser: Any, tmp_path: Path
+) -> None:
+    page = served()
+    run_id = page.done("echo two >> a.txt")
+    context = browser.new_context()
+    context.new_page().goto(page.address)
+    tab = context.new_page()
+    tab.goto(f"{page.origin}/run/{run_id}")
+    tab.wait_for_selector(".file :text('+two')")
+    (tmp_path / "work" / "a.txt").write_text("zero\none\n")
+    apply = tab.locator("[data-act=apply]")
+    apply.get_by_role("button", name="Apply").click()
+    apply.locator("output.bad:has-text('a.txt')").wait_for()
+    assert "next:" in apply.locator("output").inner_text()
+    apply.get_by_role("checkbox").check()
+    apply.get_by_role("button", name="Apply").click()
+    apply.locator("output:has-text('changed 1 file, some by a merge: a.txt')").wait_for()
+    assert (tmp_path / "work" / "a.txt").read_text() == "zero\none\ntwo\n"
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.click("[data-copy]")
+    tab.wait_for_selector("[data-copy]:text('Copied')")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("backplane run -b shell --root ")
+    context.close()
+
+
+def test_letters_typed_while_an_answer_is_under_way_add_no_loop_and_old_answers_are_dropped(
+    served: Callable[..., Page], browser: Any
+) -> None:
+    page = served()
+    page.done("true")
+    tab = opened(browser, page)
+    asked: list[str] = []
+
+    def late(route: Any) -> None:
+        asked.append(route.request.url)
+        words = re.search("text=([a-z]*)", route.request.url)[1]  # type: ignore[index]
+        tab.wait_for_timeout(400)
+        html = f'<li><a href="/run/{words}">{words or "none"}</a></li>'
+        route.fulfill(json={"html": html, "waiting": 0, "live": 0})
+
+    tab.route("**/api/runs?*", late)
+    tab.locator("#words").press_sequentially("letters", delay=250)
+    tab.locator("#list a:text-is('letters')").wait_for()
+    seen = [tab.locator("#list").inner_text() for _ in range(10) if not tab.wait_for_timeout(100)]
+    assert set(seen) == {"letters"}
+    asked.clear()
+    tab.wait_for_timeout(6000)
+    assert len(asked) <= 4
     tab.close()
 
 
@@ -83,46 +150,55 @@ def test_a_browser_is_opened_with_a_code_that_serves_once(
         assert page.client.post("/api/token", json={}, headers={"Authorization": wrong}).status_code == 401
     tab = browser.new_page()
     tab.goto(address)
-    tab.wait_for_selector("text=0 runs")
-    assert tab.url == f"{page.origin}/#/"
+    tab.wait_for_selector("text=No runs yet")
+    assert tab.url == f"{page.origin}/"
     tab.reload()
-    tab.wait_for_selector("text=0 runs")
+    tab.wait_for_selector("text=No runs yet")
     tab.close()
     code = {"Authorization": f"Code {address.partition('=')[2]}"}
-    again = page.client.post("/api/token", json={}, headers=code)
-    assert (again.status_code, "code was used" in again.text) == (401, True)
-    assert page.client.post("/api/token", json={}, headers={"Authorization": "Code x"}).status_code == 401
-    assert page.client.get("/api/token", headers=code).status_code == 405
+    assert page.client.post("/api/token", json={}, headers=code).status_code == 401
+    assert page.client.get("/api/token", headers=code).status_code == 401
 
 
-def test_a_checker_of_accessibility_finds_nothing(
-    served: Callable[..., Page], tmp_path: Path, browser: Any, npm_programs: Callable[..., Path]
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_a_checker_of_accessibility_finds_nothing_and_nothing_is_too_wide(
+    served: Callable[..., Page], tmp_path: Path, browser: Any, npm_programs: Callable[..., Path], size: dict[str, int]
 ) -> None:
     checker = (npm_programs("axe-core@4.14.1").parent / "axe-core" / "axe.min.js").read_text()
     page = served()
-    run_id = begun(page, tmp_path / "work")
-    tab = browser.new_page()
-    tab.goto(page.address)
-    tab.wait_for_selector("tbody tr")
+    ended = page.done(
+        "for n in $(seq 400); do echo a_word_without_a_break_in_it_$n_$n_$n_$n_$n_$n >> a.txt; done; cat a.txt"
+    )
+    asks = page.begin()
+    (tmp_path / "report.html").write_bytes(page.client.get(f"/api/run/{ended}/report").content)
+    found = []
 
-    def findings() -> list[str]:
+    def look(tab: Any, name: str) -> None:
+        if tab.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            found.append(f"{name}: wider than the window")
         tab.evaluate(checker)
-        found = []
         for scheme in ("light", "dark"):
             tab.emulate_media(color_scheme=scheme)
             seen = tab.evaluate("axe.run()")["violations"]
-            found += [f"{scheme}, {one['id']}: {one['nodes'][0]['html'][:100]}" for one in seen]
-        return found
+            found.extend(f"{name}, {scheme}, {one['id']}: {one['nodes'][0]['html'][:100]}" for one in seen)
 
-    assert findings() == []
-    tab.click("tbody a")
-    tab.wait_for_selector("section.ask")
-    assert findings() == []
-    tab.get_by_role("button", name="deny").click()
-    tab.wait_for_selector(".chip:text('complete')")
-    (tmp_path / "report.html").write_bytes(page.client.get("/api/report", params={"runs": run_id}).content)
-    tab.goto((tmp_path / "report.html").as_uri())
-    assert findings() == []
+    tab = browser.new_page(viewport=size)
+    tab.goto(page.address)
+    tab.wait_for_selector("#list a")
+    look(tab, "list")
+    tab.keyboard.press("?")
+    look(tab, "help")
+    tab.keyboard.press("Escape")
+    tab.goto(f"{page.origin}/run/{asks}")
+    tab.wait_for_selector(ASK)
+    look(tab, "asks")
+    tab.goto(f"{page.origin}/run/{ended}")
+    for path in ("[data-act=apply]", "body"):
+        tab.wait_for_selector(path)
+        tab.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        look(tab, "ended")
+        tab.goto((tmp_path / "report.html").as_uri())
+    assert found == []
     tab.close()
 
 
@@ -160,32 +236,27 @@ def test_hostile_texts_in_every_place_of_the_page_run_nothing(
     (tmp_path / "agent.py").write_text(agent)
     (tmp_path / "policy.json").write_text('{"require_approval_for": ["*"]}')
     page = served()
-    run_id = begun(page, tmp_path / "work", "\n".join(hostile).replace("\0", "0"))
-    tab = browser.new_page()
+    run_id = page.begin("\n".join(hostile).replace("\0", "0"))
     asked: list[str] = []
+    tab = browser.new_page()
     tab.on("request", lambda request: asked.append(request.url))
     tab.on("dialog", lambda dialog: asked.append("dialog"))
-    tab.goto(page.address)
-    tab.wait_for_selector("tbody tr")
-    tab.evaluate(f"location.hash = '#/run/{run_id}'")
-    tab.locator("section.ask").nth(30).wait_for()  # The policy denies some by itself: they name no file.
+    tab.goto(f"{page.origin}/run/{run_id}#token={page.token}")
+    tab.locator(".ask").nth(30).wait_for()  # The policy denies some by itself: they name no file.
+    tab.locator(".row").nth(100).wait_for(state="attached")
     for box in tab.locator("summary").all()[:5]:
-        box.click()
+        box.focus()
     tab.wait_for_timeout(300)
     assert tab.evaluate("window.owned") is None
-    assert tab.url == f"{page.origin}/#/run/{run_id}"
+    assert tab.url == f"{page.origin}/run/{run_id}"
     assert {re.match(r"[a-z]+://[^/]+|data:", url)[0] for url in asked} <= {page.origin, "data:"}  # type: ignore[index]
     assert tab.locator("img, iframe, object, embed, video, form[action], base, style").count() == 1  # Its own style.
-    page.client.post(f"/api/runs/{run_id}/cancel", json={})
+    page.act(run_id, "cancel")
     tab.close()
 
 
 def test_another_page_can_neither_frame_nor_read_it(served: Callable[..., Page], browser: Any) -> None:
     page, other = served(), served()
-    tab = browser.new_page()
-    tab.goto(other.origin)  # Another port of this machine: "same site", and another origin.
-    seen: list[str] = []
-    tab.on("requestfailed", lambda request: seen.append(request.url))
     script = """async ([origin, token]) => {
       const tries = [fetch(origin + '/api/runs'), fetch(origin + '/api/runs', {mode: 'no-cors'}),
         fetch(origin + '/api/runs', {headers: {Authorization: 'Bearer ' + token}})];
@@ -193,11 +264,10 @@ def test_another_page_can_neither_frame_nor_read_it(served: Callable[..., Page],
     }"""
     context = browser.new_context(bypass_csp=True)  # As a hostile page would be: without our policy.
     foreign = context.new_page()
-    foreign.goto(other.origin)
+    foreign.goto(other.origin)  # Another port of this machine: "same site", and another origin.
     assert set(foreign.evaluate(script, [page.origin, page.token])) <= {"refused", "opaque0"}
     foreign.evaluate("(url) => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }",
                      page.origin)  # fmt: skip
     foreign.wait_for_timeout(500)
     assert not any("backplane" in frame.content() for frame in foreign.frames[1:])
     context.close()
-    tab.close()
