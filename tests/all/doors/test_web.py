@@ -88,7 +88,7 @@ class Page:
         before = set(self.listed()["ids"])
         command = [sys.executable, "-m", "backplane", "run", "-b", "shell", "--root", "work", *words]
         subprocess.run(command, cwd=self.folder, env=self.environ(), capture_output=True, check=False)
-        return next(id for id in self.listed()["ids"] if id not in before)
+        return str(next(id for id in self.listed()["ids"] if id not in before))
 
     def lines(self, run_id: str) -> Iterator[dict[str, Any]]:
         with self.client.stream("GET", f"/api/run/{run_id}/rows") as answer:
