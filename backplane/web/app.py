@@ -42,7 +42,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class FormFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the fields of the desk's forms say; each form has some of them."""
+    """The fields of the desk's forms; each form has some of them."""
 
     ask: str = ""
     shown: str = ""
@@ -66,7 +66,7 @@ class Gone(BackplaneError):
 
 
 class Routes:
-    """What the routes share.
+    """The routes of one server.
 
     Args:
         read_only: nothing is answered, cancelled, applied or rewound.

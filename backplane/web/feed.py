@@ -1,4 +1,4 @@
-"""What the desk shows, as JSON with ready HTML: the list of runs, and one run as it grows."""
+"""Gives the desk its list of runs, and one run as it grows: JSON with ready HTML."""
 
 from __future__ import annotations
 
