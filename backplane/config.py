@@ -296,9 +296,6 @@ def load(
 
 _OPTIONS: Final = {
     "run_s": "--timeout",
-    "idle_s": "--idle-timeout",
-    "hello_s": "--hello-timeout",
-    "signing_key": "--sign-key",
 }
 """What a flag is called where it is typed, if not by its setting's name."""
 

@@ -58,7 +58,7 @@ def run_to_first_spawn() -> float:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
         root.mkdir()
-        words = ["run", "true", "--backend", "shell", "--mode", "pass_through", "--isolation", "off"]
+        words = ["run", "true", "--backend", "shell", "--in-place", "--isolation", "off"]
         environ = environment(BACKPLANE_HOME=str(Path(folder, "home")))
 
         def run(*start: str) -> subprocess.CompletedProcess[bytes]:

@@ -58,7 +58,7 @@ class Queue:
 
     def command(self, *words: str) -> list[str]:
         shared = ["--engine", self.url]
-        if words[0] != "queue" or words[1] == "show" or "--follow" in words:
+        if words[0] != "queue" or words[1] in ("submit", "worker", "show") or "--follow" in words:
             shared += ["--content", str(self.content.folder)]
         return [sys.executable, "-m", "backplane", *words, *shared]
 
@@ -94,7 +94,7 @@ class Queue:
 
     def worker(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
         home, log = self.folder / f"worker{len(self.workers)}", self.folder / f"worker{len(self.workers)}.log"
-        words = ("worker", "--lease", str(self.lease_s), "--poll", "0.2", *words)
+        words = ("queue", "worker", "--lease", str(self.lease_s), "--poll", "0.2", *words)
         with log.open("wb") as file:
             started = subprocess.Popen(self.command(*words), env=self.env(home, **more), stdout=file, stderr=file)
         self.workers.append(started)

@@ -118,7 +118,7 @@ def test_a_configured_service_is_listed_and_run_from_the_command_line(tmp_path: 
         ready = backplane("backends", "--json", folder=tmp_path, SCRIPTED_KEY=KEY)
         rows = {row["id"]: row for row in map(json.loads, ready.stdout.splitlines())}
         assert rows["local"]["ready"]
-        run = ("run", "make it", "--backend", "local", "--root", "work", "--lane", "workspace_first")
+        run = ("run", "make it", "--backend", "local", "--root", "work", "--apply")
         refused = backplane(*run, folder=tmp_path)
         assert refused.returncode == 1
         assert "SCRIPTED_KEY" in refused.stderr

@@ -96,7 +96,8 @@ ROOMS = {
     ),
     "shown": f"{SHAPES} process process.table receipts routing view",
     "web": f"{SHAPES} receipts runtime shown view workspace",
-    "scale": f"{SHAPES} process receipts routing.driver runtime workspace",
+    "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
+    "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
@@ -188,7 +189,7 @@ STARTING_CALLS = {
     "run_process",
 }
 
-PRINTS = {"cli", "schemas", "host"}
+PRINTS = {"cli", "schemas", "host", "scale.commands"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
 NAMES_VENDORS = {
@@ -211,6 +212,8 @@ LATE = {
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
+    "scale.place.contents": "httpx, for contents on a server",
+    "scale.place.open": "the engine, which takes a second",
     "scale.content._client": "httpx, for contents on a server",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
     "telemetry.queue._repeat": "the SDK, in a thread while the worker is at work",

@@ -419,10 +419,10 @@ async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
     run = await three_states(backplane_home, root, mock, "staged")
-    code, text = command("checkpoints", run.id)
+    code, text = command("rewind", run.id)
     assert code == 0
     assert " first " in text
-    code, text = command("checkpoints", "--json", run.id)
+    code, text = command("rewind", "--json", run.id)
     (row,) = [json.loads(line) for line in text.splitlines()]
     assert row["record_sha256"] == told(run)["made"][0]["record_sha256"]
     code, text = command("apply", run.id, "--at", "first", "--check")
@@ -509,7 +509,7 @@ anyio.run(main)
     assert run_id, said
     with Store.open(backplane_home) as store:
         assert [row.run_id for row in store.recover().rows] == [run_id]
-    code, text = command("checkpoints", run_id)
+    code, text = command("rewind", run_id)
     assert code == 0
     assert " mine " in text
 
@@ -518,5 +518,5 @@ async def test_prune_removes_checkpoints_with_the_rest(mock: Backend, backplane_
     run = await three_states(backplane_home, root, mock, "pass_through")
     assert run.folder is not None
     assert (run.folder / "checkpoints").is_dir()
-    assert command("receipts", "prune", "--keep", "0")[0] == 0
+    assert command("prune", "--keep", "0")[0] == 0
     assert not run.folder.exists()

@@ -526,4 +526,4 @@ sys.stdin.read()
     assert (again.returncode, json.loads(again.stdout)["verdict"]) == (4, "not_judged")
     assert cli("receipts", "audit", "last").returncode == 4
     told = cli("receipts", "audit", "--help").stdout
-    assert "4 where none was judged" in " ".join(told.split())
+    assert "4 if no claim could be judged" in " ".join(told.split())

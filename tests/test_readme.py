@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from backplane import config
-from backplane.cli import COMMANDS
-from backplane.cli.parser import parser
+from backplane.cli import COMMANDS, GROUPS
+from backplane.cli.command import Parser, load
 from backplane.runtime import backends, hooks
 from backplane.testing import ModelServer
 from backplane.upstream.presets import PRESETS, read_options
@@ -232,7 +232,9 @@ def calls(text: str) -> Iterator[list[str]]:
 def test_every_command_in_a_block_of_shell_can_be_parsed(page: str) -> None:
     found = [words for block in blocks("sh", page) for line in shell_commands(block) for words in calls(line)]
     for name, *arguments in found:
-        parsed: Any = parser(name).parse_args(arguments)
+        if name in GROUPS:
+            name, arguments = f"{name} {arguments[0]}", arguments[1:]
+        parsed: Any = Parser(name, load(name)).parse_args(arguments)
         assert parsed is not None
     assert found
 
@@ -247,7 +249,7 @@ def test_every_file_and_command_that_a_page_names_is_there(page: str) -> None:
         headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M) if anchor else []
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
     for name in re.findall(r"`backplane ([a-z]+)", text):
-        assert name in (*COMMANDS, "help"), name
+        assert name in {known.partition(" ")[0] for known in (*COMMANDS, "help")}, name
 
 
 def test_no_text_installs_the_package_of_that_name_from_the_index() -> None:

@@ -147,19 +147,19 @@ def test_the_command_lists_what_a_new_policy_would_change(tmp_path: Path, monkey
         assert done.returncode == 0, done.stderr
     Path("new.json").write_text(json.dumps({"deny_write": ["*.txt"], "disallowed_tools": ["bash"]}))
     assert cli("run", "x", "--backend", "mock", "--require", "mcp_client").returncode == 4
-    refused = cli("replay", "--policy", "new.json", "last")
+    refused = cli("policy", "test", "new.json", "last")
     assert (refused.returncode, refused.stdout) == (0, "1 run, 0 decisions, 0 would differ\n")
-    shown = cli("replay", "--policy", "new.json", "last~1")
+    shown = cli("policy", "test", "new.json", "last~1")
     assert shown.returncode == 1
     assert "bash make: allow → deny  (then answered: allow by policy)" in shown.stdout
     assert "write_file a.txt: allow → deny" in shown.stdout
     assert shown.stdout.endswith("2 would differ\n")
-    lines = cli("replay", "--policy", "new.json", "--all", "--json").stdout.splitlines()
+    lines = cli("policy", "test", "new.json", "--all", "--json").stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert [[it["subject"] for it in row["differing"]] for row in rows] == [
         *([["write_file a.txt", "bash make"]] * 2), []
     ]  # fmt: skip
-    same = cli("replay", "--policy", "default", "last~2", "last~1", "last~1")
+    same = cli("policy", "test", "default", "last~2", "last~1", "last~1")
     assert (same.returncode, same.stdout.count("2 runs")) == (0, 1)
 
 
@@ -167,23 +167,23 @@ def test_a_file_that_only_the_patch_names_is_judged(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert cli("run", "echo x > quiet.lock", "--backend", "shell").returncode == 0
     Path("new.json").write_text('{"deny_write": ["*.lock"]}')
-    row = json.loads(cli("replay", "--policy", "new.json", "last", "--json").stdout)
+    row = json.loads(cli("policy", "test", "new.json", "last", "--json").stdout)
     (found,) = row["differing"]
     assert (found["kind"], found["subject"], found["event"]) == ("patch", "quiet.lock", None)
 
 
 def test_bad_words_are_refused_with_the_next_step(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (("--policy", "strict"), ("--policy", "strict", "--all", "last"), ("--policy", "none.json", "last")):
-        refused = cli("replay", *words)
+    for words in (("strict",), ("strict", "--all", "last"), ("none.json", "last")):
+        refused = cli("policy", "test", *words)
         code = "config_invalid" if "none.json" in words else "usage_invalid"
         assert (refused.returncode, code in refused.stderr) == (2, True), refused.stderr
-    assert "not so many receipts" in cli("replay", "--policy", "strict", "last").stderr
+    assert "not so many receipts" in cli("policy", "test", "strict", "last").stderr
 
 
 def test_a_rule_that_matches_nothing_is_told_where_it_is_tried(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.json").write_text('{"disallowed_tools": ["Bash(git push:*)"], "deny_write": ["src/"]}')
-    told = cli("replay", "--policy", "new.json", "--all").stderr
+    told = cli("policy", "test", "new.json", "--all").stderr
     assert "not known here: Bash(git push:*) (bash?)" in told
     assert "match no file of the workspace: src/ (src?)" in told

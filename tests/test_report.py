@@ -242,6 +242,6 @@ def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) 
         assert skipped is not None
         assert skipped.get("message") == "running: it has not ended yet"
         for run_id in names:
-            assert "receipts show" not in cli("runs", "show", run_id).stdout
+            assert "receipts show" not in cli("show", run_id).stdout
     finally:
         live.close()

@@ -80,12 +80,12 @@ def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("worker", "--lease", "nan"),
-        ("worker", "--slots", "0"),
+        ("queue", "worker", "--lease", "nan"),
+        ("queue", "worker", "--slots", "0"),
         ("queue", "limit", "--budget-usd", "1e-7"),
         ("queue", "limit", "--rate", "5"),
         ("serve", "--engine", "sqlite:///x", "--label", "a b"),
-        ("submit", "x", "--content", "ftp://host/x"),
+        ("queue", "submit", "x", "--content", "ftp://host/x"),
     ],
 )
 def test_what_a_queue_cannot_do_is_refused_before_anything_is_opened(
@@ -110,7 +110,9 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
     queue.worker("--slots", "2")
     queue.job("true")  # Makes the workspace.
-    done = queue.cli("submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", "workspace", "--wait")
+    done = queue.cli(
+        "queue", "submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", "workspace", "--wait"
+    )
     assert done.returncode == 0, done
     order_id = done.stdout.split()[0]
     shown = json.loads(queue.cli("queue", "show", order_id, "--json").stdout)

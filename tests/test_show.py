@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backplane.cli.show import Look, diff
+from backplane.cli.console import Look, diff
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
 from backplane.view.diff import changes
 from backplane.view.text import in_workspace

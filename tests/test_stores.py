@@ -433,29 +433,3 @@ def test_what_is_imported_is_redacted_and_nothing_of_it_is_run(
     shown = capfd.readouterr().out
     assert "no run here" in shown
     assert "no result was recorded of Bash" in shown
-
-
-def test_an_export_goes_on_as_an_import_and_never_over_a_file(
-    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    PLAIN["kimi"](tmp_path / "source" / PLACES["kimi"])
-    monkeypatch.setenv("KIMI_CODE_HOME", str(tmp_path / "source"))
-    monkeypatch.chdir(tmp_path)
-    assert main(["sessions", "import", "--from", "kimi", "last", "--backend", "shell"]) == 0
-    for vendor in (name for name in STORES if name != "opencode"):
-        monkeypatch.setenv(VARIABLES[vendor], str(tmp_path / vendor))
-        assert main(["sessions", "export", "last", "--to", vendor, f"{vendor}.jsonl"]) == 0
-        assert main(["sessions", "export", "last", f"{vendor}.jsonl", "--to", vendor]) == 2
-        assert not (tmp_path / vendor).exists()
-        capfd.readouterr()
-        assert main(["sessions", "export", "last", "--to", vendor, "--into-store"]) == 0
-        id = capfd.readouterr().out.strip()
-        again = read_stored(vendor, id, dict(os.environ))
-        assert texts(again) == ["hi", "yo"]
-        assert texts(read_stored(vendor, f"./{vendor}.jsonl", {})) == ["hi", "yo"]
-    assert main(["sessions", "export", "last", "--to", "opencode", "--into-store"]) == 4
-    assert "opencode import FILE" in capfd.readouterr().err
-    assert main(["sessions", "export", "last", "opencode.json", "--to", "opencode"]) == 0
-    assert "opencode import FILE" in capfd.readouterr().err
-    assert main(["sessions", "export", "last", "--to", "clod"]) == 2
-    assert main(["sessions", "export", "last", "--into-store"]) == 2

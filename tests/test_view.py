@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.cli.console import Look
 from backplane.cli.painter import Painter
-from backplane.cli.show import Look
 from backplane.contract.events import (
     AgentEvent,
     AssistantMessage,

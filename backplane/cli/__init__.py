@@ -1,7 +1,6 @@
-"""The front door: argv and environment in, text or JSON lines out, an exit code at the end.
+"""The command line: argv and environment in, text or JSON lines out, an exit code at the end.
 
-One file a command group; each is imported when its command is called, so that help and version
-cost nothing. This file finds the command and is the last edge: no traceback leaves it.
+`INDEX` names every command; its module is imported when it is called. No traceback leaves this file.
 """
 
 from __future__ import annotations
@@ -9,17 +8,93 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
-from backplane.cli.commands import COMMANDS as COMMANDS
-from backplane.cli.commands import GROUPS
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.errors import BackplaneError
+
+INDEX: Final[dict[str, dict[str, str]]] = {
+    "run work": {
+        "run": "run one work order, from start to receipt",
+        "chat": "hold a conversation in the terminal",
+        "compare": "run one order on several backends from the same tree",
+        "apply": "apply a run's patch to the original workspace",
+        "rewind": "list a run's checkpoints, or restore the workspace to one",
+    },
+    "see and steer runs": {
+        "runs": "list runs, live ones first: task, state, cause, cost",
+        "show": "show one run: task, state, cause, cost, files",
+        "why": "say what a run waits for, or why it failed, and the next step",
+        "watch": "follow a run from any terminal, and answer its questions",
+        "answer": "answer a live run's question from any terminal",
+        "cancel": "end a live run in order, with its receipt",
+        "report": "write a run as one HTML page, as Markdown or as a test report",
+        "web": "show runs in a browser, and answer, cancel, apply and rewind there",
+        "cost": "sum up what runs have cost",
+    },
+    "conversations": {
+        "sessions list": "list conversations, the last used first",
+        "sessions show": "print a conversation, as text or as JSON",
+        "sessions resume": "continue a conversation",
+        "sessions fork": "copy a conversation, and print the copy's id",
+        "sessions handover": "continue a conversation on another backend",
+        "sessions import": "read a conversation from a file or from a vendor's program",
+    },
+    "the record": {
+        "receipts show": "print one receipt",
+        "receipts verify": "check hashes and the chain of receipts",
+        "receipts audit": "compare the agent's claims with what was observed",
+        "receipts export": "write receipt, patch and journal as one folder",
+        "receipts import": "store a receipt from elsewhere, once it verifies",
+        "policy test": "judge stored runs by another policy, and list each decision that would differ",
+        "prune": "remove the files of older runs; the chain still verifies",
+    },
+    "many machines": {
+        "queue submit": "put a work order into a queue, for a worker on any machine",
+        "queue worker": "take orders from a queue and run them on this machine",
+        "queue list": "list orders, the newest first",
+        "queue show": "show where an order is, and fetch its receipt and patch",
+        "queue answer": "answer an order's question",
+        "queue events": "print the events of an order",
+        "queue cancel": "end an order; it still gets a receipt",
+        "queue status": "count orders, and list the workers",
+        "queue limit": "show or set limits of a label",
+        "queue prune": "remove all but the newest ended orders",
+    },
+    "set up": {
+        "init": "write a first backplane.toml in this folder",
+        "doctor": "check this machine and the configuration",
+        "backends": "list the backends: ready, or why not and how to mend it",
+        "demo": "run a sample from bug to fix and receipt, without key or network",
+        "completion": "print the completion script of a shell",
+        "version": "print the version",
+    },
+    "for programs": {
+        "serve": "be a host: run orders for programs in any language, on stdin and stdout",
+        "mcp": "be an MCP server: tools to run orders and read receipts",
+        "validate": "check work orders, receipts, policies and other files",
+        "schema": "print a JSON Schema",
+        "conform": "check any program that claims to be a host",
+        "translate": "convert a request, response or stream between vendors' formats",
+        "explain": "explain an error code",
+    },
+}
+"""Heading of the help → its commands → what each does. The order is the help's."""
+
+GROUPS: Final = {
+    "sessions": "work with kept conversations",
+    "receipts": "read, verify and move receipts",
+    "policy": "try a policy",
+    "queue": "run orders on many machines",
+}
+"""First word of commands with two → what they are for."""
+
+COMMANDS: Final = {name: line for group in INDEX.values() for name, line in group.items()}
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -34,7 +109,7 @@ EXITS: Final[dict[int, str]] = {
     FAILED: "the work failed, or a check found something",
     USAGE: "usage, unreadable input, unknown backend, bad configuration",
     PARTIAL: "outcome partial, whatever ended the run, or a finding of --fail-on",
-    REFUSED: "refused by policy or for want of an ability, or nothing there to judge",
+    REFUSED: "refused before it started: policy, or a missing capability; or nothing to judge",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
     131: "interrupted by SIGQUIT, after an orderly stop",
@@ -50,7 +125,7 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
     A complete run with a finding that its order lists in `fail_on` is 3, too.
 
     Args:
-        error: one that its receipt does not have, as that could not be kept.
+        error: one that its receipt does not have, as that could not be stored.
     """
     from backplane.receipts.build import failure_of
 
@@ -73,9 +148,9 @@ sealed receipt out.
 {commands}
 
 options:
-  --config FILE  configuration instead of ./backplane.toml or the user's
+  --config FILE  read this configuration (default: ./backplane.toml, else the user's)
   --version      print the version
-  -h, --help     print this; `backplane help COMMAND` says more
+  -h, --help     print this; `backplane COMMAND --help` says more
 
 example:
   backplane run "make test" --backend shell
@@ -95,89 +170,113 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, one of `EXITS`.
     """
     interrupts: streams.Interrupts | None = None
-    name, arguments = "", list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         streams.repair()
         with (interrupts := streams.Interrupts()):
-            config, rest = _global_options(arguments)
-            if rest is None:
-                return DONE
-            if not rest:
-                streams.complain(help_text())
-                return USAGE
-            name, *arguments = rest
-            return _command(name, arguments, config)
+            return _main(words)
     except SystemExit as end:  # argparse's way to say that the help was printed
         return end.code if isinstance(end.code, int) else USAGE
     except KeyboardInterrupt:  # Before anything more is loaded: what it came into the middle of may be half there.
         code = INTERRUPTED
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
-        code = _report(error, as_message=name == "run" and "--json" in arguments)
+        code = _report(error, as_message=_speaks_protocol(words))
     return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
 
 
-def _command(name: str, arguments: list[str], config: str | None) -> int:
-    if name == "help":
-        if not arguments:
-            streams.write(help_text())
+def _speaks_protocol(words: list[str]) -> bool:
+    """Return True if the reader of stdout expects messages of the protocol."""
+    return "run" in words[:3] and "--json" in words and "--dry-run" not in words
+
+
+def _main(words: list[str]) -> int:
+    config: str | None = None
+    while words and words[0].startswith("-"):
+        option, equals, value = words.pop(0).partition("=")
+        if option == "--config":
+            if not equals and not words:
+                raise _usage("--config needs a file")
+            config = value if equals else words.pop(0)
+        elif option == "--version":
+            words = ["version"]
+        elif option in ("-h", "--help"):
+            words = ["help"]
+        else:
+            raise _usage(f"no option {option!r} before the command")
+    if not words:
+        streams.complain(help_text())
+        return USAGE
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
+    if words[0] == "--help":
+        streams.write(help_text())
+        return DONE
+    return _command(words, config)
+
+
+def _command(words: list[str], config: str | None) -> int:
+    name, arguments = words[0], words[1:]
+    if name in GROUPS:
+        if arguments[:1] in (["--help"], ["-h"]):
+            streams.write(_group_help(name))
             return DONE
-        name, arguments = arguments[0], [*arguments[1:], "--help"]
-    from backplane.cli.parser import did_you_mean, parser
+        if not arguments:
+            raise _usage(f"{name} needs one of its commands", near=", ".join(_parts(name)) + "; ", command=name)
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
+    from backplane.cli.command import Parser, did_you_mean, load
 
     if name not in COMMANDS:
-        raise _usage(f"no command {name!r}", did_you_mean(name, COMMANDS))
-    options = parser(name).parse_args(arguments)
-    if "config" in options:
-        options.config = options.config or config
+        known = _parts(words[0]) if words[0] in GROUPS else [*COMMANDS, *GROUPS]
+        raise _usage(f"no command {name!r}", near=did_you_mean(name.split()[-1], known))
+    command = load(name)
+    args = Parser(name, command).parse_args(arguments)
+    if "config" in args:
+        args.config = args.config or config
     elif config is not None:
         raise _usage(f"--config has no effect before {name}, which takes none")
     if name != "version":  # It alone says nothing of what a message holds.
         importlib.import_module("backplane.contract.light")
-    code: int = function_of(options.call)(options)
-    return code
+    return command.run(args)
 
 
-def function_of(call: str) -> Any:
-    """Load what does a command, by the table's word for it."""
-    file, _, function = call.partition(":")
-    return getattr(importlib.import_module(f"backplane.cli.{file}"), function)
-
-
-def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
-    """The value of `--config`, and the words from the command on; None for these when all has been printed."""
-    config: str | None = None
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
-        if option == "--config":
-            if not equals and not rest:
-                raise _usage("--config needs a file")
-            config = value if equals else rest.pop(0)
-        elif option == "--version":
-            _command("version", [], None)
-            return config, None
-        elif option in ("-h", "--help"):
-            streams.write(help_text())
-            return config, None
-        else:
-            raise _usage(f"no option {option!r} before the command")
-    return config, rest
+def _parts(group: str) -> list[str]:
+    """Return the second words of a group's commands."""
+    return [name.removeprefix(f"{group} ") for name in COMMANDS if name.startswith(f"{group} ")]
 
 
 def help_text() -> str:
-    """What `backplane --help` prints."""
-    commands = "\n".join(
-        "\n".join([f"{heading}:", *(f"  {name:<12} {command.line}" for name, command in rows.items())])
-        for heading, rows in GROUPS.items()
-    )
+    """Return what `backplane --help` prints."""
+    commands = "\n".join("\n".join([f"{heading}:", *_help_rows(rows)]) for heading, rows in INDEX.items())
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
     return HELP.format(commands=commands, exits=exits)
 
 
-def _usage(fact: str, near: str = "") -> Exception:
-    from backplane.errors import ConfigError
+def _help_rows(rows: dict[str, str]) -> Iterator[str]:
+    """Yield a row a command, and one for all commands of a group."""
+    shown = set[str]()
+    for name, line in rows.items():
+        group = name.partition(" ")[0]
+        if group == name:
+            yield f"  {name:<12} {line}"
+        elif group not in shown:
+            shown.add(group)
+            yield f"  {group:<12} {GROUPS[group]}: {', '.join(_parts(group))}"
 
-    return ConfigError("usage_invalid", fact, hint=near + "backplane --help")
+
+def _group_help(group: str) -> str:
+    """Return what `backplane GROUP --help` prints."""
+    rows = "\n".join(f"  {part:<12} {COMMANDS[f'{group} {part}']}" for part in _parts(group))
+    first = GROUPS[group]
+    return (
+        f"usage: backplane {group} COMMAND …\n\n{first[0].upper()}{first[1:]}.\n\ncommands:\n{rows}\n\n"
+        f"example:\n  backplane {group} {_parts(group)[0]} --help\n"
+    )
+
+
+def _usage(fact: str, near: str = "", command: str = "") -> Exception:
+    from backplane.cli.command import wrong_words
+
+    return wrong_words(fact, " ".join(filter(None, (f"{near}backplane", command, "--help"))))
 
 
 def _report(error: BaseException, *, as_message: bool) -> int:

@@ -14,8 +14,8 @@ import anyio
 import msgspec
 
 from backplane.cli import streams
-from backplane.cli.show import Look, diff_line
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import wrong, wrong_words
+from backplane.cli.console import Look, diff_line
 from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
 from backplane.process.pipes import Pair

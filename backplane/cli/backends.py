@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backplane import config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import load_settings
+from backplane.cli.command import Args, Parser, load_settings
 from backplane.errors import BackendError, BackplaneError
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
@@ -23,23 +23,36 @@ if TYPE_CHECKING:
     from backplane.runtime.backends import BackendStatus
 
 
-def show_backends(options: Options) -> int:
+HELP = "List the backends: ready, or why not and how to mend it; or try what an agent can do."
+EXAMPLE = "backplane backends\nbackplane backends --probe mine"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "names", metavar="NAME", nargs="*", help="list only these backends")
+    form = p.add_mutually_exclusive_group()
+    add.flag(form, "--probe", help="let each agent show its capabilities to a scripted model")
+    add.flag(form, "--matrix", help="compare documented, announced and tested capabilities")
+    add.config(p)
+    add.json(p, "one JSON object per line and backend", "cli_backends", "cli_backends_probe", "cli_backends_matrix")
+
+
+def run(args: Args) -> int:
     environ = dict(os.environ)
-    settings = load_settings(options)
+    settings = load_settings(args)
     found = backends.known(settings, environ)
-    unknown = sorted(set(options.names) - {status.id for status in found})
+    unknown = sorted(set(args.names) - {status.id for status in found})
     if unknown:
         known = ", ".join(status.id for status in found)
         raise BackendError("backend_not_found", f"no backend {unknown[0]!r}", hint=f"choose one of: {known}")
-    found = [status for status in found if status.id in options.names or not options.names]
-    if options.probe:
-        return _probe(found, settings, environ, options)
-    return (_matrix if options.matrix else _list)(found, settings, environ, options)
+    found = [status for status in found if status.id in args.names or not args.names]
+    if args.probe:
+        return _probe(found, settings, environ, args)
+    return (_matrix if args.matrix else _list)(found, settings, environ, args)
 
 
-def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
+def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
     found = [_with_manifest(status, environ) if status.ready else status for status in found]
-    if options.json:
+    if args.json:
         for status in found:
             streams.write_record(status)
         return 0
@@ -61,7 +74,7 @@ def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendSta
     return msgspec.structs.replace(status, manifest=kept_manifest(config.home_path(environ), key))
 
 
-def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
+def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
     """Try each agent; one that is named and cannot be tried is an error, the others are passed over."""
     import anyio
 
@@ -69,12 +82,12 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
 
     home, failed = config.home(environ), False
     for status in found:
-        if not options.names and not (status.ready and trials.provable(backends.find(status.id, settings, environ))):
+        if not args.names and not (status.ready and trials.provable(backends.find(status.id, settings, environ))):
             continue
-        with _live_line(status.id, streams.is_painted(streams.STDOUT) and not options.json) as progress:
+        with _live_line(status.id, streams.is_painted(streams.STDOUT) and not args.json) as progress:
             told = anyio.run(trials.prove, status.id, settings, environ, home, progress)
         failed = failed or any(finding.is_false for finding in told.findings)
-        if options.json:
+        if args.json:
             streams.write_record(told)
             continue
         streams.write(f"{told.backend} {told.version or ''}, {told.on}\n")
@@ -107,7 +120,7 @@ def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
         streams.write("\r\x1b[K" if shown else "")
 
 
-def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
+def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
     """What the document says, the manifest and the trials, for the backends that have at least two of them."""
     from backplane.conform import matrix, trials
 
@@ -120,11 +133,11 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
             continue
         kept = trials.kept_proof(status.id, home)
         manifest = kept_manifest(home, backend.key) or {}
-        if not options.names and status.id not in columns and kept is None:
+        if not args.names and status.id not in columns and kept is None:
             continue
         findings = trials.findings(kept, trials.stamp(backend, environ)) if kept is not None else {}
         rows = matrix.rows(status.id, manifest, findings)
-        if options.json:
+        if args.json:
             told = matrix.Matrix(id=status.id, on=kept.on if kept is not None else None, rows=rows)
             streams.write_record(told)
             continue

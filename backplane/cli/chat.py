@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import asking, order, streams
-from backplane.cli.parser import Options
-from backplane.cli.sessions import _lines, _say_losses, _with_registry
-from backplane.cli.start import wrong
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, wrong
+from backplane.cli.sessions import print_losses, with_registry
+from backplane.cli.sessions.show import message_lines
 from backplane.cli.talk import Teller
 from backplane.contract.approval import Decision
 from backplane.contract.conversation import Image, UserMessage
@@ -30,55 +31,79 @@ PROMPT: Final = "> "
 NOTHING_KEPT: Final = "nothing was said, so no session is kept\n"
 
 
-def resume(options: Options) -> int:
+def resume(args: Args) -> int:
     """Go on with a session as `sessions resume ID` says it."""
-    given = dict.fromkeys(("backend", "model", "system", "root", "mode", "max_turns"))
-    for name, value in {**given, "resume": options.id, "image": options.image}.items():
-        setattr(options, name, value)
-    return chat(options)
+    given = dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns"))
+    for name, value in {**given, "resume": args.id, "image": args.image}.items():
+        setattr(args, name, value)
+    return run(args)
 
 
-def chat(options: Options) -> int:
-    images = order.images(options.image)
+HELP = "Hold a conversation in the terminal."
+EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "-b", "--backend", metavar="NAME", help="talk to this backend (see `backplane backends`)")
+    add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the one used last")
+    p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="as --resume last")
+    add.model(p)
+    add.many(p, "--image", metavar="FILE", help="show this picture with your first words")
+    add.value(p, "--system", metavar="TEXT", help="instructions for the whole conversation")
+    add.root(p)
+    add.flag(p, "--in-place", help="work in the folder itself, not in a copy")
+    add.value(
+        p, "--policy", metavar="FILE", help="policy as JSON, or default, strict or ci; with --resume it only tightens"
+    )
+    add.value(p, "--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
+    p.add_argument(
+        "--on-ask", choices=("deny", "allow", "prompt"),
+        help="answer approvals so (default: prompt on a terminal, else deny)",
+    )  # fmt: skip
+    add.config(p)
+
+
+def run(args: Args) -> int:
+    images = order.images(args.image)
 
     async def chat(registry: ProviderRegistry) -> int:
         if not streams.is_interactive():
-            return await _by_lines(registry, options, images)
+            return await _by_lines(registry, args, images)
         from backplane.cli.keys import Terminal
 
         with Terminal(streams.STDIN).opened() as terminal:
-            return await _Chat(registry, options, terminal, images).hold()
+            return await _Chat(registry, args, terminal, images).hold()
 
-    return _with_registry(options, chat)
+    return with_registry(args, chat)
 
 
 async def _open(
-    registry: ProviderRegistry, options: Options, on_ask: Callable[[Approval], Awaitable[Decision]] | None
+    registry: ProviderRegistry, args: Args, on_ask: Callable[[Approval], Awaitable[Decision]] | None
 ) -> Session:
     """Begin the session that the options ask for, or go on with it."""
-    root = str(streams.folder() / options.root) if options.root else None
-    given: dict[str, Any] = {"model": options.model, "system_prompt": options.system, "policy": options.policy}
-    given |= {"max_turns": options.max_turns, "mode": options.mode, "on_ask": on_ask}
-    if options.resume is None:
-        return await registry.get(options.backend).create_session(
+    root = str(streams.folder() / args.root) if args.root else None
+    given: dict[str, Any] = {"model": args.model, "system_prompt": args.system, "policy": args.policy}
+    given |= {"max_turns": args.max_turns, "mode": "pass_through" if args.in_place else None, "on_ask": on_ask}
+    if args.resume is None:
+        return await registry.get(args.backend).create_session(
             SessionConfig(root=root or str(streams.folder()), **given)
         )
-    id = store.find(registry.plane.home, options.resume)
-    name = options.backend or store.read(store.path_of(registry.plane.home, id)).provider
+    id = store.find(registry.plane.home, args.resume)
+    name = args.backend or store.read(store.path_of(registry.plane.home, id)).provider
     config: SessionConfig = SessionConfig(root=root, **given)
     return await registry.get(name).resume(id, config)
 
 
-async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[Image, ...]) -> int:
-    answer = asking.callback(options.on_ask if options.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
+async def _by_lines(registry: ProviderRegistry, args: Args, images: tuple[Image, ...]) -> int:
+    answer = asking.callback(args.on_ask if args.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
     code = 0
-    async with await _open(registry, options, answer) as session:
+    async with await _open(registry, args, answer) as session:
         async for line in _typed_lines():
             teller, before = Teller(streams.write), session.losses
             said, images = UserMessage(content=line, images=images), ()
             async for event in session.send_message(said):
                 teller.tell(event)
-            _say_losses(tuple(loss for loss in session.losses if loss not in before))
+            print_losses(tuple(loss for loss in session.losses if loss not in before))
             code = 1 if teller.stop_reason == "error" else code
         streams.complain(f"session {session.id}\n" if _is_kept(registry, session) else NOTHING_KEPT)
     return code
@@ -114,10 +139,8 @@ def _is_kept(registry: ProviderRegistry, session: Session) -> bool:
 class _Chat:
     """A session on a terminal."""
 
-    def __init__(
-        self, registry: ProviderRegistry, options: Options, terminal: Terminal, images: tuple[Image, ...]
-    ) -> None:
-        self._registry, self._options, self._terminal = registry, options, terminal
+    def __init__(self, registry: ProviderRegistry, args: Args, terminal: Terminal, images: tuple[Image, ...]) -> None:
+        self._registry, self._options, self._terminal = registry, args, terminal
         self._session: Session
         self._images = images
         """Shown with the next words."""
@@ -257,7 +280,7 @@ class _Chat:
 
     async def _history(self, _: str) -> None:
         for message in self._session.get_history():
-            self._say("".join(f"  {streams.printable(line)}\n" for line in _lines(message)))
+            self._say("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))
 
     async def _clear(self, _: str) -> None:
         self._session.clear_history()

@@ -11,8 +11,8 @@ import msgspec
 
 from backplane import config
 from backplane.cli import DONE, FAILED, streams
-from backplane.cli.parser import Options
-from backplane.cli.start import load_settings, wrong_words
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, load_settings, wrong_words
 from backplane.config import Settings
 from backplane.errors import ConfigError
 from backplane.process.aio import ending_signals
@@ -28,22 +28,40 @@ if TYPE_CHECKING:
     from backplane.routing.intervals import Comparison, Interval, Trial
 
 
-def compare_backends(options: Options) -> int:
+HELP = "Run one order on several backends from the same tree. Nothing is applied. Exits with 1 if no run succeeded."
+EXAMPLE = """
+backplane compare "fix the failing test" -b one -b other --check "make test" --repeat 5
+backplane compare "fix the failing test" -b mine/large -b mine/small
+"""
+
+
+def options(p: Parser) -> None:
+    add.value(p, "task", metavar="TASK", help="what to do, in words")
+    add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give two at least")
+    add.value(p, "--check", metavar="CMD", help="run this command in a copy with each patch; exit code 0 passes")
+    add.value(p, "--repeat", metavar="N", type=int, default=1, help="rounds; a verdict needs three (default: 1)")
+    add.value(p, "-C", "--root", metavar="DIR", default=".", help="work on this folder (default: the current one)")
+    add.value(p, "--timeout", metavar="TIME", type=add.seconds, help="end a run after this time, as 90s or 5m")
+    add.config(p)
+    add.json(p, "the comparison as one JSON object", "cli_compare")
+
+
+def run(args: Args) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
-    settings = load_settings(options, {"run_s": options.timeout})
+    settings = load_settings(args, {"run_s": args.timeout})
     # Every run starts its host alike: a first round without a warm one would be the slower.
     settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, warm_max=0))
-    order = make_order(options.task, root=os.path.normpath(cwd / options.root))
-    sides = _sides(options.backend, settings, environ)
+    order = make_order(args.task, root=os.path.normpath(cwd / args.root))
+    sides = _sides(args.backend, settings, environ)
     plane = ControlPlane(settings, config.home(environ), environ)
-    worked = _Work(plane, order, options)
+    worked = _Work(plane, order, args)
     anyio.run(worked.follow, sides)
     if worked.found is None:
         return 128 + worked.signal
     if worked.signal:
         streams.complain(f"ended by a signal after {streams.count(len(worked.found.trials), 'run')}\n")
-    if options.json:
+    if args.json:
         streams.write_record(worked.found)
     else:
         for line in told(worked.found):
@@ -69,7 +87,7 @@ def _sides(given: Sequence[str], settings: Settings, environ: Mapping[str, str])
 class _Work:
     """A comparison while it goes on."""
 
-    def __init__(self, plane: ControlPlane, order: WorkOrder, options: Options) -> None:
+    def __init__(self, plane: ControlPlane, order: WorkOrder, args: Args) -> None:
         self.found: Comparison | None = None
         """What it has found; after a signal, of the runs until then, None where a side had none."""
         self.signal = 0
@@ -77,7 +95,7 @@ class _Work:
         self._trials: list[Trial] = []
         self._plane = plane
         self._order = order
-        self._options = options
+        self._args = args
 
     async def follow(self, sides: tuple[Side, ...]) -> None:
         """Compare; a signal ends the run that is at work in order, and with it the comparison."""
@@ -88,7 +106,7 @@ class _Work:
                     self.signal = int(number)
                     tasks.cancel_scope.cancel()
 
-        options = self._options
+        args = self._args
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             async with self._plane as plane:
@@ -96,13 +114,13 @@ class _Work:
                     plane,
                     self._order,
                     sides,
-                    check=options.check,
-                    repeat=options.repeat,
+                    check=args.check,
+                    repeat=args.repeat,
                     heard=self._hear,
                 )
             tasks.cancel_scope.cancel()
         if self.signal:
-            self.found = so_far(self._order, options.check, sides, self._trials)
+            self.found = so_far(self._order, args.check, sides, self._trials)
 
     def _hear(self, trial: Trial) -> None:
         self._trials.append(trial)

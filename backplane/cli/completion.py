@@ -14,10 +14,9 @@ from typing import Final
 import msgspec
 
 from backplane import config
-from backplane.cli import COMMANDS, streams
-from backplane.cli.parser import Options, parser
+from backplane.cli import COMMANDS, GROUPS, streams
+from backplane.cli.command import Args, Parser, load, open_store
 from backplane.cli.runs import ID_CHARS
-from backplane.cli.start import open_store
 from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
 from backplane.view.omit import OMISSIBLE
@@ -41,11 +40,24 @@ class Words(msgspec.Struct, frozen=True):
     """Option → the kind of names that it takes, one of `NAMES`; "" stands for the words that are no options."""
 
 
-def print_completion(options: Options) -> int:
-    if options.names is not None:
-        streams.write("".join(f"{name}\n" for name in NAMES[options.names]()))
+HELP = "Print the completion script of a shell; put it where the shell looks for it, as below."
+EXAMPLE = """
+backplane completion bash > ~/.local/share/bash-completion/completions/backplane
+backplane completion zsh > "${fpath[1]}/_backplane"
+backplane completion fish > ~/.config/fish/completions/backplane.fish
+"""
+
+
+def options(p: Parser) -> None:
+    p.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
+    p.add_argument("--names", choices=tuple(NAMES), help="print these names in place of the script")
+
+
+def run(args: Args) -> int:
+    if args.names is not None:
+        streams.write("".join(f"{name}\n" for name in NAMES[args.names]()))
         return 0
-    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
+    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]
     streams.write("\n".join(make(list(tables()))) + "\n")
     return 0
 
@@ -83,41 +95,29 @@ _LISTED: Final = {"--fail-on": (*FINDINGS, "none"), "--omit": OMISSIBLE}
 
 
 def tables() -> Iterator[Words]:
-    """What can be typed, from the parsers themselves."""
-    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()), {})
-    for name, command in COMMANDS.items():
-        yield from _of((name,), command.line, parser(name))
+    """Yield what can be typed, from the parsers themselves."""
+    whole = {name: line for name, line in COMMANDS.items() if " " not in name}
+    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, {**whole, **GROUPS}, {})
+    for group, line in GROUPS.items():
+        parts = {name.partition(" ")[2]: text for name, text in COMMANDS.items() if name.startswith(f"{group} ")}
+        yield Words((group,), line, {"--help": ""}, {}, parts, {})
+    for name, line in COMMANDS.items():
+        yield _words(tuple(name.split()), line, Parser(name, load(name)))
 
 
-def _abouts() -> Iterator[tuple[str, str]]:
-    yield from ((name, command.line) for name, command in COMMANDS.items())
-    yield "help", "say more of a command"
-
-
-def _of(path: tuple[str, ...], about: str, made: argparse.ArgumentParser) -> Iterator[Words]:
-    options: dict[str, str] = {}
-    values: dict[str, tuple[str, ...]] = {}
-    following: dict[str, str] = {}
-    named: dict[str, str] = {}
-    parts: dict[str, argparse.ArgumentParser] = {}
+def _words(path: tuple[str, ...], about: str, made: Parser) -> Words:
+    found = Words(path, about, {}, {}, {}, {})
     for action in made._actions:
         choices = tuple(map(str, action.choices)) if action.choices is not None else ()
         if kind := _kind(path, action):
-            named |= dict.fromkeys(action.option_strings or [""], kind)
-        if isinstance(action, argparse._SubParsersAction):
-            parts = dict(action.choices)
-            following |= {choice.dest: choice.help or "" for choice in action._choices_actions}
-        elif not action.option_strings:
-            following |= dict.fromkeys(CODES | OWN_CODES if action.metavar == "CODE" else choices, "")
+            found.named.update(dict.fromkeys(action.option_strings or [""], kind))
+        if not action.option_strings:
+            found.next.update(dict.fromkeys(CODES | OWN_CODES if action.metavar == "CODE" else choices, ""))
         for option in action.option_strings:
-            options[option] = (
-                (action.help or "") % {"prog": made.prog} if "%" in (action.help or "") else action.help or ""
-            )
+            found.options[option] = (action.help or "").replace("%%", "%")
             if action.nargs != 0:
-                values[option] = choices or _LISTED.get(option, ())
-    yield Words(path, about, options, values, following, named)
-    for name, part in parts.items():
-        yield from _of((*path, name), following.get(name, ""), part)
+                found.values[option] = choices or _LISTED.get(option, ())
+    return found
 
 
 def _kind(path: tuple[str, ...], action: argparse.Action) -> str:

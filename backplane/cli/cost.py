@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import before_ms, open_store
+from backplane.cli.command import Args, Parser, before_ms, open_store
 from backplane.receipts.memory import Remembered, remembered
 from backplane.routing.spend import Spend, sums
 from backplane.view.figures import count, milliseconds, money
 
+_KEYS: Final[dict[str, Callable[[Remembered], str | None]]] = {
+    "provider": lambda run: run.backend,
+    "model": lambda run: run.model or run.model_told,
+    "day": lambda run: run.started_at[:10],
+    "session": lambda run: run.session,
+    "folder": lambda run: run.root,
+}
+"""What a sum is grouped by → the key of a run."""
 
-def cost(options: Options) -> int:
-    since = before_ms("--since", options.since) if options.since is not None else None
+HELP = "Sum up what runs have cost. An unknown cost is shown as ?, never as 0."
+EXAMPLE = "backplane cost --by model --since 7d"
+
+
+def options(p: Parser) -> None:
+    p.add_argument("--by", choices=tuple(_KEYS), default="provider", help="group by (default: provider)")
+    add.since(p)
+    add.json(p, "one JSON object per line and sum, that of all runs last", "cli_cost")
+
+
+def run(args: Args) -> int:
+    since = before_ms("--since", args.since) if args.since is not None else None
     with open_store() as store:
         runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
     # The check of a comparison is the caller's own command, and none of its runs.
@@ -21,28 +40,19 @@ def cost(options: Options) -> int:
     # A refused run started nothing and one told again did nothing: both cost nothing, and everybody knows that.
     paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
     retold = sum(run.is_retold for run in runs)
-    found, total = sums(
-        (_key(run, options.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid
-    )
+    found, total = sums((_key(run, args.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid)
     for one in [*found, total]:
-        if options.json:
+        if args.json:
             streams.write_record(one)
         else:
             streams.write(_row(one, "all" if one is total else None) + "\n")
-    if retold and not options.json:
+    if retold and not args.json:
         streams.complain(f"{streams.count(retold, 'run')} told again from the store cost nothing\n")
     return 0
 
 
 def _key(run: Remembered, by: str) -> str | None:
-    keys = {
-        "provider": run.backend,
-        "model": run.model or run.model_told,
-        "day": run.started_at[:10],
-        "session": run.session,
-        "folder": run.root,
-    }
-    return keys[by] or None
+    return _KEYS[by](run) or None
 
 
 def _row(one: Spend, label: str | None) -> str:

@@ -22,8 +22,9 @@ import anyio
 
 import backplane
 from backplane import config
-from backplane.cli.parser import Options
-from backplane.cli.show import DIFF_LINES_MAX, Look, diff
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser
+from backplane.cli.console import DIFF_LINES_MAX, Look, diff
 from backplane.cli.streams import one_line
 from backplane.config import Limits, Settings, child_environment
 from backplane.contract import events as kinds
@@ -68,7 +69,15 @@ class NotAsItShould(Exception):
     """A step of the demo did not give what it must; the text says what."""
 
 
-def demo(options: Options) -> int:
+HELP = "Run an order on a small sample with a bug: staged, fixed, tested, sealed, verified, applied."
+EXAMPLE = "backplane demo"
+
+
+def options(p: Parser) -> None:
+    add.flag(p, "--keep", help="leave the sample's folder for a look around")
+
+
+def run(args: Args) -> int:
     """Run the demo; 0 when every step held, 1 when one did not, 130 when interrupted."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="backplane-demo-"))
@@ -89,11 +98,11 @@ def demo(options: Options) -> int:
         print(f"\ndemo failed: {type(fault).__name__}: {one_line(fault)}", file=sys.stderr)
         return 1
     finally:
-        if not options.keep:
+        if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
     print(
         f"\ndemo: every step held, {time.monotonic() - began:.1f} s"
-        + (f"; the sample is in {folder}" if options.keep else "")
+        + (f"; the sample is in {folder}" if args.keep else "")
     )
     _say_where(home, run)
     return 0
@@ -103,7 +112,7 @@ def _say_where(home: Path, run: Run) -> None:
     """Name the folder that has the run, and the commands that show it."""
     print(f"\nThe run is kept in {one_line(home)}; look at it:\n\n  export BACKPLANE_HOME={shlex.quote(str(home))}")
     name = "backplane" if shutil.which("backplane") else f"{shlex.quote(sys.executable)} -m backplane"
-    for words in ("runs show", "receipts verify", "why", "report"):
+    for words in ("show", "receipts verify", "why", "report"):
         print(f"  {name} {words} {run.id[:8]}" + (" > run.html" if words == "report" else ""))
 
 

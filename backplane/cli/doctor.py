@@ -1,7 +1,7 @@
 """`doctor`: what this machine and this configuration can do, and what is missing, with the fix.
 
-Only looks: nothing is installed or changed, nothing started but `git --version` and trials of containment, and nobody
-is asked over the network but by `--url` and `--probe`, which starts the configured MCP servers, too.
+It installs and changes nothing, and starts only `git --version` and trials of the sandbox. Only `--probe` uses the
+network and starts the configured MCP servers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final, Literal
 import msgspec
 
 from backplane import __version__, config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import wrong_words
+from backplane.cli.command import Args, Parser
 from backplane.errors import BackplaneError
 from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
@@ -56,22 +56,25 @@ class DoctorCheck(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-def doctor(options: Options) -> int:
-    environ = dict(os.environ)
-    if options.url is not None:
-        if options.config is not None:
-            raise wrong_words("--config has no effect beside --url, which tries this address alone", "leave one out")
-        from backplane.cli.services import check_url
+HELP = "Check this machine and the configuration: what works, what is missing, and how to mend it."
+EXAMPLE = "backplane doctor\nbackplane doctor --probe"
 
-        findings = iter([DoctorCheck("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
-    else:
-        file = Path(options.config) if options.config else None
-        findings = examine(environ, streams.folder(), file, over_network=options.probe)
+
+def options(p: Parser) -> None:
+    add.flag(p, "--probe", help="also try each model service (some tokens each) and MCP server")
+    add.config(p)
+    add.json(p, "one JSON object per line and finding", "cli_doctor")
+
+
+def run(args: Args) -> int:
+    environ = dict(os.environ)
+    file = Path(args.config) if args.config else None
+    findings = examine(environ, streams.folder(), file, over_network=args.probe)
     missing = False
     marks = {"ok": "ok", "note": "note", "missing": "MISSING"}
     for finding in findings:
         missing = missing or finding.state == "missing"
-        if options.json:
+        if args.json:
             streams.write_record(finding)
             continue
         streams.write(f"{marks[finding.state]:<8}{finding.name:<18}{streams.one_line(finding.fact)}\n")

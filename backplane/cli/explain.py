@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options, did_you_mean
-from backplane.cli.start import wrong_words
+from backplane.cli.command import Args, Parser, did_you_mean, wrong_words
 from backplane.errors import CODES, OWN_CODES
 
+HELP = "Explain an error code, or list all codes."
+EXAMPLE = "backplane explain backend_crashed"
 
-def explain(options: Options) -> int:
+
+def options(p: Parser) -> None:
+    add.value(p, "code", metavar="CODE", nargs="?", help="code, as an error's first line names it")
+
+
+def run(args: Args) -> int:
     known = CODES | OWN_CODES
-    if options.code is None:
+    if args.code is None:
         width = max(map(len, known))
         streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in known.items()))
         return 0
-    code = options.code.lower()
+    code = args.code.lower()
     facts = known.get(code)
     if facts is None:
         hint = did_you_mean(code, known) + "`backplane explain` lists them"
-        raise wrong_words(f"no error code {options.code!r}", hint)
+        raise wrong_words(f"no error code {args.code!r}", hint)
     streams.write(
         f"{code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
         f"  next: {REMEDIES[code]}\n"
@@ -47,7 +54,7 @@ REMEDIES: Final[dict[str, str]] = {
     "protocol_version_mismatch": "use a host that speaks abp/v0.1",
     "mapping_unsupported_capability": "take the feature out of the request, or choose another target dialect",
     "mapping_dialect_mismatch": "name the dialect that the JSON is of: translate --from DIALECT",
-    "mapping_lossy_conversion": "allow the loss, or see what is lost: translate --losses FILE",
+    "mapping_lossy_conversion": "allow the loss, or see what is lost: translate prints it",
     "mapping_unmappable_tool": "take the tool out of the request, or choose another target dialect",
     "backend_not_found": "list the backends: backplane backends",
     "backend_unavailable": "see what it lacks: backplane doctor; or try again later",
@@ -76,7 +83,7 @@ REMEDIES: Final[dict[str, str]] = {
     "dialect_mapping_failed": "correct the JSON at the place that the error names, or name its dialect: --from",
     "config_invalid": "correct the file or setting that the error names: backplane validate FILE",
     "rate_limit_exceeded": "wait for other runs to end, or raise runs_max",
-    "circuit_breaker_open": "wait until it is tried again, or choose another backend: backplane route",
+    "circuit_breaker_open": "wait until it is tried again, or choose another backend: backplane run --dry-run -v",
     "stream_closed": "try again; if it ends again: backplane why RUN",
     "receipt_store_failed": "free some space, and look at the state folder: backplane doctor",
     "validation_failed": "compare the result with its schema; --schema FILE is what was asked for",

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from backplane.cli import streams
+from backplane.cli.console import Look
 from backplane.cli.painter import IDLE_S, Painter
-from backplane.cli.show import Look
 from backplane.contract.events import AgentEvent
 from backplane.view import live
 from backplane.view.columns import Line

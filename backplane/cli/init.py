@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from backplane import config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.runtime import backends
 
 if TYPE_CHECKING:
@@ -28,19 +28,29 @@ SCRIPTED: Final = (FALLBACK, "mock")
 """Backends that no agent is behind."""
 
 
-def init(options: Options) -> int:
+HELP = "Write a first backplane.toml in this folder: the backend and the policy of orders that name none."
+EXAMPLE = "backplane init\nbackplane init --backend shell --policy ci --yes"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "-b", "--backend", metavar="NAME", help="use this backend, and do not ask for one")
+    p.add_argument("--policy", choices=tuple(POLICIES), help="use this policy, and do not ask for one")
+    add.flag(p, "-y", "--yes", help="ask nothing: take the first ready backend and the policy `default`")
+
+
+def run(args: Args) -> int:
     path = streams.folder() / config.FILE_NAME
     if os.path.lexists(path):
         raise wrong(f"{path} is there already", f"edit it, or: backplane validate {path}")
-    asks = not options.yes and streams.is_interactive()
-    if not asks and not options.yes:
+    asks = not args.yes and streams.is_interactive()
+    if not asks and not args.yes:
         raise wrong("nobody is here to be asked", "backplane init --yes")
     found = backends.known(config.Settings(), dict(os.environ))
-    backend = options.backend or (_asked_backend(found) if asks else _ready(found)[0])
+    backend = args.backend or (_asked_backend(found) if asks else _ready(found)[0])
     if backend not in {status.id for status in found}:
         there = ", ".join(status.id for status in found)
         raise wrong_words(f"there is no backend {backend!r}", f"one of: {there}")
-    policy = options.policy or (_asked_policy() if asks else "default")
+    policy = args.policy or (_asked_policy() if asks else "default")
     text = _text(backend, policy)
     streams.write(text)
     if asks and _line(f"write this to {streams.one_line(path)}? [Y/n] ").lower() not in ("", "y", "yes"):

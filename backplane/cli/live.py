@@ -18,7 +18,8 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.cli import FAILED, READER_GONE, asking, code_of, show, streams
+from backplane.cli import FAILED, READER_GONE, asking, code_of, streams
+from backplane.cli import console as show
 from backplane.cli.outlet import Outlet
 from backplane.cli.result_file import ResultFile
 from backplane.config import Settings
@@ -237,7 +238,7 @@ class _Live:
 
     def _say_choice(self, attempts: Attempts) -> None:
         """Name the backend that was chosen, and what sent the order there, on stderr: stdout is the run's."""
-        from backplane.cli.route import summary
+        from backplane.cli.choice import summary
 
         why = summary(attempts.decision)
         if attempts.tried:

@@ -9,21 +9,30 @@ from pathlib import Path
 import anyio
 
 from backplane import __version__, config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import wrong
+from backplane.cli.command import Args, Parser, wrong
 from backplane.serve import mcp
 
+HELP = """Be a server of the Model Context Protocol on stdin and stdout, with the tools run, receipts and
+validate. An agent starts it by this command."""
+EXAMPLE = "backplane mcp --root ~/project"
 
-def serve(options: Options) -> int:
+
+def options(p: Parser) -> None:
+    add.value(p, "-C", "--root", metavar="DIR", help="let runs work in this folder (default: the current one)")
+    add.config(p)
+
+
+def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
-    root = cwd / (options.root or ".")
+    root = cwd / (args.root or ".")
     if not os.path.isdir(root):
-        raise wrong(f"--root {options.root!r} is no folder", "name a folder that is there")
-    file = cwd / options.config if options.config else None
+        raise wrong(f"--root {args.root!r} is no folder", "name a folder that is there")
+    file = cwd / args.config if args.config else None
     config.load(file, environ, cwd)
     server = mcp.McpSession(root, Path(file) if file else None, environ, __version__)
     # A stray print of a library would be a broken message: the protocol keeps stdout to itself.

@@ -1,57 +1,38 @@
-"""Rows of options: what makes one, and those that several commands have. Imports nothing, as `--help` reads it."""
+"""Options that several commands have, and short ways to add one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
 from typing import Any, Final
 
-Row = tuple[tuple[str, ...], dict[str, Any]]
-"""Names and keywords of one `add_argument`."""
-Late = Callable[[], Row]
-"""Makes a row whose words are another room's, which is loaded for it."""
+from backplane.cli.command import Parser
+
+Group = argparse._ActionsContainer
+"""A parser, or a group of its options."""
 
 
-class Rows:
-    """Rows that belong together.
-
-    Attributes:
-        title: their heading in the help; None for options of which at most one may be given.
-    """
-
-    def __init__(self, title: str | None, *rows: Row | Rows) -> None:
-        self.title, self.rows = title, rows
+def flag(p: Group, *names: str, help: str) -> None:
+    """Add an option without a value."""
+    p.add_argument(*names, action="store_true", help=help)
 
 
-def flag(*words: str) -> Row:
-    """Return the row of an option without a value: its names and its help."""
-    *names, about = words
-    return tuple(names), {"action": "store_true", "help": about}
+def value(p: Group, *names: str, help: str, **keywords: Any) -> None:
+    """Add an option with a value, or a word; `metavar` is its placeholder."""
+    p.add_argument(*names, help=help, **keywords)
 
 
-def value(*words: str, **keywords: Any) -> Row:
-    """Return the row of an option with a value, or of a word: its names, its placeholder and its help."""
-    *names, metavar, about = words
-    return tuple(names), {"metavar": metavar, "help": about, **keywords}
+def many(p: Group, *names: str, metavar: str, help: str) -> None:
+    """Add an option that may be given several times."""
+    p.add_argument(*names, metavar=metavar, action="append", default=[], help=f"{help} (repeatable)")
 
 
-def choice(name: str, *words: str, **keywords: Any) -> Row:
-    """Return the row of an option with one of these values: its name, the values and its help."""
-    *choices, about = words
-    return (name,), {"choices": tuple(choices), "help": about, **keywords}
-
-
-def many(*words: str) -> Row:
-    """Return the row of an option that may be given several times: its names, its placeholder and its help."""
-    return value(*words, action="append", default=[])
-
-
-def json(what: str, *schemas: str) -> Row:
-    """Return the row of `--json`; its help names the schemas of what is printed then."""
-    return flag("--json", f"{what}; schema: {', '.join(schemas)}")
+def json(p: Group, what: str, *schemas: str) -> None:
+    """Add `--json`; its help names the schemas of what it prints."""
+    flag(p, "--json", help=f"print {what} (schema: {', '.join(schemas)})")
 
 
 def seconds(text: str) -> float:
-    """Seconds as `90`, `1.5`, `90s`, `5m`, `2h` or `1d`. Raises ValueError for what is none."""
+    """Return the seconds of `90`, `1.5`, `90s`, `5m`, `2h` or `1d`. Raises ValueError for other text."""
     from backplane.view.figures import span_s
 
     span = span_s(text)
@@ -60,69 +41,134 @@ def seconds(text: str) -> float:
 
 seconds.__name__ = "time"  # argparse says: invalid time value.
 
-# Rows of several commands ---------------------------------------------------------------------------------------------
 
-CONFIG = value("--config", "FILE", "configuration instead of ./backplane.toml or the user's")
-PLAIN = flag("--plain", "only lines, none painted over, as for a screen reader (or set ACCESSIBLE)")
-TASK = value("task", "TASK", "what to do, in words")
-TASK_OR_ORDER = (
-    value("task", "TASK", "what to do, in words", nargs="?"),
-    value("--order", "FILE", "work order as JSON instead of TASK; - for stdin; options go over it"),
-)
-RUN = value("run", "RUN", "run id or its beginning, or `last`")
-STORED = value("run", "RUN", "run id or its beginning")
-_ANY: Final = "id of a run, or of an order for its newest run, or its beginning; `last`, or `last~2`"
-FOUND = value("run", "RUN", f"{_ANY} (last)", nargs="?", default="last")
-RECEIPT = value("id", "ID", "run id or its beginning; `last`")
-SESSION = value("id", "ID", "session id or its beginning, or `last`")
-ORDER = value("order", "ORDER", "the order's id, as `submit` printed it, or its beginning")
-ASK: Final = value(
-    "ask", "ASK", "the question's id or its beginning (default: the only open one)", nargs="?", default=""
-)
-DECISION = value("decision", "allow|deny", "what you decide", choices=("allow", "deny"))
-TEXT = value("--text", "WORDS", "the answer to a question in words")
-KEPT_REASON = value("--reason", "WHY", "kept in the receipt", default="")
-SINCE = value("--since", "SPAN", "only runs begun since then, as 90s, 5m, 2h, 3d, 1w")
-MODEL = value("--model", "M", "the model it should use")
-REQUIRE = many("--require", "CAP[=LEVEL]", "an ability it must have: native, emulated (if no level is given) or any")
-ENGINE = value("--engine", "URL", "sqlite:///FILE or postgresql://… (a file in the state folder of this user)")
-CONTENT = value("--content", "PLACE", "folder or URL that submitters and workers share (beside the SQLite file)")
-PRIORITY = value("--priority", "N", "1 goes first; without one before all that have one", type=int)
-ROOT = value("--root", "DIR", "folder to work on (.)")
-FILES = (
-    many("--include", "GLOB", "only these files, in the copy"),
-    many("--exclude", "GLOB", "not these files, in the copy"),
-    many("--context", "FILE", "a file it should look at"),
-)
-POLICY = value("--policy", "FILE", "policy as JSON, or `default`, `strict` or `ci`, which are shipped")
-RIGHTS = (
-    POLICY,
-    many("--allow-tool", "T", "only these tools"),
-    many("--deny-tool", "T", "not these tools, beside the rules that count already"),
-    flag("--lenient", "take a stranger's order though some of its members are unknown"),
+# What is looked at ----------------------------------------------------------------------------------------------------
+
+
+def run_id(p: Group, *, optional: bool = False) -> None:
+    """Add the word RUN; an optional one is `last` by default."""
+    if optional:
+        value(p, "run", metavar="RUN", nargs="?", default="last", help=f"{_RUN_OR_ORDER} (default: last)")
+    else:
+        value(p, "run", metavar="RUN", help="run id or its beginning; or `last`, `last~2`")
+
+
+_RUN_OR_ORDER: Final = "run id, or the id of an order for its newest run, or its beginning; or `last`, `last~2`"
+
+
+def session_id(p: Group) -> None:
+    value(p, "id", metavar="ID", help="session id or its beginning, or `last`")
+
+
+def since(p: Group) -> None:
+    value(p, "--since", metavar="SPAN", help="count only runs begun within this time, as 90s, 5m, 2h, 3d, 1w")
+
+
+def config(p: Group) -> None:
+    value(p, "--config", metavar="FILE", help="read this configuration (default: ./backplane.toml, else the user's)")
+
+
+# An answer ------------------------------------------------------------------------------------------------------------
+
+
+def answer(p: Group) -> None:
+    """Add the words and options of an answer to an approval or a question."""
+    value(p, "ask", metavar="ASK", nargs="?", default="", help="id of the question or its beginning, if several wait")
+    value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
+    value(p, "--text", metavar="WORDS", help="answer a question in these words")
+    reason(p)
+
+
+def reason(p: Group) -> None:
+    value(p, "--reason", metavar="WHY", default="", help="store this reason in the receipt")
+
+
+# An order -------------------------------------------------------------------------------------------------------------
+
+
+def task_or_order(p: Parser) -> None:
+    """Add the two ways to say what to do."""
+    p.usage = f"{p.prog} [options] (TASK | --order FILE)"
+    value(p, "task", metavar="TASK", nargs="?", help="what to do, in words; - reads it from stdin")
+    value(p, "--order", metavar="FILE", help="read a work order as JSON, - from stdin; options go over it")
+
+
+def model(p: Group) -> None:
+    value(p, "-m", "--model", metavar="MODEL", help="use this model (default: the backend's choice)")
+
+
+def require(p: Group) -> None:
     many(
-        "--fail-on",
-        "WORDS",
-        "exit code 3 for a complete run with one of these findings: denied,false-claims,violations; "
-        "or `none` (all three with the policy `ci`, else none)",
-    ),
-    choice("--isolation", "required", "best_effort", "off", "keep it inside its workspace (best_effort)"),
-)
-PARAM = many("--param", "KEY=JSON", "a vendor's setting; a.b=1 nests")
-LIMITS = (
-    value("--max-turns", "N", "turns of the model", type=int),
-    value("--max-budget-usd", "X", "money, as far as the backend counts it", type=float),
-)
-WISHES = (
-    value("--type", "T", "simple_query, code_generation, file_editing, shell_execution, code_review, "
-          "complex_workflow or custom (custom)"),
-    value("--prefer", "P", "speed, quality, cost or balanced (balanced)"),
-    value("--priority", "P", "low, normal, high or critical (normal)"),
-    value("--strategy", "S", "first_available, cost, latency or balanced (as configured)"),
-    value("--max-cost-usd", "X", "most that the run is to cost, by earlier runs or prices", type=float),
-    value("--max-latency", "S", "longest that it is to last, by earlier runs, as 90s or 5m", type=seconds),
-    flag("--allow-unknown", "a cost or latency that nobody knows satisfies these two"),
-    choice("--after-effect", "stop", "hand_over", "where it fails after it changed something (stop)"),
-    value("--seed", "N", "spreads orders over equal instances (0)", type=int),
-)  # fmt: skip
-"""What an order asks of the router; `route.wishes` reads them."""
+        p, "--require", metavar="CAP[=LEVEL]",
+        help="refuse a backend without this capability; LEVEL is native, emulated (default) or any",
+    )  # fmt: skip
+
+
+def root(p: Group) -> None:
+    value(p, "-C", "--root", metavar="DIR", help="work on this folder (default: the current one)")
+
+
+def files(p: Group) -> None:
+    many(p, "--include", metavar="GLOB", help="copy only these files")
+    many(p, "--exclude", metavar="GLOB", help="leave these files out of the copy")
+    many(p, "--context", metavar="FILE", help="point the agent to this file")
+
+
+def policy(p: Group) -> None:
+    value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
+
+
+def rights(p: Group) -> None:
+    policy(p)
+    many(p, "--allow-tool", metavar="TOOL", help="allow only these tools")
+    many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, beside the policy's own rules")
+    flag(p, "--lenient", help="accept an order with unknown members")
+    many(
+        p, "--fail-on", metavar="WORDS",
+        help="exit with 3 if a complete run has one of these findings: denied,false-claims,violations; or `none` "
+        "(default: all three with the policy `ci`, else none)",
+    )  # fmt: skip
+    p.add_argument(
+        "--isolation", choices=("required", "best_effort", "off"),
+        help="require, try or skip the sandbox around the agent (default: best_effort)",
+    )  # fmt: skip
+
+
+def param(p: Group) -> None:
+    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
+
+
+def limits(p: Group) -> None:
+    value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
+    value(
+        p, "--max-budget-usd", metavar="USD", type=float,
+        help="stop when the run has cost this much, as far as the backend counts it",
+    )  # fmt: skip
+
+
+# A queue --------------------------------------------------------------------------------------------------------------
+
+
+def queue(p: Group, *, content: bool = False) -> None:
+    """Add where a queue is."""
+    value(
+        p, "--engine", metavar="URL",
+        help="the queue's database: sqlite:///FILE or postgresql://… (default: a file in the state folder)",
+    )  # fmt: skip
+    if content:
+        contents(p)
+
+
+def contents(p: Group) -> None:
+    value(
+        p, "--content", metavar="PLACE",
+        help="folder or URL that submitters and workers share (default: beside the SQLite file)",
+    )  # fmt: skip
+
+
+def order_id(p: Group) -> None:
+    value(p, "order", metavar="ORDER", help="id of the order, as `queue submit` printed it, or its beginning")
+
+
+def priority(p: Group) -> None:
+    value(p, "--priority", metavar="N", type=int, help="order 1 goes first (default: before all with a priority)")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, scaled
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import Args, scaled, wrong, wrong_words
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
@@ -38,7 +37,7 @@ _replace: Final = msgspec.structs.replace
 
 
 def build(
-    options: Options,
+    args: Args,
     environ: Mapping[str, str],
     cwd: Path,
     policy: str | PolicyProfile | None,
@@ -54,18 +53,18 @@ def build(
         ConfigError: `usage_invalid` or `config_invalid`, an option or a file cannot be used.
         PolicyError: `policy_invalid`.
     """
-    order = given or _start(options)
-    env = {**order.config.env, **_variables(options, environ)}
+    order = given or _start(args)
+    env = {**order.config.env, **_variables(args, environ)}
     with told_without(env):
-        workspace = _workspace(order.workspace, options, cwd)
+        workspace = _workspace(order.workspace, args, cwd)
         return _replace(
             order,
-            lane=options.lane or order.lane,
+            lane="workspace_first" if args.apply else order.lane,
             workspace=workspace,
-            context=_context(order.context, options.context, Path(workspace.root), cwd),
-            policy=_policy(order.policy, options, cwd, policy),
-            requirements=Requirements((*order.requirements.required, *map(requirement, options.require))),
-            config=_replace(_config(order.config, options), env=env),
+            context=_context(order.context, args.context, Path(workspace.root), cwd),
+            policy=_policy(order.policy, args, cwd, policy),
+            requirements=Requirements((*order.requirements.required, *map(requirement, args.require))),
+            config=_replace(_config(order.config, args), env=env),
         )
 
 
@@ -82,23 +81,14 @@ def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
     return order
 
 
-def wishes(options: Options) -> dict[str, Json]:
-    """What these options say, as members of `config.vendor.abp.route`.
+def wishes(args: Args) -> dict[str, Json]:
+    """Return the members of `config.vendor.abp.route` that options stand for.
 
     Raises:
-        ConfigError: `usage_invalid`, an amount is none.
+        ConfigError: `usage_invalid`, the amount is none.
     """
-    said: dict[str, Any] = {
-        "type": options.type,
-        "preference": options.prefer,
-        "priority": options.priority,
-        "strategy": options.strategy,
-        "max_cost_usd_micros": _scaled(options.max_cost_usd, 1_000_000, "--max-cost-usd"),
-        "max_latency_ms": _scaled(options.max_latency, 1000, "--max-latency"),
-        "allow_unknown": options.allow_unknown or None,
-        "after_effect": options.after_effect,
-        "seed": options.seed,
-    }
+    cost = _scaled(args.max_cost_usd, 1_000_000, "--max-cost-usd")
+    said: dict[str, Json] = {"preference": args.prefer, "max_cost_usd_micros": cost}
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -131,18 +121,21 @@ def told_without(env: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _start(options: Options) -> WorkOrder:
-    if (options.task is None) == (options.order is None):
-        raise wrong_words("give a TASK or --order FILE, one of the two", "both are in --help")
-    if options.order is not None:
-        return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
-    if not options.task.strip():
-        raise wrong_words("the task is empty", "say in words what to do")
+def _start(args: Args) -> WorkOrder:
+    if args.task is None and args.order is None:
+        raise wrong_words("no task is given", 'backplane run "…", or --order FILE')
+    if args.task is not None and args.order is not None:
+        raise wrong_words("TASK and --order FILE are both given", "leave one out")
+    if args.order is not None:
+        return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     try:
-        options.task.encode()
-    except UnicodeEncodeError as error:
+        task = streams.read_input("-").decode() if args.task == "-" else args.task
+        task.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise wrong_words("the task is no UTF-8 text", "write it in UTF-8") from error
-    return _shaped({"task": options.task}, "the task")
+    if not task.strip():
+        raise wrong_words("the task is empty", "say in words what to do")
+    return _shaped({"task": task}, "the task")
 
 
 def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
@@ -170,8 +163,8 @@ def _shaped(value: Json, source: str, *, lenient: bool = False) -> WorkOrder:
         raise wrong(f"{source} is no work order: {error}", "see `backplane schema work_order`") from error
 
 
-def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpec:
-    root = os.path.normpath(cwd / (options.root if options.root is not None else spec.root))
+def _workspace(spec: WorkspaceSpec, args: Args, cwd: Path) -> WorkspaceSpec:
+    root = os.path.normpath(cwd / (args.root if args.root is not None else spec.root))
     try:
         root.encode()
     except UnicodeEncodeError as error:
@@ -181,9 +174,9 @@ def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpe
     return _replace(
         spec,
         root=root,
-        mode=options.mode or spec.mode,
-        include=(*spec.include, *options.include),
-        exclude=(*spec.exclude, *options.exclude),
+        mode="pass_through" if args.in_place else spec.mode,
+        include=(*spec.include, *args.include),
+        exclude=(*spec.exclude, *args.exclude),
     )
 
 
@@ -222,20 +215,18 @@ def _text(name: str) -> str:
         raise wrong(f"the context file {name!r} is no UTF-8 text") from error
 
 
-def _policy(
-    profile: PolicyProfile, options: Options, cwd: Path, configured: str | PolicyProfile | None
-) -> PolicyProfile:
-    name = options.policy if options.policy is not None else configured if profile == PolicyProfile() else None
+def _policy(profile: PolicyProfile, args: Args, cwd: Path, configured: str | PolicyProfile | None) -> PolicyProfile:
+    name = args.policy if args.policy is not None else configured if profile == PolicyProfile() else None
     if isinstance(name, PolicyProfile):
         profile = name
     elif name is not None:
         profile = read_policy(name)
-    if options.allow_tool or options.deny_tool:
+    if args.allow_tool or args.deny_tool:
         profile = with_defaults(profile)  # A rule is added to what would count without it.
     return _replace(
         profile,
-        allowed_tools=(*profile.allowed_tools, *options.allow_tool),
-        disallowed_tools=(*profile.disallowed_tools, *options.deny_tool),
+        allowed_tools=(*profile.allowed_tools, *args.allow_tool),
+        disallowed_tools=(*profile.disallowed_tools, *args.deny_tool),
     )
 
 
@@ -246,37 +237,37 @@ def requirement(text: str) -> Requirement:
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
-def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
+def _config(config: RuntimeConfig, args: Args) -> RuntimeConfig:
     vendor = config.vendor
-    for text in options.param:
+    for text in args.param:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             raise wrong_words(f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
-    if options.image:
+    if args.image:
         own = vendor.get("abp")
         before = own.get("images") if isinstance(own, dict) else None
-        rows = [*(before or ()), *msgspec.to_builtins(images(options.image))]
+        rows = [*(before or ()), *msgspec.to_builtins(images(args.image))]
         vendor = _nested(vendor, ["abp", "images"], rows, "--image")
-    if options.isolation is not None:
-        vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
-    if options.fail_on:
-        vendor = _nested(vendor, ["abp", "fail_on"], _fail_on(options.fail_on), "--fail-on")
-    if options.lenient:
+    if args.isolation is not None:
+        vendor = _nested(vendor, ["abp", "isolation"], args.isolation, "--isolation")
+    if args.fail_on:
+        vendor = _nested(vendor, ["abp", "fail_on"], _fail_on(args.fail_on), "--fail-on")
+    if args.lenient:
         vendor = _nested(vendor, ["abp", "lenient"], True, "--lenient")
-    if options.pure:
+    if args.pure:
         vendor = _nested(vendor, ["abp", "pure"], True, "--pure")
-    if options.checkpoints:
+    if args.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
-    if options.model is not None and not options.model.strip():
+    if args.model is not None and not args.model.strip():
         raise wrong_words("--model names no model", "leave it out for the backend's own choice")
-    budget, turns = options.max_budget_usd, options.max_turns
+    budget, turns = args.max_budget_usd, args.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
         raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
         raise wrong_words(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
     return RuntimeConfig(
-        model=options.model if options.model is not None else config.model,
+        model=args.model if args.model is not None else config.model,
         vendor=vendor,
         env=config.env,
         max_budget_usd=budget if budget is not None else config.max_budget_usd,
@@ -314,15 +305,9 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
-def _variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(args: Args, environ: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    if options.env_file is not None:
-        text = streams.read_input(options.env_file).decode("utf-8", "surrogateescape")
-        for number, line in enumerate(text.split("\n"), 1):
-            line = line.removesuffix("\r")
-            if line.strip() and not line.lstrip().startswith("#"):
-                found |= _variable(line.strip(), environ, f"{options.env_file}, line {number}")
-    for text in options.env:
+    for text in args.env:
         found |= _variable(text, environ, "--env")
     return found
 

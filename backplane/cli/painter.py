@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from backplane.cli.show import Look
+from backplane.cli.console import Look
 from backplane.view.columns import Line, width
 
 IDLE_S: Final = 1.0

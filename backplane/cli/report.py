@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import open_store, wrong_words
+from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.receipts.memory import find
 from backplane.shown.report import shown_of
 from backplane.view import page, summary
@@ -14,25 +14,46 @@ from backplane.view.rows import ROWS_MAX, Story
 SIDES = 2
 
 
-def write_report(options: Options) -> int:
-    omit = frozenset(options.omit.split(",")) - {""}
+HELP = "Write one run, or two side by side, as one HTML file that needs no other file."
+EXAMPLE = """
+backplane report last > run.html
+backplane report 3f2a1b0c 9c41d2e7 > both.html
+backplane report last --summary >> "$GITHUB_STEP_SUMMARY"
+"""
+
+
+def options(p: Parser) -> None:
+    add.value(p, "runs", metavar="RUN", nargs="+", help="run ids or their beginnings, `last`, or `last~2`")
+    form = p.add_mutually_exclusive_group()
+    add.flag(form, "--summary", help="write Markdown, for the summary of a CI step")
+    add.flag(form, "--junit", help="write a JUnit test report; an incomplete run is a failure")
+    add.flag(p, "--full", help="draw every row; the page of a long run opens slowly")
+    add.value(
+        p, "--omit", metavar="WHAT", default="",
+        help="leave this out, for a page for others: outputs, prompts, paths (folders of absolute paths), or several "
+        "with commas between",
+    )  # fmt: skip
+
+
+def run(args: Args) -> int:
+    omit = frozenset(args.omit.split(",")) - {""}
     if unknown := omit - set(OMISSIBLE):
         fact = f"--omit {streams.one_line(min(unknown))}: there is no such kind of content"
         raise wrong_words(fact, f"one of: {', '.join(OMISSIBLE)}")
-    as_page = not (options.summary or options.junit)
-    if not as_page and options.full:
+    as_page = not (args.summary or args.junit)
+    if not as_page and args.full:
         raise wrong_words("--full works with a page only", "without --summary and --junit")
-    if as_page and len(options.runs) > SIDES:
+    if as_page and len(args.runs) > SIDES:
         raise wrong_words(f"a page has at most {SIDES} runs", "--summary or --junit take more")
     if as_page and streams.is_terminal(streams.STDOUT):
         raise wrong_words("refusing to print HTML to a terminal", "backplane report RUN > run.html")
-    rows_max = None if options.full else ROWS_MAX if as_page else 0
+    rows_max = None if args.full else ROWS_MAX if as_page else 0
     with open_store() as store:
         shown = [
             shown_of(store, find(store, name), rows=Story(rows_max=rows_max), omission=Omission(omit))
-            for name in options.runs
+            for name in args.runs
         ]
-    make = summary.junit if options.junit else summary.markdown if options.summary else page.page
+    make = summary.junit if args.junit else summary.markdown if args.summary else page.page
     for piece in make(shown):
         streams.write_bytes(piece.encode("utf-8", "replace"))
     return 0

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import wrong, wrong_words
 from backplane.cli.streams import STDERR, STDOUT, write_to
 from backplane.errors import StoreError
 

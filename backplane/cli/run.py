@@ -1,4 +1,4 @@
-"""`run`: the options of one work order. What they mean is in `order`, what happens then in `live`."""
+"""`run`: run one work order, from start to receipt."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
+import anyio
 
 from backplane import config
 from backplane.cli import asking, live, order, streams
-from backplane.cli.parser import Options
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.cli.result_file import ResultFile
-from backplane.cli.start import wrong, wrong_words
 from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
@@ -29,68 +29,123 @@ if TYPE_CHECKING:
     from backplane.routing.driver import Attempts
     from backplane.runtime.backends import Backend
 
+HELP = "Run one work order, from start to receipt."
+EXAMPLE = """
+backplane run "make test" --backend shell --root ~/project
+backplane run --order order.json --sidecar 'node my-host.mjs' --json > events.jsonl
+"""
 
 LAST: Final = "last"
 
 RUNS_MAX: Final = 1000
-"""Runs that are looked through for the last conversation, newest first: a row takes some 20 µs."""
+"""Most runs that are read to find the last conversation, newest first: a row takes some 20 µs."""
 
 
-def run(options: Options) -> int:
+def options(p: Parser) -> None:
+    add.task_or_order(p)
+    add.config(p)
+    who = p.add_argument_group("the backend (default: the configured one, else the router's choice)")
+    named = who.add_mutually_exclusive_group()
+    add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
+    add.value(named, "--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
+    add.model(who)
+    add.require(who)
+    add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality, cost or balanced")
+    add.value(
+        who, "--max-cost-usd", metavar="USD", type=float,
+        help="let the router skip backends expected to cost more, by earlier runs or list prices",
+    )  # fmt: skip
+    add.flag(who, "--pure", help="return the stored result of the same order on the same files, if there is one")
+    add.flag(who, "--with-patch", help="with replay:RUN, apply its patch to the workspace, too")
+    talk = p.add_argument_group("the conversation")
+    add.flag(talk, "--keep", help="store the conversation, and print its id")
+    add.value(
+        talk, "--resume", metavar="ID", help="continue this stored conversation; `last` is the backend's last one"
+    )
+    talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="as --resume last")
+    add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer has to satisfy; - for stdin")
+    add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote one")
+    place = p.add_argument_group("the workspace")
+    add.root(place)
+    add.flag(place, "--in-place", help="work in the folder itself, not in a copy")
+    add.flag(place, "--apply", help="apply the patch when the run is complete")
+    add.files(place)
+    add.many(place, "--image", metavar="FILE", help="show this picture to the agent: PNG, JPEG, GIF or WebP")
+    add.flag(place, "--checkpoints", help="store the workspace's state before each tool that may write")
+    may = p.add_argument_group("what the agent may do")
+    add.rights(may)
+    add.value(
+        may, "--on-ask", metavar="HOW",
+        help="answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), stdin "
+        "(`answer` lines, with --json), or a command that reads one as JSON and prints its decision (default: prompt "
+        "on a terminal, else deny)",
+    )  # fmt: skip
+    add.param(may)
+    add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")
+    bounds = p.add_argument_group("limits")
+    add.limits(bounds)
+    add.value(bounds, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, as 90s, 5m or 2h")
+    out = p.add_argument_group("output")
+    add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
+    loud = out.add_mutually_exclusive_group()
+    add.flag(loud, "-v", "--verbose", help="print on stderr where it runs and what was decided")
+    add.flag(loud, "-q", "--quiet", help="print only the answer")
+    add.json(
+        out,
+        "the protocol's own messages, one per line",
+        "envelope_event",
+        "envelope_final",
+        "envelope_fatal",
+        "cli_dry_run",
+    )
+    add.flag(out, "--dry-run", help="print the order and the backend that would get it (with -v all others, and why "
+             "not); start nothing")  # fmt: skip
+    add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE as it begins")
+    add.value(out, "--receipt", metavar="FILE", help="write the receipt to FILE, too; - for stdout")
+    add.value(out, "--patch", metavar="FILE", help="write the patch to FILE, too; - for stdout")
+
+
+def run(args: Args) -> int:
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)
-    flags = {
-        "run_s": options.timeout,
-        "idle_s": options.idle_timeout,
-        "hello_s": options.hello_timeout,
-        "isolation": options.isolation,
-        "signing_key": options.sign_key,
-        "warm_max": 0,  # There is no next order for a host to wait for.
-    }
-    settings = config.load(options.config or None, environ, cwd, flags)
-    on_ask = _on_ask(options, cwd, environ)
-    asked = _router_asked(options)
+    flags = {"run_s": args.timeout, "isolation": args.isolation, "warm_max": 0}  # No next order waits for a warm host.
+    settings = config.load(args.config or None, environ, cwd, flags)
+    on_ask = _on_ask(args, cwd, environ)
+    asked = _router_asked(args)
     home = config.home(environ)
-    work, own = order.build(options, environ, cwd, settings.policy), tuple[hooks.Hook, ...]()
+    work, own = order.build(args, environ, cwd, settings.policy), tuple[hooks.Hook, ...]()
     said = settings_of(work.config.vendor)
     if "hooks" in said:
         work, own = hooks.taken(work)
-    name = options.backend or said.get("backend") or (None if asked else settings.default_backend)
-    wanted = _conversation(options, home, name if options.sidecar is None else None)
+    name = args.backend or said.get("backend") or (None if asked else settings.default_backend)
+    wanted = _conversation(args, home, name if args.sidecar is None else None)
     if asked:
         wanted["route"] = {**as_object(said.get("route")), **asked}
     if wanted:
         work = order.with_settings(work, wanted)
-    if options.with_patch and not (options.sidecar is None and name and name.startswith(REPLAY)):
-        raise wrong_words("--with-patch is for the replay of a stored run", "--backend replay:RUN --with-patch")
-    typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
-    typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
-    for hook in typed:
-        if isinstance(hook.run, tuple):
-            _require_program(hook.run[0], environ, f"correct --{hook.event.replace('_', '-')}")
-    if options.dry_run:
-        _require_no_files(options)
-    backend, attempts = _choose(options, name, work, settings, environ, home)
-    if options.dry_run:
-        return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
+    if args.with_patch and not (args.sidecar is None and name and name.startswith(REPLAY)):
+        raise wrong_words("--with-patch has no effect without replay:RUN", "--backend replay:RUN --with-patch")
+    if args.dry_run:
+        return _dry_run(args, name, work, settings, environ, home)
+    backend, attempts = _choose(args, name, work, settings, environ, home)
     with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch, run_id = (
-            opened.enter_context(closing(ResultFile(file, stdout_taken=options.json))) if file is not None else None
-            for file in (options.receipt, options.patch, options.run_id_file)
+            opened.enter_context(closing(ResultFile(file, stdout_taken=args.json))) if file is not None else None
+            for file in (args.receipt, args.patch, args.run_id_file)
         )
         plan = live.Plan(
             order=work,
-            hooks=(*own, *typed),
+            hooks=own,
             backend=backend,
             attempts=attempts,
             settings=settings,
             home=home,
             environ=environ,
             on_ask=on_ask,
-            json=options.json,
-            plain=options.plain,
-            quiet=options.quiet,
-            verbose=options.verbose,
+            json=args.json,
+            plain=False,
+            quiet=args.quiet,
+            verbose=args.verbose,
             receipt=receipt,
             patch=patch,
             run_id=run_id,
@@ -99,100 +154,68 @@ def run(options: Options) -> int:
 
 
 def _choose(
-    options: Options,
-    name: str | None,
-    work: WorkOrder,
-    settings: Settings,
-    environ: Mapping[str, str],
-    home: Path,
+    args: Args, name: str | None, work: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path
 ) -> tuple[Backend, Attempts | None]:
-    """Find who does it: a program, the backend of this name, or the router's choice with what may follow it.
+    """Return the backend: the program, the one of this name, or the router's choice with what may follow it.
 
     Raises:
         BackendError: `backend_not_found`, `backend_unavailable`.
         CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
     """
-    if options.sidecar is not None:
-        cwd = streams.folder()
-        return backends.from_command(_sidecar_words(options.sidecar, cwd), cwd=cwd, limits=settings.limits), None
-    if name and name.startswith(REPLAY):
-        return replay.find_replay(name, home, with_patch=options.with_patch), None
-    if name:
-        named = backends.find(name, settings, environ)
-        missing = backends.missing_program(named, environ)
-        if missing is not None:
-            raise missing
+    named = _named(args, name, settings, environ, home)
+    if named is not None:
         return named, None
-    import anyio
-
     from backplane.routing.driver import first_choice
 
     attempts = anyio.run(first_choice, work, settings, environ, home)
     return backends.find(attempts.backend, settings, environ), attempts
 
 
-def _require_no_files(options: Options) -> None:
-    """Refuse what a run alone would write; raises ConfigError `usage_invalid`."""
-    for name in ("receipt", "patch", "run_id_file"):
-        if getattr(options, name) is not None:
-            fact = f"--{name.replace('_', '-')} has no effect with --dry-run, which starts nothing"
+def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[str, str], home: Path) -> Backend | None:
+    if args.sidecar is not None:
+        cwd = streams.folder()
+        return backends.from_command(_sidecar_words(args.sidecar, cwd), cwd=cwd, limits=settings.limits)
+    if not name:
+        return None
+    if name.startswith(REPLAY):
+        return replay.find_replay(name, home, with_patch=args.with_patch)
+    named = backends.find(name, settings, environ)
+    missing = backends.missing_program(named, environ)
+    if missing is not None:
+        raise missing
+    return named
+
+
+def _dry_run(
+    args: Args, name: str | None, work: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path
+) -> int:
+    from backplane.cli import dry_run  # Other runs do not pay for it.
+
+    for option in ("receipt", "patch", "run_id_file"):
+        if getattr(args, option) is not None:
+            fact = f"--{option.replace('_', '-')} has no effect with --dry-run, which starts nothing"
             raise wrong_words(fact, "leave one of them out")
+    named = _named(args, name, settings, environ, home)
+    decision = dry_run.decide(work, settings, environ, home) if named is None else None
+    backend = named.id if named is not None else None
+    return dry_run.show(work, backend, decision, settings, as_json=args.json, explain=args.verbose)
 
 
-def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -> int:
-    """Print the order as it would be sent, the values of its variables left out, and who would get it.
-
-    Raises:
-        PolicyError: `policy_invalid`, the policy cannot be read.
-        ConfigError: `config_invalid`, the order is none that a host would take.
-        WorkspaceError: `workspace_init_failed`, its folder is not there.
-    """
-    from backplane.runtime.faults import check_whole  # Most runs look at no more than themselves.
-    from backplane.runtime.plane import signer_of
-
-    check_whole(work)
-    signer_of(settings.signing_key)
-    order.say_without_effect(work)
-    if work.abp("remote_root") is None:
-        from backplane.workspace.workspace import find_original
-
-        find_original(Path(work.workspace.root))
-    shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))
-    if as_json:
-        streams.write_record(shown)
-        return 0
-    rules = {name: value for name, value in msgspec.to_builtins(work.policy).items() if value}
-    limits = settings.limits_of(backend)
-    rows = {
-        "backend": backend,
-        "task": work.task,
-        "root": f"{work.workspace.root} ({work.workspace.mode}, {work.lane})",
-        "model": work.config.model or "its own",
-        "policy": ", ".join(f"{name}: {' '.join(value)}" for name, value in rules.items()) or "the default profile",
-        "isolation": work.abp("isolation") or settings.isolation,
-        "requires": ", ".join(f"{one.capability}={one.min_support}" for one in work.requirements.required) or "nothing",
-        "variables": ", ".join(sorted(work.config.env)) or "none beside the usual ones",
-        "ends": f"after {limits.idle_s:g} s of silence" + (f", {limits.run_s:g} s in all" if limits.run_s else ""),
-    }
-    streams.write("".join(f"{name:<10}{streams.one_line(value)}\n" for name, value in rows.items()))
-    streams.write("nothing was started\n")
-    return 0
-
-
-def _router_asked(options: Options) -> dict[str, Json]:
-    """What the options say to the router.
+def _router_asked(args: Args) -> dict[str, Json]:
+    """Return what the options ask of the router.
 
     Raises:
-        ConfigError: `usage_invalid`, they do so beside a backend that is named.
+        ConfigError: `usage_invalid`, a backend is named beside them.
     """
-    asked = order.wishes(options)
-    if asked and (options.backend is not None or options.sidecar is not None):
-        fact = f"{', '.join(asked)}: the router is told so, and it is not asked where a backend is named"
-        raise wrong_words(fact, "leave out --backend, or these")
+    asked = order.wishes(args)
+    if asked and (args.backend is not None or args.sidecar is not None):
+        names = {"preference": "--prefer", "max_cost_usd_micros": "--max-cost-usd"}
+        fact = f"{names[next(iter(asked))]} has no effect with a named backend: nothing is routed"
+        raise wrong_words(fact, "leave out --backend, or this option")
     return asked
 
 
-def _conversation(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
+def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
     """Return the members of `config.vendor.abp` that options stand for: the conversation, and what agents heed of it.
 
     Args:
@@ -204,28 +227,22 @@ def _conversation(options: Options, home: Path, backend: str | None) -> dict[str
             is not there.
     """
     found: dict[str, Json] = {}
-    session = _session(options, home, backend)
+    session = _session(args, home, backend)
     if session:
         found["session"] = session
-    if options.schema is not None:
-        found["output_schema"] = _schema(options.schema)
-    if options.mcp:
-        found["mcp_servers"] = [_server(text) for text in options.mcp]
-    if options.tag:
-        found["tags"] = list(dict.fromkeys(options.tag))
-    if options.hash_task:
-        found["task_text"] = "hash"
+    if args.schema is not None:
+        found["output_schema"] = _schema(args.schema)
+    if args.mcp:
+        found["mcp_servers"] = [_server(text) for text in args.mcp]
+    if args.tag:
+        found["tags"] = list(dict.fromkeys(args.tag))
     return found
 
 
-def _session(options: Options, home: Path, backend: str | None) -> dict[str, Json]:
-    given = [(name, value) for name, value in (("resume", options.resume), ("fork", options.fork)) if value is not None]
-    if len(given) > 1:
-        raise wrong_words("--resume and --fork exclude each other", "--fork ID leaves it as it is")
-    if not given:
-        return {"keep": True} if options.keep else {}
-    ((name, wanted),) = given
-    return {name: _last(home, backend) if wanted == LAST else wanted}
+def _session(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
+    if args.resume is None:
+        return {"keep": True} if args.keep else {}
+    return {"resume": _last(home, backend) if args.resume == LAST else args.resume}
 
 
 def _last(home: Path, backend: str | None) -> str:
@@ -271,12 +288,12 @@ def _server(text: str) -> Json:
     return {**made, "args": arguments} if arguments else made
 
 
-def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
+def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
     """What answers the run's questions: one of `asking.WORDS`, or the words of a command."""
-    how: str | None = options.on_ask
+    how: str | None = args.on_ask
     if how is None:
         return "prompt" if streams.is_interactive() else "deny"
-    if how == "stdin" and (not options.json or "-" in (options.order, options.schema, options.env_file)):
+    if how == "stdin" and (not args.json or "-" in (args.task, args.order, args.schema)):
         fact = "--on-ask stdin needs --json, and stdin for nothing else"
         raise wrong(fact, "the questions are the events with ext.ask")
     if how in asking.WORDS:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backplane import config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import load_settings
+from backplane.cli.command import Args, Parser, load_settings
 from backplane.serve import stdio
 
 
@@ -20,22 +20,44 @@ def _is_read_only(path: Path) -> bool:
     return there is not None and bool(os.statvfs(there).f_flag & os.ST_RDONLY)
 
 
-def serve(options: Options) -> int:
+HELP = """Speak the sidecar protocol on stdin and stdout: each `run` message starts a run of this control plane.
+contracts/sidecar.md describes the protocol, contracts/clients/ has clients."""
+EXAMPLE = """
+backplane serve < orders.jsonl
+ssh build-machine backplane serve
+backplane serve --engine postgresql://me@db/work --content /mnt/content
+"""
+
+
+def options(p: Parser) -> None:
+    add.config(p)
+    queue = p.add_argument_group("a queue in place of this machine")
+    add.queue(queue, content=True)
+    add.value(queue, "--label", metavar="LABEL", help="which workers may take the orders (default: default)")
+    add.priority(queue)
+    p.only_with |= dict.fromkeys(("--content", "--label", "--priority"), "--engine")
+
+
+def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ = dict(os.environ)
-    settings = load_settings(options)
+    settings = load_settings(args)
     make = None
-    if options.engine is not None:
+    if args.engine is not None:
         from functools import partial
 
-        from backplane.cli.queue import find_queue
+        from backplane.scale.engine import check_label, check_priority
+        from backplane.scale.place import QueuePlace
         from backplane.serve.queue import Queue, QueueServer
 
-        place = find_queue(options)
+        label = args.label or "default"
+        check_label(label)
+        check_priority(args.priority)
+        place = QueuePlace(args.engine, args.content)
         content = place.contents()  # What is wrong with it is said now, and not in the middle of an order.
-        queue = Queue(lambda: (place.open(), content), options.label, options.priority)
+        queue = Queue(lambda: (place.open(), content), label, args.priority)
         make = partial(QueueServer, queue=queue)
     with ExitStack() as opened:
         home = config.home_path(environ)

@@ -9,38 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from backplane.cli.parser import Options
-from backplane.cli.start import wrong, wrong_words
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError
 from backplane.upstream import presets
 from backplane.upstream.baseurl import Check, key_doubts, path_doubts
-from backplane.upstream.endpoint import PROTOCOLS, Endpoint, cut_urls
+from backplane.upstream.endpoint import Endpoint, cut_urls
 
 if TYPE_CHECKING:
     from backplane.config import Settings
-
-
-def check_url(options: Options, environ: Mapping[str, str]) -> list[Check]:
-    """Try the address that the command line names.
-
-    Raises:
-        ConfigError: `usage_invalid` without a protocol, `config_invalid` without the key's variable.
-    """
-    if options.protocol not in PROTOCOLS:
-        named = f"no protocol {options.protocol!r}" if options.protocol else "--url needs --protocol"
-        raise wrong_words(named, f"one of: {', '.join(PROTOCOLS)}")
-    key = None
-    if options.key_env is not None:
-        key = environ.get(options.key_env, "").strip()
-        if not key:
-            fact = f"the variable {options.key_env} of --key-env is not set or empty"
-            raise wrong(fact, f"export {options.key_env}=…")
-    looks = path_doubts(options.protocol, options.url)
-    try:
-        endpoint = _endpoint(options.protocol, options.url, key)
-    except ConfigError as error:
-        return looks or [Check("missing", error.message, error.hint or "")]
-    return _tried(endpoint, options.model, options.key_env or "")
 
 
 def check_backends(

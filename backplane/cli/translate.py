@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.result_file import ResultFile
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.contract import canonical
-from backplane.dialects import StreamTranslation, dialect, framing, unread
+from backplane.dialects import DIALECTS, StreamTranslation, dialect, framing, unread
 from backplane.errors import TranslationError
 
 AUGMENT: Final = "augment"
@@ -26,46 +25,61 @@ READ_BYTES: Final = 64 * 1024
 """Taken from a stream at once: what a pipe holds."""
 
 
-def translate_input(options: Options) -> int:
-    if AUGMENT in (options.source, options.target):
-        _check_direction(options)
+_FIRST, _SECOND, *_ = DIALECTS
+
+HELP = """Convert a request, a response or a stream from one vendor's format to another's. Losses go to stderr:
+as lines on a terminal, else as one JSON object per line (schema: cli_translate_loss)."""
+EXAMPLE = f"backplane translate --from {_FIRST} --to {_SECOND} --kind request request.json"
+
+
+def options(p: Parser) -> None:
+    names = ", ".join(DIALECTS)
+    add.value(
+        p, "--from", metavar="DIALECT", dest="source", required=True, help=f"one of {names}; or augment (requests)"
+    )
+    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="one of these; or augment (streams)")
+    p.add_argument(
+        "--kind", choices=("request", "response", "stream"), default="request", help="what FILE is (default: request)"
+    )
+    add.value(p, "--asked", metavar="FILE", help="the augment request that a stream answers; its flags are kept")
+    add.flag(p, "--strict", help="exit with 1 when anything but the form is lost")
+    add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
+
+
+def run(args: Args) -> int:
+    if AUGMENT in (args.source, args.target):
+        _check_direction(args)
     else:
-        dialect(options.source), dialect(options.target)
-    if options.asked is not None and options.target != AUGMENT:
+        dialect(args.source), dialect(args.target)
+    if args.asked is not None and args.target != AUGMENT:
         raise wrong_words(f"--asked is for --to {AUGMENT}", "leave it out")
-    # Tried before anything is translated: a stream cannot be said again for its losses.
-    copy = ResultFile(options.losses) if options.losses is not None else None
-    try:
-        losses = _stream(options) if options.kind == "stream" else _document(options)
-        _report(losses, copy, every=options.all)
-    finally:
-        if copy is not None:
-            copy.close()
-    return 1 if options.strict and any(loss.is_material for loss in losses) else 0
+    losses = _stream(args) if args.kind == "stream" else _document(args)
+    _report(losses)
+    return 1 if args.strict and any(loss.is_material for loss in losses) else 0
 
 
-def _check_direction(options: Options) -> None:
-    if options.source == AUGMENT and options.kind == "request" and options.target != AUGMENT:
-        dialect(options.target)
-    elif options.target == AUGMENT and options.kind == "stream" and options.source != AUGMENT:
-        dialect(options.source)
+def _check_direction(args: Args) -> None:
+    if args.source == AUGMENT and args.kind == "request" and args.target != AUGMENT:
+        dialect(args.target)
+    elif args.target == AUGMENT and args.kind == "stream" and args.source != AUGMENT:
+        dialect(args.source)
     else:
         raise wrong(
-            f"no {options.kind} goes from {options.source} to {options.target}: {AUGMENT} asks and shows streams",
+            f"no {args.kind} goes from {args.source} to {args.target}: {AUGMENT} asks and shows streams",
             f"--from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
         )
 
 
-def _document(options: Options) -> Sequence[Any]:
-    document = _read_json(options.file)
-    if options.source == AUGMENT:
+def _document(args: Args) -> Sequence[Any]:
+    document = _read_json(args.file)
+    if args.source == AUGMENT:
         from backplane.dialects.augment import translate_request
 
-        done = translate_request(document, options.target)
+        done = translate_request(document, args.target)
     else:
         from backplane.dialects import translate
 
-        done = translate(document, options.source, options.target, options.kind)
+        done = translate(document, args.source, args.target, args.kind)
     streams.write_record(done.value)
     return done.losses
 
@@ -77,47 +91,47 @@ def _read_json(file: str) -> Any:
         raise wrong(f"{streams.source(file)} is no JSON: {fault}") from fault
 
 
-def _stream(options: Options) -> Sequence[Any]:
+def _stream(args: Args) -> Sequence[Any]:
     reader = framing.Detecting(is_named=True)
-    done, written, end = _stream_target(options)
+    done, written, end = _stream_target(args)
     count = 0
 
     def put(chunks: list[Any]) -> None:
         for chunk in chunks:
             streams.write_json(written(chunk))
 
-    for data in _pieces(options.file):
+    for data in _pieces(args.file):
         for chunk in reader.feed(data):
             count += 1
             put(done.feed(chunk))
     for chunk in reader.finish():
         count += 1
         put(done.feed(chunk))
-    skipped = _skipped(reader.inner.skipped if reader.inner is not None else 0, count, options)
+    skipped = _skipped(reader.inner.skipped if reader.inner is not None else 0, count, args)
     put(done.finish(done=reader.is_done))
     streams.write_bytes(end)
     return (*done.losses, *skipped)
 
 
-def _skipped(number: int, count: int, options: Options) -> Sequence[Any]:
+def _skipped(number: int, count: int, args: Args) -> Sequence[Any]:
     """What the framing could not read: a loss, or an error where it read nothing at all."""
     if not count:
-        fact = f"no event of a stream is in {streams.source(options.file)}"
+        fact = f"no event of a stream is in {streams.source(args.file)}"
         raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
-    return (unread(number, options.source, options.target),) if number else ()
+    return (unread(number, args.source, args.target),) if number else ()
 
 
-def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
+def _stream_target(args: Args) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
     """Who translates, how a chunk is written, and what follows the last one."""
-    if options.target == AUGMENT:
+    if args.target == AUGMENT:
         import msgspec
 
         from backplane.dialects.augment import ChunkStream, reply_of
 
-        reply = reply_of(_read_json(options.asked) if options.asked is not None else {})
-        return ChunkStream(options.source, reply), lambda chunk: msgspec.json.encode(chunk) + b"\n", b""
-    target = dialect(options.target)
-    translation = StreamTranslation(options.source, options.target)
+        reply = reply_of(_read_json(args.asked) if args.asked is not None else {})
+        return ChunkStream(args.source, reply), lambda chunk: msgspec.json.encode(chunk) + b"\n", b""
+    target = dialect(args.target)
+    translation = StreamTranslation(args.source, args.target)
     end = framing.done_bytes() if target.DONE else b""
     return translation, lambda chunk: framing.sse_bytes(chunk, target.event_name(chunk)), end
 
@@ -138,32 +152,26 @@ def _pieces(name: str) -> Iterator[bytes]:
         raise wrong(f"{streams.source(name)} cannot be read: {why}", hint) from fault
 
 
-def _report(losses: Sequence[Any], copy: ResultFile | None, *, every: bool) -> None:
-    lines = b"".join(msgspec.json.encode(loss) + b"\n" for loss in losses)
-    if copy is not None:
-        copy.write(iter((lines,)))
-    elif streams.is_terminal(streams.STDERR):
-        for line in _for_people(losses, every=every):
+def _report(losses: Sequence[Any]) -> None:
+    if streams.is_terminal(streams.STDERR):
+        for line in _for_people(losses):
             streams.note(line)
     else:
-        streams.complain(lines.decode())
+        streams.complain(b"".join(msgspec.json.encode(loss) + b"\n" for loss in losses).decode())
 
 
 PLACES_SHOWN: Final = 3
 """Places of a group of losses that are named; the rest is counted."""
 
 
-def _for_people(losses: Sequence[Any], *, every: bool) -> Iterator[str]:
-    """Yield the losses as lines, material ones first; losses of one kind are one line unless every one is wanted."""
+def _for_people(losses: Sequence[Any]) -> Iterator[str]:
+    """Yield a line per kind of loss, material ones first."""
     groups: dict[tuple[bool, str, str, str], list[str]] = {}
-    for place, loss in enumerate(losses):
-        own = (str(place),) if every else ()
-        key = (not loss.is_material, loss.kind, loss.code, "".join((loss.reason, *("\0" + one for one in own))))
+    for loss in losses:
         chunk = "" if loss.chunk is None else f" in chunk {loss.chunk}"
-        groups.setdefault(key, []).append(
-            (loss.path or "/") + chunk + (f" ({loss.chunk_type})" if loss.chunk_type else "")
-        )
+        place = (loss.path or "/") + chunk + (f" ({loss.chunk_type})" if loss.chunk_type else "")
+        groups.setdefault((not loss.is_material, loss.kind, loss.code, loss.reason), []).append(place)
     for (is_form, kind, code, reason), paths in sorted(groups.items(), key=lambda group: group[0][0]):
         shown = ", ".join(paths[:PLACES_SHOWN])
-        more = f" and {len(paths) - PLACES_SHOWN} more (--all shows them)" if len(paths) > PLACES_SHOWN else ""
-        yield f"{'form' if is_form else kind} {shown}{more} ({code}): {reason.partition(chr(0))[0]}"
+        more = f" and {len(paths) - PLACES_SHOWN} more" if len(paths) > PLACES_SHOWN else ""
+        yield f"{'form' if is_form else kind} {shown}{more} ({code}): {reason}"

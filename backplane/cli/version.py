@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 from backplane import __version__
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
+from backplane.cli.command import Args, Parser
 from backplane.contract.version import CONTRACT_VERSION
 
 
@@ -18,8 +19,16 @@ class Version(TypedDict):
     version: str
 
 
-def version(options: Options) -> int:
-    if options.json:
+HELP = "Print the version."
+EXAMPLE = "backplane version --json"
+
+
+def options(p: Parser) -> None:
+    add.json(p, "version, contract and Python as one JSON object", "cli_version")
+
+
+def run(args: Args) -> int:
+    if args.json:
         import platform
 
         streams.write_record(Version(contract=CONTRACT_VERSION, python=platform.python_version(), version=__version__))

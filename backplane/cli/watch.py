@@ -9,12 +9,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from backplane.cli import FAILED, code_of, show, streams
+from backplane.cli import FAILED, code_of, streams
+from backplane.cli import console as show
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, open_store
+from backplane.cli.console import Look
 from backplane.cli.foot import Foot
-from backplane.cli.parser import Options
 from backplane.cli.runs import ID_CHARS
-from backplane.cli.show import Look
-from backplane.cli.start import open_store
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError
 from backplane.receipts.journal import PATCH
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
 DOING_CHARS_MAX: Final = 200
 
 
-def watch(options: Options) -> int:
+HELP = "Follow a run as its own terminal shows it, and answer its questions. Ctrl-C leaves; the run goes on."
+EXAMPLE = "backplane watch\nbackplane watch 3f2a1b0c"
+
+
+def options(p: Parser) -> None:
+    add.run_id(p, optional=True)
+
+
+def run(args: Args) -> int:
     with open_store() as store:
-        run = find(store, options.run)
-        return _Watch(store, run, plain=options.plain).follow()
+        run = find(store, args.run)
+        return _Watch(store, run, plain=False).follow()
 
 
 class _Watch:

@@ -5,30 +5,41 @@ from __future__ import annotations
 import os
 
 from backplane import config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import wrong, wrong_words
+from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
 
 
-def serve_web(options: Options) -> int:
-    if not 0 <= options.port <= PORTS_MAX:
-        raise wrong_words(f"--port {options.port}: no such port", f"0 to {PORTS_MAX}")
+HELP = """Show this user's runs in a browser on this machine: live ones as they go on, with answers, cancel,
+apply and rewind. Ctrl-C ends it."""
+EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free one)")
+    add.flag(p, "--read-only", help="show only: refuse answers and every other change")
+    add.flag(p, "--open", help="open the page in the browser")
+
+
+def run(args: Args) -> int:
+    if not 0 <= args.port <= PORTS_MAX:
+        raise wrong_words(f"--port {args.port}: no such port", f"0 to {PORTS_MAX}")
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
         raise wrong(f"the desk needs {error.name}, which is not installed", install_hint("web")) from error
-    can = "read" if options.read_only else "read and answer"
+    can = "read" if args.read_only else "read and answer"
 
     def say(address: str, once: str) -> None:
         streams.write(f"{address}\nthis address lets its reader {can} runs here; Ctrl-C ends the server\n")
-        if options.open:
+        if args.open:
             _open_browser(once)
 
     home = config.home(dict(os.environ))
-    server.serve(home, port=options.port, read_only=options.read_only, ready=say)
+    server.serve(home, port=args.port, read_only=args.read_only, ready=say)
     return 0
 
 

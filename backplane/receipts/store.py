@@ -189,14 +189,14 @@ class Store:
             newest = next(islice(own, back, None), None)
             if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"
-                raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
+                raise ConfigError("config_invalid", fact, hint="backplane runs")
             return newest
         found = self.beginning(run)
         if len(found) == 1:
             return found[0]
         if not found:
             # An order of a queue has no run here until somebody follows it, and its id looks the same.
-            hint = "backplane receipts list shows them; an order that waits in a queue: backplane queue list"
+            hint = "backplane runs; an order that waits in a queue: backplane queue list"
             raise ConfigError("config_invalid", f"no receipt of a run {run!r} is stored", hint=hint)
         names = ", ".join(row.run_id for row in found[:AMBIGUOUS_SHOWN])
         more = " and more" if len(found) > AMBIGUOUS_SHOWN else ""
@@ -212,7 +212,7 @@ class Store:
         wanted = prefix.strip().lower().encode("ascii", "replace").decode()
         if len(wanted) < PREFIX_CHARS_MIN:
             fact = f"{prefix!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
-            raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
+            raise ConfigError("config_invalid", fact, hint="backplane runs")
         return self._rows(
             "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
         )

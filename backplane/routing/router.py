@@ -171,7 +171,7 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """All that were considered: the eligible ones from best to worst, then the others in the configuration's order."""
 
     def told(self) -> Route:
-        """What a receipt keeps under `usage_raw.backplane.route`, and `backplane route --json` prints."""
+        """What a receipt keeps under `usage_raw.backplane.route`, and `run --dry-run --json` prints."""
         return Route(
             task=self.task,
             strategy=self.strategy,
@@ -196,7 +196,7 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
         ]
         declined = any(not option.obstacles for option in self.options)
         fact = "the custom strategy took no backend" if declined else "no backend can take this order"
-        hint = "`backplane route --explain` says it line by line; --backend NAME takes one without the router"
+        hint = "`backplane run --dry-run -v` says it line by line; --backend NAME takes one without the router"
         raise CapabilityError("capability_unsupported", fact, hint=hint, evidence="; ".join(lines[:TOLD_MAX]) or None)
 
 

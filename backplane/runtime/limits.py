@@ -124,6 +124,6 @@ class Deadlines:
             silence = f"for {limits.tool_s:g} s while its call of {call!r} was open (tool_s)"
             hint = "end the command earlier, or raise tool_s of [limits] (BACKPLANE_TOOL_S)"
         else:
-            silence, hint = f"for {limits.idle_s:g} s (idle_s)", "raise --idle-timeout (limits.idle_s)"
+            silence, hint = f"for {limits.idle_s:g} s (idle_s)", "raise limits.idle_s (BACKPLANE_IDLE_S)"
         text = f"{self._backend_id!r} sent nothing {silence}{self._passed_over()}"
         self._decide("idle", BackendError("backend_timeout", text, hint=hint))

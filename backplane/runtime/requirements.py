@@ -153,7 +153,8 @@ def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> 
     Raises:
         ConfigError: `config_invalid`.
     """
-    idle = [(name, "a queue alone does that: backplane submit") for name in OF_QUEUE if settings.get(name) is not None]
+    only_queue = "only a queue does that: backplane queue submit"
+    idle = [(name, only_queue) for name in OF_QUEUE if settings.get(name) is not None]
     if settings.get("remote_root") is not None and not remote:
         idle.append(("remote_root", "it is for a backend that is marked remote"))
     if (route := settings.get("route")) is not None:

@@ -731,9 +731,7 @@ class Run:
             if workspace.no_history:
                 fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
                 self.facts.added["no_history"] = workspace.no_history
-                self._inbound.report(
-                    "no_history", workspace.no_history, f"{fact}; --mode pass_through works in the original"
-                )
+                self._inbound.report("no_history", workspace.no_history, f"{fact}; --in-place works in the original")
             self._expect_more()
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:

@@ -222,7 +222,7 @@ class StateFolder:
             self.problems += (f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed",)
             return
         fact = f"run {orphan.run_id} ended before what it changed was taken: its copy is {stage / 'tree'}"
-        self.problems += (f"{fact}; take from there what you need, `backplane runs prune` removes it with the run",)
+        self.problems += (f"{fact}; take from there what you need, `backplane prune` removes it with the run",)
 
     def _stage_in_use(self, run_id: str) -> Path:
         """A run's stage; that of a host which had waited for the order has another name."""

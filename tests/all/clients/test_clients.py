@@ -255,8 +255,8 @@ def test_a_killed_client_leaves_a_cancelled_run_and_no_process(
 
 def receipts(place: Bench) -> Iterator[Record]:
     """The receipts that the server sealed."""
-    words = [sys.executable, "-m", "backplane", "receipts"]
-    listed = subprocess.run([*words, "list", "--json"], env=place.env, capture_output=True, timeout=30, check=True)
+    words = [sys.executable, "-m", "backplane"]
+    listed = subprocess.run([*words, "runs", "--json"], env=place.env, capture_output=True, timeout=30, check=True)
     for line in listed.stdout.splitlines():
-        shown = [*words, "show", json.loads(line)["run_id"], "--json"]
+        shown = [*words, "receipts", "show", json.loads(line)["run_id"], "--json"]
         yield json.loads(subprocess.run(shown, env=place.env, capture_output=True, timeout=30, check=True).stdout)

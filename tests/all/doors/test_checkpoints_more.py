@@ -60,7 +60,7 @@ async def test_checkpoints_in_a_foreign_receipt_lead_nowhere_else_and_are_told_w
     receipt = foreign(run, added)
     (tmp_path / "r.json").write_bytes(receipt)
     assert command("receipts", "import", str(tmp_path / "r.json"))[0] == 0
-    for words in (["apply", FOREIGN, "--at", "first"], ["rewind", FOREIGN, "first"], ["checkpoints", FOREIGN]):
+    for words in (["apply", FOREIGN, "--at", "first"], ["rewind", FOREIGN, "first"], ["rewind", FOREIGN]):
         code, text = command(*words)
         assert (code, text.partition(":")[0]) == (CODES["receipt_store_failed"].exit_code, "receipt_store_failed")
         assert f"backplane receipts show {FOREIGN}" in text
@@ -76,11 +76,9 @@ async def test_the_command_line_attaches_hooks_and_checkpoints(
     code, text = command(*task)
     assert code == 0, text
     run_id = text.rpartition("backplane apply ")[2].split(")")[0]
-    assert command("checkpoints", run_id)[1].startswith("c1 ")
-    code, text = command(*task, "--pre-tool", f"{sys.executable} {hook}")
+    assert command("rewind", run_id)[1].startswith("c1 ")
+    asked = json.dumps([{"event": "pre_tool", "command": [sys.executable, str(hook)]}])
+    code, text = command(*task, "--param", f"abp.hooks={asked}")
     assert code == 4, "the exit code of policy_denied"
     assert "policy_denied" in text
     assert "by the hook" in text
-    code, text = command(*task, "--post-tool", "'")
-    assert code == 2
-    assert "check its quotes" in text

@@ -143,14 +143,13 @@ def test_last_is_the_last_kept_conversation_of_the_backend(place: Place) -> None
     place.settings("two", "--keep")
     place.settings("three")  # Not kept.
     assert place.settings("x", "--resume", "last")["session"] == {"resume": "conversation-two"}
-    assert place.settings("y", "--fork", "last")["session"] == {"fork": "conversation-x"}
+    assert place.settings("y", "-c")["session"] == {"resume": "conversation-x"}
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["--resume", "last"],
-        ["--resume", "a", "--fork", "b"],
         ["--on-ask", "alow"],
         ["--on-ask", "stdin"],
         ["--json", "--on-ask", "stdin", "--schema", "-"],

@@ -106,7 +106,7 @@ def test_what_a_backend_opens_is_open_and_said(home: Path, tmp_path: Path) -> No
 
 
 @needs_bwrap
-@pytest.mark.parametrize("words", [["--mode", "pass_through"], []])
+@pytest.mark.parametrize("words", [["--in-place"], []])
 def test_a_workspace_that_has_stores_in_it_shows_none(run: Run, home: Path, words: list[str]) -> None:
     (home / "notes.txt").write_text("kept\n")
     said, label = run(
@@ -122,7 +122,7 @@ def test_a_workspace_that_has_stores_in_it_shows_none(run: Run, home: Path, word
 
 @needs_bwrap
 def test_who_asks_to_work_in_a_store_works_there(run: Run, home: Path) -> None:
-    said, label = run("cat key", "--mode", "pass_through", root=home / ".ssh")
+    said, label = run("cat key", "--in-place", root=home / ".ssh")
     assert SECRET in said
     assert label["gap"] == "left open to this host: ssh"
 

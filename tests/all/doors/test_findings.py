@@ -106,7 +106,7 @@ WRITES = 'open(run["work_order"]["workspace"]["root"] + "/new.txt", "w").write("
 def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
     body: str, words: tuple[str, ...], is_applied: bool, cli: Call, host: Any, root: Path
 ) -> None:
-    done = cli("run", "go", *host(WRITES + body), "--lane", "workspace_first", "--deny-tool", "bash", *words)
+    done = cli("run", "go", *host(WRITES + body), "--apply", "--deny-tool", "bash", *words)
     assert done.returncode == (0 if is_applied else 3), done
     assert (root / "new.txt").exists() == is_applied
     assert cli("apply", "last").returncode == (1 if is_applied else 0)
@@ -145,7 +145,7 @@ put(told(run, "tool_call", tool_name="bash", tool_use_id="1", input={"command": 
     [
         (USES, (), False),
         (WRITES + USES, (), True),
-        (WRITES + USES, ("--mode", "pass_through"), False),
+        (WRITES + USES, ("--in-place"), False),
     ],
 )
 def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
@@ -163,9 +163,9 @@ def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
     ("words", "state"),
     [
         ((), "backplane apply "),
-        (("--lane", "workspace_first"), "applied"),
-        (("--lane", "workspace_first", "--mode", "pass_through"), "made in place"),
-        (("--lane", "workspace_first", "--fail-on", "false-claims"), "backplane apply "),
+        (("--apply"), "applied"),
+        (("--apply", "--in-place"), "made in place"),
+        (("--apply", "--fail-on", "false-claims"), "backplane apply "),
     ],
 )
 def test_the_summary_offers_to_apply_a_patch_that_is_not_in_the_folder(

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backplane.cli.console import Look
 from backplane.cli.painter import Painter
-from backplane.cli.show import Look
 from backplane.contract import events as kinds
 from backplane.view import live
 from backplane.view.columns import Span, tail, width

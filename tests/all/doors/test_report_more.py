@@ -17,4 +17,4 @@ def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> No
     assert "| failed | shell |" in summary
     suite = ET.fromstring(cli("report", "last", "last~1", "--junit").stdout)
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    assert "receipts show" in cli("runs", "show", "last").stdout
+    assert "receipts show" in cli("show", "last").stdout

@@ -1,4 +1,4 @@
-"""`route`, `run` without a backend, what follows a failure, and `cost`: through the real command and real hosts."""
+"""`run --dry-run`, `run` without a backend, what follows a failure, and `cost`: by the command and real hosts."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
     configure(folder, first="raise SystemExit(9)", second=WORKS)
     stored(backplane_home, "first", cost=0.5)
     stored(backplane_home, "second", cost=0.01)
-    done = cli(folder, "route", "do it", "--prefer", "cost")
+    done = cli(folder, "run", "--dry-run", "do it", "--prefer", "cost")
     assert (done.returncode, done.stdout.split()[0]) == (0, "second")
-    assert "named_only" in cli(folder, "route", "do it", "--prefer", "cost", "--explain").stdout
+    assert "named_only" in cli(folder, "run", "--dry-run", "do it", "--prefer", "cost", "-v").stdout
     with Store.open(backplane_home, readonly=True) as store:
         assert len(store.list()) == 2
 
@@ -102,25 +102,25 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
 def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplane_home: Path) -> None:
     configure(folder, first=WORKS)
     stored(backplane_home, "first", cost=0.5)
-    done = cli(folder, "route", "do it", "--max-cost-usd", "0.1", "--json")
+    done = cli(folder, "run", "--dry-run", "do it", "--max-cost-usd", "0.1", "--json")
     assert done.returncode == 4
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout)["route"]
     assert found["chosen"] is None
     assert found["task"]["max_cost_usd_micros"] == 100_000
     mine = next(one for one in found["considered"] if one["backend"] == "first")
     assert [one["kind"] for one in mine["why_not"]] == ["cost"]
     assert mine["cost_usd_micros"]["value"] == 500_000
-    assert cli(folder, "route", "do it", "--max-cost-usd", "0.5").returncode == 0
+    assert cli(folder, "run", "--dry-run", "do it", "--max-cost-usd", "0.5").returncode == 0
 
 
 def test_an_ability_counts_once_its_hello_was_heard(folder: Path, backplane_home: Path) -> None:
     configure(folder, mine=WORKS)
-    before = cli(folder, "route", "do it", "--require", "streaming")
+    before = cli(folder, "run", "--dry-run", "do it", "--require", "streaming")
     assert before.returncode == 4
     assert "manifest_unknown: " in before.stdout
     assert cli(folder, "run", "do it", "--backend", "mine").returncode == 0
-    assert cli(folder, "route", "do it", "--require", "streaming").stdout.startswith("mine ")
-    refused = cli(folder, "route", "do it", "--require", "logprobs")
+    assert cli(folder, "run", "--dry-run", "do it", "--require", "streaming").stdout.startswith("mine ")
+    refused = cli(folder, "run", "--dry-run", "do it", "--require", "logprobs")
     assert "capability: logprobs" in refused.stdout
 
 
@@ -137,12 +137,12 @@ prices = { input = 0.1, output = 0.5 }
     configure(folder, more, mine=WORKS)
     with (folder / "backplane.toml").open("a") as file:
         file.write('models = ["large", "small"]\n')
-    cheap = json.loads(cli(folder, "route", "do it", "--prefer", "cost", "--json").stdout)["chosen"]
+    cheap = json.loads(cli(folder, "run", "--dry-run", "do it", "--prefer", "cost", "--json").stdout)["route"]["chosen"]
     assert (cheap["model"], cheap["cost_usd_micros"]["value"]) == ("small", 6_000)
     assert cheap["cost_usd_micros"]["basis"] == "assumed"
     assert cheap["price"] == {"name": "configuration", "read_on": ""}
-    assert cli(folder, "route", "do it", "--prefer", "quality").stdout.startswith("mine/large ")
-    assert cli(folder, "route", "do it", "--model", "small").stdout.startswith("mine/small ")
+    assert cli(folder, "run", "--dry-run", "do it", "--prefer", "quality").stdout.startswith("mine/large ")
+    assert cli(folder, "run", "--dry-run", "do it", "--model", "small").stdout.startswith("mine/small ")
     _, added = ran(folder, "--prefer", "cost")
     assert added["route"]["chosen"]["model"] == "small"
     with Store.open(backplane_home, readonly=True) as store:
@@ -152,11 +152,11 @@ prices = { input = 0.1, output = 0.5 }
 
 @pytest.mark.parametrize(
     "words",
-    [("--type", "poem"), ("--max-cost-usd", "-1"), ("--prefer", "cost", "--model", "m")],
+    [("--param", "abp.route.type=poem"), ("--max-cost-usd", "-1"), ("--prefer", "cost", "--model", "m")],
 )
 def test_a_wish_that_is_none_is_refused(folder: Path, words: tuple[str, ...]) -> None:
     configure(folder, mine=WORKS)
-    assert cli(folder, "route", "do it", *words).returncode == 2
+    assert cli(folder, "run", "--dry-run", "do it", *words).returncode == 2
 
 
 # run ------------------------------------------------------------------------------------------------------------------
@@ -166,14 +166,14 @@ def test_a_run_without_a_backend_asks_the_router_and_its_receipt_tells_the_choic
     folder: Path, backplane_home: Path
 ) -> None:
     configure(folder, mine=WORKS)
-    done, added = ran(folder, "--type", "simple_query")
+    done, added = ran(folder, "--param", "abp.route.type=simple_query")
     assert done.returncode == 0, done.stderr
     route = added["route"]
     assert route["chosen"]["backend"] == "mine"
     assert route["task"]["type"] == "simple_query"
     assert {one["backend"] for one in route["considered"]} >= {"mine", "shell", "mock", "claude"}
     assert "tried" not in route
-    again = json.loads(cli(folder, "route", "x", "--json").stdout)["chosen"]
+    again = json.loads(cli(folder, "run", "--dry-run", "x", "--json").stdout)["route"]["chosen"]
     assert again["cost_usd_micros"]["value"] == 250_000, "what was measured decides the next time"
 
 
@@ -233,7 +233,7 @@ def test_a_backend_that_failed_thrice_is_left_alone_for_a_while(folder: Path, ba
     crashed = {"backplane": {"end": {"reason": "host_exit", "code": "backend_crashed"}}}
     for _ in range(3):
         stored(backplane_home, "bad", outcome="failed", usage_raw=crashed)
-    done = cli(folder, "route", "do it", "--explain")
+    done = cli(folder, "run", "--dry-run", "do it", "-v")
     assert done.returncode == 4
     assert "circuit_open: it failed several times in a row" in done.stdout
     settings = load(None, {}, folder)
@@ -336,7 +336,7 @@ def test_the_pause_that_a_service_asks_for_is_in_the_receipt_and_closes_its_back
     assert done.returncode == 1
     assert added["end"]["code"] == "backend_rate_limited"
     assert added["retry_after_ms"] == 600_000
-    assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
+    assert "rate_limited: its service wants no request before" in cli(folder, "run", "--dry-run", "-v", "x").stdout
 
 
 def test_a_run_without_a_session_of_ours_is_summed_up_by_the_agents_own(folder: Path, backplane_home: Path) -> None:

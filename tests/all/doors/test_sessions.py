@@ -335,7 +335,7 @@ def test_the_work_of_a_turn_whose_program_was_killed_is_kept_and_told(
     refused = shell("apply", str(run_id), code=1)
     assert "is not known" in refused
     assert str(tree) in refused
-    shell("runs", "prune", "--keep", "0")
+    shell("prune", "--keep", "0")
     shell("run", "--backend", "shell", "true")
     assert not tree.exists(), "gone with its run"
 
@@ -457,8 +457,7 @@ def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
     assert sorted((root / "effects").read_text().split()) == ["0", "2", "3"], "what is unknown is not repeated"
     copy = shell("sessions", "fork", "last", "--at", "1").strip()
     assert [len(file.turns) for file in map(store.read, [store.path_of(_home(), copy)])] == [1]
-    shell("sessions", "export", "last", "out.json")
-    assert "out.json: File exists" in shell("sessions", "export", "last", "out.json", code=2)
+    (root / "out.json").write_text(shell("sessions", "show", "last", "--json"))
     fresh = shell("sessions", "import", "out.json", "--backend", "second").split()[0]
     assert "finished" in shell("sessions", "resume", fresh, "again")
     rows = [json.loads(line) for line in shell("sessions", "list", "--json").splitlines()]
@@ -526,12 +525,12 @@ def test_the_configured_policy_holds_beside_the_sessions(shell: Shell, root: Pat
 
 
 def test_a_mode_that_is_given_when_a_session_goes_on_holds_from_then_on(shell: Shell, root: Path) -> None:
-    shell("chat", "--backend", "shell", "--mode", "pass_through", stdin=b"true\n")
+    shell("chat", "--backend", "shell", "--in-place", stdin=b"true\n")
     shell("chat", "--resume", "last", stdin=b"touch in-place; exit 1\n", code=1)
     assert (root / "in-place").exists(), "the session's own, where none is given"
-    shell("chat", "--resume", "last", "--mode", "staged", stdin=b"touch gone-1; exit 1\n", code=1)
+    shell("chat", "--resume", "last", stdin=b"touch gone-1; exit 1\n", code=1)
     assert not (root / "gone-1").exists(), "what failed in a copy stays there"
-    shell("chat", "--resume", "last", "--mode", "pass_through", stdin=b"test -e gone-1\n")
+    shell("chat", "--resume", "last", "--in-place", stdin=b"test -e gone-1\n")
     assert (root / "gone-1").exists(), "what was cut off is carried by the mode that it was done in"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backplane.agents.claude.answers import UNREAD
-from backplane.cli.show import Look, summary
+from backplane.cli.console import Look, summary
 from backplane.contract.approval import Decision
 from backplane.contract.events import (
     AgentEvent,

@@ -34,7 +34,7 @@ def test_a_worker_sends_the_depth_and_age_of_its_queue(tmp_path: Path) -> None:
     needs_queue()
     with a_queue(tmp_path) as queue, collector() as server:
         for label in ("gpu", "gpu", "big"):
-            assert queue.cli("submit", "true", "-b", "shell", "--root", ".", "--label", label).returncode == 0
+            assert queue.cli("queue", "submit", "true", "-b", "shell", "--root", ".", "--label", label).returncode == 0
         with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as connection, connection:
             connection.execute(
                 "UPDATE workflow_status SET created_at = created_at - 3600000 WHERE queue_name LIKE '%gpu'"

@@ -180,7 +180,7 @@ def command(work: Path, *words: str, stdin: Any) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("pointer", list(MISSPELT)[:2])
 def test_the_command_line_refuses_it_before_anything_ran(pointer: str, work: Path) -> None:
     order = {"task": "touch ran", **MISSPELT[pointer]}
-    done = command(work, "run", "--backend", "shell", "--mode", "pass_through", "--order", "-", stdin=order)
+    done = command(work, "run", "--backend", "shell", "--in-place", "--order", "-", stdin=order)
     assert (done.returncode, list(work.iterdir())) == (4, [])
     assert done.stderr.startswith(f"policy_invalid: {pointer} is no member of an order: ")
     found = command(work, "validate", "-", stdin=order)
@@ -240,7 +240,9 @@ def test_what_is_not_known_is_a_warning_and_stands_in_the_receipt(work: Path) ->
     assert [line.split(": ")[2:4] for line in found.stdout.splitlines()[1:]] == [["note", name] for name in names]
 
 
-@pytest.mark.parametrize("door", [("run", "--dry-run", "-b", "shell"), ("submit", "--root", ".")], ids=" ".join)
+@pytest.mark.parametrize(
+    "door", [("run", "--dry-run", "-b", "shell"), ("queue", "submit", "--root", ".")], ids=" ".join
+)
 def test_what_has_no_effect_is_told_where_the_order_is_not_run_here_and_now(work: Path, door: Sequence[str]) -> None:
     if door[0] == "submit":
         needs_queue()

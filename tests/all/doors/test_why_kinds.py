@@ -297,7 +297,7 @@ async def test_what_a_model_s_service_refuses_is_told(
     found = diagnosed(backplane_home)
     assert found.kind == kind, found
     if kind == "model_unknown":
-        from backplane.cli.runs import _more_known
+        from backplane.cli.why import _more_known
 
         with Store.open(backplane_home, readonly=True) as store:
             told = why(store, find(store, "last"), _more_known)

@@ -117,7 +117,7 @@ def test_f32_escapes_are_data_in_json_and_shown_escaped_elsewhere(ground: Ground
     assert not ground.amiss(ended, code="backend_crashed", accepted=4, bound_s=STOP_S)
     assert ended.events[0]["text"] == ESCAPES
     assert _raw(ended.stderr) == set()
-    for words in (("list",), ("show", ended.messages[-1]["ref_id"]), ("verify",)):
+    for words in (("show", ended.messages[-1]["ref_id"]), ("verify",)):
         shown = ground.call("receipts", *words)
         assert _raw(shown.stdout + shown.stderr) == set()
 

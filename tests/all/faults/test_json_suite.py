@@ -287,7 +287,6 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
     import base64
     import urllib.parse
 
-    (ground.folder / "vars").write_text(f"MY_KEY={secret}\n")
     forms = {
         secret,
         json.dumps(secret)[1:-1],
@@ -299,7 +298,7 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
     }
     hits = []
     for _ in range(sizes.of(1, 17)):
-        ended = ground.run(LEAKS, "--env-file", str(ground.folder / "vars"))
+        ended = ground.run(LEAKS, "--env", "MY_KEY", env={"MY_KEY": secret})
         assert ended.error == "backend_crashed", ended.stderr
         seen = {"stdout": ended.stdout, "stderr": ended.stderr}
         seen["deltas"] = "".join(event["text"] for event in ended.events if event["type"] == "assistant_delta").encode()

@@ -13,7 +13,7 @@ from tests.all.faults.ground import GRACE_S, LADDER_S, OFF, Ground
 STOP_S = GRACE_S + LADDER_S
 
 SILENT_S = 0.5
-SILENT = ("--idle-timeout", str(SILENT_S))
+SILENT = {"BACKPLANE_IDLE_S": str(SILENT_S)}
 """How a run is stopped that has said its event. A deadline for the whole run would count the host's start, too, and
 on a loaded machine come before the event."""
 
@@ -22,7 +22,7 @@ on a loaded machine come before the event."""
 
 
 def test_f01_a_host_that_never_says_hello_is_found_at_its_deadline(ground: Ground) -> None:
-    ended = ground.run("time.sleep(60)", "--hello-timeout", "0.5")
+    ended = ground.run("time.sleep(60)", env={"BACKPLANE_HELLO_S": "0.5"})
     assert not ground.amiss(ended, code="protocol_handshake_failed", bound_s=0.5 + STOP_S, accepted=0)
     assert b"hello_s" in ended.stderr
 
@@ -73,7 +73,7 @@ def test_f03_a_host_that_ignores_everything_is_killed_after_the_grace(ground: Gr
         ended = ground.run("deaf(); hello(); take(); event(); final(); time.sleep(60)")
         assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=STOP_S)
     else:
-        ended = ground.run("deaf(); hello(); take(); event(); time.sleep(60)", *SILENT)
+        ended = ground.run("deaf(); hello(); take(); event(); time.sleep(60)", env=SILENT)
         assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S + STOP_S)
 
 
@@ -84,7 +84,7 @@ line(); time.sleep(1.5); event('late'); final("partial")
 
 
 def test_f03_a_slow_host_has_its_late_event_and_its_partial_final_kept(ground: Ground) -> None:
-    ended = ground.run(SLOW, *SILENT, env={"BACKPLANE_CANCEL_GRACE_S": "3"})
+    ended = ground.run(SLOW, env={**SILENT, "BACKPLANE_CANCEL_GRACE_S": "3"})
     assert not ground.amiss(
         ended, code="backend_timeout", outcome="partial", accepted=2, bound_s=SILENT_S + 1.5 + LADDER_S
     )
@@ -92,7 +92,7 @@ def test_f03_a_slow_host_has_its_late_event_and_its_partial_final_kept(ground: G
 
 
 def test_f03_nobody_waits_for_a_host_that_has_ended(ground: Ground) -> None:
-    ended = ground.run("hello(); take(); event(); rest()", *SILENT, env={"BACKPLANE_CANCEL_GRACE_S": "30"})
+    ended = ground.run("hello(); take(); event(); rest()", env={**SILENT, "BACKPLANE_CANCEL_GRACE_S": "30"})
     assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S)
 
 

@@ -129,11 +129,11 @@ def test_f38_an_outcome_of_the_host_is_the_runs(ground: Ground, outcome: str, ex
     ids=["nothing", "another run's events", "stderr"],
 )
 def test_f40_silence_after_an_event_is_found_at_the_idle_deadline(ground: Ground, silence: str) -> None:
-    ended = ground.run(f"hello(); take(); event(); {silence}", "--idle-timeout", "0.6")
+    ended = ground.run(f"hello(); take(); event(); {silence}", env={"BACKPLANE_IDLE_S": "0.6"})
     assert not ground.amiss(ended, code="backend_timeout", outcome="partial", bound_s=0.6 + STOP_S)
 
 
 def test_f40_events_that_carry_something_keep_a_run_alive(ground: Ground) -> None:
     body = "hello(); take()\nfor n in range(8):\n    event(str(n)); time.sleep(0.2)\nfinal(); rest()"
-    ended = ground.run(body, "--idle-timeout", "0.7")
+    ended = ground.run(body, env={"BACKPLANE_IDLE_S": "0.7"})
     assert not ground.amiss(ended, outcome="complete", accepted=8, bound_s=1.6)

@@ -60,13 +60,14 @@ def test_f57_a_reader_that_stops_reading_slows_the_run_and_grows_nothing(ground:
     assert not ground.litter()
 
 
+HOOK = 'abp.hooks=[{{"event": "pre_tool", "command": ["sh", "-c", "{}"]}}]'
 MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "losses": ("warn({'loss': {'path': '/x', 'reason': long}})", ()),
     "streams": ("warn({'output': {'stream': f's{n}', 'text': long}})", ("--env", "A_KEY=a-secret-of-some-length")),
-    "tool names": ("ask(name=f't{n}' + long, input={}); line()", ("--pre-tool", "true")),
+    "tool names": ("ask(name=f't{n}' + long, input={}); line()", ("--param", HOOK.format("true"))),
     "patches": ("ask(kind='patch', files=[f'f{n}' + long], default='deny'); line()", ()),
     "calls": ("call(f't{n}' + long, tool_use_id=str(n), parent_tool_use_id=f'p{n}' + long)", ()),
-    "open asks": ("ask(name='bash', input={'command': long})", ("--pre-tool", "sleep 2")),
+    "open asks": ("ask(name='bash', input={'command': long})", ("--param", HOOK.format("sleep 2"))),
 }
 
 

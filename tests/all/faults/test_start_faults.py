@@ -61,7 +61,7 @@ def test_a_store_that_is_none_is_a_clear_error_for_every_command(ground: Ground,
         store.with_name("receipts.sqlite-wal").write_bytes(os.urandom(100_000))
     else:
         store.write_bytes(os.urandom(5000))
-    for words in (("receipts", "list"), ("receipts", "verify"), ("doctor",)):
+    for words in (("runs",), ("receipts", "verify"), ("doctor",)):
         ended = ground.start(*words).end(30)
         assert ended.left == []
         assert not any(word in ended.stderr for word in UGLY)
@@ -167,7 +167,7 @@ def test_a_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: Grou
 
 
 @pytest.mark.parametrize("above", ["a file", "a closed folder"])
-@pytest.mark.parametrize("words", [("receipts", "list"), ("doctor",)], ids=" ".join)
+@pytest.mark.parametrize("words", [("runs",), ("doctor",)], ids=" ".join)
 def test_a_command_whose_state_folder_is_out_of_its_reach_has_no_bug(
     ground: Ground, words: tuple[str, ...], above: str
 ) -> None:

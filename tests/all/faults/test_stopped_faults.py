@@ -34,22 +34,22 @@ EARLY_FINAL = "hello(); run = take(); put(event(run)); time.sleep(1); put(final(
 @pytest.mark.parametrize(
     ("host", "limit", "with_host"),
     [
-        (TICKS, ["--idle-timeout", "2"], False),
-        (TICKS, ["--idle-timeout", "2"], True),
-        (LATE_HELLO, ["--hello-timeout", "3"], False),
-        (EARLY_FINAL, ["--timeout", "3"], False),
+        (TICKS, {"BACKPLANE_IDLE_S": "2"}, False),
+        (TICKS, {"BACKPLANE_IDLE_S": "2"}, True),
+        (LATE_HELLO, {"BACKPLANE_HELLO_S": "3"}, False),
+        (EARLY_FINAL, {"BACKPLANE_RUN_S": "3"}, False),
     ],
     ids=["idle", "idle, the host stopped, too", "hello", "run"],
 )
 def test_a_stopped_control_plane_reads_before_it_judges(
-    host: str, limit: list[str], with_host: bool, tmp_path: Path
+    host: str, limit: dict[str, str], with_host: bool, tmp_path: Path
 ) -> None:
     path, noted = tmp_path / "host.py", tmp_path / "pid"
     note = f"open({str(noted)!r}, 'w').write(str(os.getpid()))\n"
     path.write_text(PRELUDE.format(hello=json.dumps(HELLO)) + note + host)
-    words = ["run", "tick", "--json", "--root", str(tmp_path), "--mode", "pass_through", "--isolation", "off", *limit]
+    words = ["run", "tick", "--json", "--root", str(tmp_path), "--in-place", "--isolation", "off"]
     program = [sys.executable, "-m", "backplane", *words, "--sidecar", f"{sys.executable} -I -S {path}"]
-    child = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    child = subprocess.Popen(program, stdout=subprocess.PIPE, cwd=ROOT, text=True, env={**os.environ, **limit})
     assert child.stdout is not None
     try:
         end_s = time.monotonic() + 20

@@ -53,7 +53,9 @@ def test_f08_kill_9_at_any_instant_loses_nothing_that_was_said(ground: Ground) -
     cut = 0
     for _ in range(rounds):
         lane = rng.choice(["patch_first", "workspace_first"])
-        running = ground.started(BUSY.format(events=rng.choice([10, 400, 4000])), "--lane", lane)
+        running = ground.started(
+            BUSY.format(events=rng.choice([10, 400, 4000])), *["--apply"][: lane == "workspace_first"]
+        )
         time.sleep(rng.uniform(0.0, ground.base_s * 2.5))
         ended_before = running.process.poll() is not None
         if not ended_before:
@@ -195,11 +197,11 @@ def test_f51_pruning_makes_room_on_a_disk_that_is_full(ground: Ground) -> None:
         with (ground.home / "filler").open("wb", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 512):
                 pass
-        pruned = ground.call("receipts", "prune", "--keep", "1")
+        pruned = ground.call("prune", "--keep", "1")
         assert (pruned.code, pruned.stdout[:18]) == (0, b"2 receipts pruned;"), pruned.stderr
         assert len(list((ground.home / "runs").iterdir())) == 1
         assert ground.call("receipts", "verify").code == 0
-        again = ground.call("receipts", "prune", "--keep", "1")
+        again = ground.call("prune", "--keep", "1")
         assert (again.code, again.stdout[:18]) == (0, b"0 receipts pruned;")
 
 
@@ -418,7 +420,7 @@ def test_f54_a_wall_clock_that_jumps_changes_no_duration_and_no_order(ground: Gr
     env = OFF | {"LC_CLOCK": str(clock), "PYTHONPATH": str(ROOT)}
     jump = f"open({str(clock)!r}, 'w').write('{jump_s}')"
     body = f"hello(); take(); event('a'); {jump}; event('b'); time.sleep(0.4); final(); rest()"
-    words = ("run", "do it", "--sidecar", ground.host(body), "--json", "--timeout", "20", "--idle-timeout", "10")
+    words = ("run", "do it", "--sidecar", ground.host(body), "--json", "--timeout", "20")
     first = ground.start(*words, program=jumpy, env=env).end()
     assert not ground.amiss(first, outcome="complete", accepted=2, bound_s=1.0)
     assert 400 <= first.receipt["meta"]["duration_ms"] < 20_000

@@ -106,7 +106,7 @@ def test_a_copy_of_the_result_goes_to_no_place_that_a_host_chose(ground: Ground,
     copy = ground.work / "copy"
     copy.write_text("old")
     body = f"os.unlink('copy'); os.symlink({str(outside / 'secret')!r}, 'copy')"
-    ended = ground.run(GOOD.format(body=body), "--mode", "pass_through", option, str(copy), env=OFF)
+    ended = ground.run(GOOD.format(body=body), "--in-place", option, str(copy), env=OFF)
     assert (ended.code, ended.stderr) == (0, b"")
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
     assert not copy.is_symlink()
@@ -118,7 +118,7 @@ def test_a_copy_that_is_to_be_made_is_not_seen_by_the_agent(ground: Ground, mode
     seen = ground.folder / "seen"
     body = f"open({str(seen)!r}, 'w').write(' '.join(sorted({{*os.listdir()}} - {{'.git'}})))"
     copies = ("--receipt", str(ground.work / "r.json"), "--patch", str(ground.work / "p.diff"))
-    ended = ground.run(GOOD.format(body=body), "--mode", mode, *copies, env=OFF)
+    ended = ground.run(GOOD.format(body=body), *(["--in-place"] if mode == "pass_through" else []), *copies, env=OFF)
     assert (ended.code, seen.read_text()) == (0, "a.txt")
     assert sorted(os.listdir(ground.work)) == ["a.txt", "p.diff", "r.json"]
 
@@ -245,7 +245,7 @@ open("fresh/f.txt", "w").write("f\\n")
 if os.path.isdir(".git"):
     open(".git/config", "a").write("[core]\\n\\tfsmonitor = {program}\\n[diff]\\n\\texternal = {program}\\n")
 """
-    words = ("--mode", mode, "--lane", lane)
+    words = (*["--in-place"][: mode == "pass_through"], *["--apply"][: lane == "workspace_first"])
     ended = ground.run(GOOD.format(body=body), *words, env=OFF | {"HOME": str(ground.folder)})
     assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=2.0)
     assert "new.txt" in ended.receipt["verification"]["git_diff"]

@@ -98,7 +98,7 @@ def test_a_queue_that_is_not_there_is_not_made_by_who_looks(
 def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
     here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["submit", "true", "--engine", here]
+    words = ["queue", "submit", "true", "--engine", here]
     for wrong in (["--engine", f"sqlite:///{tmp_path}/typo/q.sqlite"], ["--content", str(tmp_path / "typo" / "c")]):
         assert main([*words, *wrong]) == 2
     assert not (tmp_path / "typo").exists()
@@ -112,7 +112,7 @@ def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
 def test_a_label_chooses_what_is_listed_and_counted(here: str, capfd: pytest.CaptureFixture[str]) -> None:
     ids = {}
     for label in ("gpu", "other"):
-        assert main(["submit", "true", "--engine", here, "--label", label]) == 0
+        assert main(["queue", "submit", "true", "--engine", here, "--label", label]) == 0
         ids[label] = capfd.readouterr().out.strip()
     for label, counted in (("gpu", 1), ("none", 0)):
         assert main(["queue", "list", "--engine", here, "--label", label]) == 0
@@ -130,7 +130,7 @@ def test_a_limit_set_before_the_first_order_makes_the_queue_and_holds(
     assert "`queue limit` make a new one" in capfd.readouterr().err
     words = ["queue", "limit", "--engine", here, "--label", "gpu"]
     assert main([*words, "--budget-usd", "1.5", "--concurrency", "2", "--rate", "3/60"]) == 0
-    assert main(["submit", "true", "--engine", here, "--label", "gpu"]) == 0
+    assert main(["queue", "submit", "true", "--engine", here, "--label", "gpu"]) == 0
     capfd.readouterr()
     assert main(words) == 0
     found = capfd.readouterr().out
@@ -147,7 +147,7 @@ def test_an_order_submitted_again_later_is_the_same_one(
     (root / "link").symlink_to("kept")
     order = {"id": "4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a001", "task": "true", "workspace": {"root": "root"}}
     (tmp_path / "o.json").write_text(json.dumps(order))
-    words = ["submit", "--engine", here, "--order", "o.json"]
+    words = ["queue", "submit", "--engine", here, "--order", "o.json"]
     assert main(words) == 0
     time.sleep(1.1)  # An archive counts seconds.
     for name in ("kept", "sub/kept"):
@@ -179,7 +179,7 @@ def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Que
 def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
     mock_worker(queue, "thinks")
     route = ("--param", 'abp.route={"type":"simple_query","seed":3}')
-    done = queue.cli("submit", "hello", "--root", ".", *route, "--wait")
+    done = queue.cli("queue", "submit", "hello", "--root", ".", *route, "--wait")
     assert done.returncode == 0, done
     with Store.open(queue.home) as store:
         told = store.load(store.list()[0].run_id).backplane["route"]
@@ -322,7 +322,7 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
 def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> None:
     mock_worker(queue, "acts")
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
-    order_id = queue.cli("submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    order_id = queue.cli("queue", "submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
     until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
 
     def refused(*words: str) -> str:
@@ -348,10 +348,10 @@ def a_follower(queue: Queue, order_id: str) -> subprocess.Popen[bytes]:
 def test_a_mirrored_run_is_answered_and_cancelled_like_one_of_this_machine(queue: Queue) -> None:
     mock_worker(queue, "acts")
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}},{"sleep_s":60}]')
-    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    order_id = queue.cli("queue", "submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
     follower = a_follower(queue, order_id)
     until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
-    until(lambda: "acts" in here_cli(queue, "runs", "list", "--live").stdout)
+    until(lambda: "acts" in here_cli(queue, "runs", "--live").stdout)
     until(lambda: here_cli(queue, "answer", "last", "nosuch", "allow").stderr.count("open questions: "))
     ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
     assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").returncode == 0
@@ -364,7 +364,9 @@ def test_a_mirrored_run_is_answered_and_cancelled_like_one_of_this_machine(queue
 
 
 def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:
-    first, second = (queue.cli("submit", "true", "--root", ".", "-b", "shell").stdout.strip() for _ in range(2))
+    first, second = (
+        queue.cli("queue", "submit", "true", "--root", ".", "-b", "shell").stdout.strip() for _ in range(2)
+    )
     assert first in queue.cli("queue", "show", first[:8]).stdout
     assert queue.cli("queue", "cancel", second[:8]).returncode == 0
     for name in ("zzzz", first[:3]):
@@ -373,12 +375,12 @@ def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:
 
 def test_submit_refuses_what_no_run_would_begin_with(queue: Queue) -> None:
     (queue.folder / "order.json").write_text('{"task": "true", "policy": {"deny_write": ["[z"]}}')
-    refused = queue.cli("submit", "--order", "order.json", "-b", "shell")
+    refused = queue.cli("queue", "submit", "--order", "order.json", "-b", "shell")
     assert (refused.returncode, refused.stderr.partition(":")[0]) == (4, "policy_invalid"), refused
 
 
 def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> None:
-    order_id = queue.cli("submit", "sleep 60", "--root", ".", "-b", "shell").stdout.strip()
+    order_id = queue.cli("queue", "submit", "sleep 60", "--root", ".", "-b", "shell").stdout.strip()
     worker = queue.worker()
     until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
     worker.terminate()
@@ -388,7 +390,7 @@ def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> N
 
 
 def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue: Queue) -> None:
-    words = ("submit", "paint it", "--root", ".")
+    words = ("queue", "submit", "paint it", "--root", ".")
     cancelled = queue.cli(*words, "--backend", "shell").stdout.strip()
     queue.cli("queue", "cancel", cancelled)
     refused = queue.cli(*words, "--require", "nosuch").stdout.strip()
@@ -398,7 +400,7 @@ def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue:
         until(lambda order_id=order_id: anyio.run(queue.engine.status, order_id).state == "done")
         shown = queue.cli("queue", "show", order_id)
         assert (shown.returncode, shown.stderr.partition(":")[0]) == (code, error), "as `run` would end"
-        run = json.loads(here_cli(queue, "runs", "show", order_id, "--json").stdout)
+        run = json.loads(here_cli(queue, "show", order_id, "--json").stdout)
         assert (run["task"], run["root"], run["queued"]) == ("paint it", None, order_id)
         assert run["backend"] == backend, run
 
@@ -406,7 +408,7 @@ def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue:
 def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queue) -> None:
     mock_worker(queue, "acts", BACKPLANE_HOME=str(queue.home))
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
-    order_id = queue.cli("submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
+    order_id = queue.cli("queue", "submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
     until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
     ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
     assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
@@ -415,7 +417,7 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
 
 def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue: Queue) -> None:
     words = ("--root", ".", "-b", "shell")
-    good, bad = (queue.cli("submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
+    good, bad = (queue.cli("queue", "submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
     worker = queue.worker()
     until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
     worker.terminate()
@@ -432,7 +434,7 @@ def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue
 def test_many_orders_are_submitted_at_once(here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [{"task": f"echo {number}", "id": f"4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a00{number}"} for number in range(3)]
     (tmp_path / "orders").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
-    words = ["submit", "--engine", here, "--root", str(tmp_path / "root"), "--label", "gpu", "--jsonl"]
+    words = ["queue", "submit", "--engine", here, "--root", str(tmp_path / "root"), "--label", "gpu", "--jsonl"]
     (tmp_path / "root").mkdir()
     assert main([*words, str(tmp_path / "orders")]) == 0
     assert capfd.readouterr().out.split() == [one["id"] for one in lines]
@@ -458,13 +460,13 @@ def test_a_worker_without_its_database_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: Queue) -> None:
-    words = ["submit", "true", "--root", ".", "-b", "shell", "--label", "gpuu", "--wait"]
+    words = ["queue", "submit", "true", "--root", ".", "-b", "shell", "--label", "gpuu", "--wait"]
     log = queue.folder / "follower.log"
     with log.open("wb") as file:
         command, env = queue.command(*words), queue.env(queue.home)
         follower = subprocess.Popen(command, env=env, cwd=queue.folder, stdout=file, stderr=file)
     try:
-        until(lambda: "no worker of the label gpuu is there: backplane worker --label gpuu\n" in log.read_text())
+        until(lambda: "no worker of the label gpuu is there: backplane queue worker --label gpuu\n" in log.read_text())
         follower.send_signal(signal.SIGINT)
         assert follower.wait(30) == 128 + signal.SIGINT
     finally:
@@ -476,7 +478,7 @@ def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: 
 
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     worker = queue.worker()
-    order_id = queue.cli("submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()
+    order_id = queue.cli("queue", "submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()
     until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
     worker.kill()
     worker.wait(10)

@@ -1,4 +1,4 @@
-"""`replay`: stored runs under another policy, before that policy is deployed."""
+"""`policy test`: judge stored runs by another policy, before it is deployed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from backplane.cli import DONE, FAILED, REFUSED, streams
-from backplane.cli.parser import Options
-from backplane.cli.show import Look
-from backplane.cli.start import open_store, wrong_words
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, open_store, wrong_words
+from backplane.cli.console import Look
 from backplane.contract.work import WorkOrder
 from backplane.receipts.backtest import Rejudge, Rejudged
 from backplane.runtime.orders import read_policy, without_effect
@@ -21,13 +21,25 @@ if TYPE_CHECKING:
     from backplane.receipts.store import Store
 
 
-def replay(options: Options) -> int:
+HELP = "Judge stored runs by another policy, and list each decision that would differ. Nothing is started."
+EXAMPLE = """
+backplane policy test strict last
+backplane policy test new.json --all
+"""
+
+
+def options(p: Parser) -> None:
+    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or default, strict or ci")
+    add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or their beginnings, `last`, or `last~2`")
+    add.flag(p, "--all", help="judge every stored run")
+    add.json(p, "one JSON object per line and run", "cli_replay")
+
+
+def run(args: Args) -> int:
     """Judge stored runs; 0 where no decision would be another, 1 where one would, 4 where no run could be judged."""
-    if options.policy is None:
-        raise wrong_words("no policy to try is named", "--policy NEW: a file, or default, strict or ci")
-    if bool(options.runs) == options.all:
-        raise wrong_words("name a RUN or more, or --all", "backplane replay --help")
-    profile = read_policy(options.policy)
+    if bool(args.runs) == args.all:
+        raise wrong_words("name a RUN or more, or --all", "backplane policy test --help")
+    profile = read_policy(args.policy)
     for _, _, fact in without_effect(WorkOrder("", policy=profile), ()):
         streams.note(fact)  # That it changes no decision would be said of such a rule, and be no comfort.
     look = Look.here()
@@ -35,19 +47,19 @@ def replay(options: Options) -> int:
     alike: Counter[str] = Counter()
     with open_store() as store:
         rejudge = Rejudge(store, profile, _files)
-        for row in _rows(store, options):
+        for row in _rows(store, args):
             found = rejudge.run(row)
             runs += 1
             decisions += found.decisions
             differing += len(found.differing)
             unjudged += found.unjudged is not None
-            if options.json:
+            if args.json:
                 streams.write_record(found)
-            elif options.all and found.unjudged is not None and not found.differing:
+            elif args.all and found.unjudged is not None and not found.differing:
                 alike[found.unjudged] += 1  # A store has hundreds that were pruned, and they say nothing.
             else:
                 _tell(found, look)
-    if not options.json:
+    if not args.json:
         for why, count in alike.items():
             told = f"not judged, {streams.count(count, 'run')}: "
             streams.write(f"{look.dress('yellow', told)}{streams.one_line(why)}\n")
@@ -59,11 +71,11 @@ def replay(options: Options) -> int:
     return REFUSED if unjudged == runs and unjudged and not decisions else DONE
 
 
-def _rows(store: Store, options: Options) -> Iterator[ReceiptRow]:
+def _rows(store: Store, args: Args) -> Iterator[ReceiptRow]:
     """The named runs, each once; names are looked up before anything is judged."""
-    if options.all:
+    if args.all:
         return store.scan()
-    return iter({row.run_id: row for row in map(store.find, options.runs)}.values())
+    return iter({row.run_id: row for row in map(store.find, args.runs)}.values())
 
 
 def _files(diff: str) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""`checkpoints` and `rewind`: the states of a run's workspace that were kept, and the way back to one."""
+"""`rewind`: list a run's checkpoints, or restore the workspace to one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backplane import config
+from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.parser import Options
-from backplane.cli.start import open_store
+from backplane.cli.command import Args, Parser, open_store
 from backplane.contract.events import CheckpointReported, carried
 from backplane.errors import StoreError
 from backplane.receipts.audit import record_hash
@@ -18,6 +18,21 @@ from backplane.workspace.checkpoints import Checkpoint, found, rewind_original, 
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
+
+
+HELP = "Restore the workspace that has a run's result to one of the run's checkpoints. Without NAME, list these."
+EXAMPLE = """
+backplane rewind last
+backplane rewind last before-the-tests
+backplane rewind 3f2a start --check
+"""
+
+
+def options(p: Parser) -> None:
+    add.run_id(p)
+    add.value(p, "name", metavar="NAME", nargs="?", help="name or id of a checkpoint, or `start`")
+    add.flag(p, "--check", help="only say whether it would work")
+    add.json(p, "one JSON object per line and checkpoint", "cli_checkpoints")
 
 
 def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
@@ -52,25 +67,23 @@ def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
         return receipt, store.folder(receipt.meta.run_id), found(kept(receipt), name)
 
 
-def list_checkpoints(options: Options) -> int:
-    with open_store() as store:
-        made = kept(store.load(options.run))
-    streams.write_rows(made, _line, "no checkpoints; `run --checkpoints` keeps them", as_json=options.json)
-    return 0
-
-
 def _line(one: Checkpoint) -> str:
     why = "by name" if one.why == "asked" else "before a tool"
     own_id, at, name, tree = map(streams.one_line, (one.id, one.at[:19], one.name, one.tree))
     return f"{own_id:<5} {at}Z  {name:<24} {streams.count(one.files, 'file'):>12}  {why}  tree {tree}"
 
 
-def rewind(options: Options) -> int:
+def run(args: Args) -> int:
+    if args.name is None:
+        with open_store() as store:
+            made = kept(store.load(args.run))
+        streams.write_rows(made, _line, "no checkpoints; `run --checkpoints` makes them", as_json=args.json)
+        return 0
     for left in settle(config.home_path(os.environ)):
         streams.note(left.describe())
-    receipt, folder, to = named(options.run, options.name)
-    done = rewind_original(folder, to, record_sha256=record_hash(receipt), check=options.check)
-    streams.write(f"{'would change' if options.check else 'changed'} {streams.count(len(done.files), 'file')}\n")
+    receipt, folder, to = named(args.run, args.name)
+    done = rewind_original(folder, to, record_sha256=record_hash(receipt), check=args.check)
+    streams.write(f"{'would change' if args.check else 'changed'} {streams.count(len(done.files), 'file')}\n")
     for file in done.files:
         streams.write(f"  {streams.one_line(file)}\n")
     return 0

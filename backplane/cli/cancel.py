@@ -1,0 +1,20 @@
+"""`cancel`: end a live run in order."""
+
+from __future__ import annotations
+
+from backplane.cli import answer
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser
+from backplane.runtime.door import CancelCommand
+
+HELP = "End a live run in order: its host is stopped, its work is kept, its receipt is sealed."
+EXAMPLE = "backplane cancel last --reason 'wrong branch'"
+
+
+def options(p: Parser) -> None:
+    add.run_id(p)
+    add.reason(p)
+
+
+def run(args: Args) -> int:
+    return answer.send(args.run, CancelCommand(reason=args.reason))

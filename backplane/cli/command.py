@@ -1,0 +1,206 @@
+"""What the command modules share: argparse with our errors and help, and the settings and store that commands open.
+
+A command is a module with `HELP`, `EXAMPLE`, `options(p)` and `run(args)`; `INDEX` in `backplane.cli` names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+from backplane.cli import streams
+
+if TYPE_CHECKING:
+    from backplane.config import Settings
+    from backplane.errors import ConfigError
+    from backplane.receipts.store import Store
+
+Args = argparse.Namespace
+
+WIDTH_MAX = 100
+"""Widest help, in columns: longer lines are hard to read."""
+
+OPTIONS_SHOWN = 10
+"""Most options that the hint of an unknown one lists; `--help` has all."""
+
+_EXAMPLE = "example:\n"
+
+_ROOMS = {"queue": "backplane.scale.commands"}
+"""Group → the package of its commands, where that is not `backplane.cli.GROUP`."""
+
+
+class CommandModule(Protocol):
+    """What a command module has."""
+
+    HELP: str
+    """One sentence or two, the first lines of its help."""
+    EXAMPLE: str
+
+    def options(self, p: Parser) -> None:
+        """Add the command's options and words to its parser."""
+
+    def run(self, args: Args) -> int:
+        """Do it, and return the exit code."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command: a wrong word is an error of ours, and the help ends with an example.
+
+    Attributes:
+        only_with: option → the option without which it has no effect.
+    """
+
+    def __init__(self, name: str, command: CommandModule) -> None:
+        super().__init__(
+            prog=f"backplane {name}",
+            description=command.HELP,
+            epilog=_EXAMPLE + "\n".join("  " + line for line in command.EXAMPLE.strip().splitlines()),
+            # Without a width argparse imports shutil, and that three compressors.
+            formatter_class=partial(_Formatter, width=min(streams.columns(), WIDTH_MAX) - 2),
+            allow_abbrev=False,
+        )
+        self.only_with: dict[str, str] = {}
+        command.options(self)
+
+    def print_help(self, file: Any = None) -> None:
+        streams.write(self.format_help())
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, extra = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            # argparse gives up an optional word at the option before it, as in `show --json RUN`.
+            is_left = (
+                action.nargs == "?" and not action.option_strings and found.__dict__[action.dest] == action.default
+            )
+            if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
+                setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
+        for option, other in self.only_with.items():
+            if self._is_given(option, found) and not self._is_given(other, found):
+                self.error(f"{option} has no effect without {other}")
+        if extra:
+            is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
+            quotes = "; a TASK of several words stands in quotes" if is_task else ""
+            self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
+        return found, extra
+
+    def _is_given(self, option: str, found: Args) -> bool:
+        action = self._option_string_actions[option]
+        return bool(getattr(found, action.dest) != action.default)
+
+    def error(self, message: str) -> NoReturn:
+        wrong, known = self._mistyped(message)
+        hint = did_you_mean(wrong, known)
+        own = [one.option_strings[-1] for one in self._actions if one.option_strings and one.dest != "help"]
+        if wrong.startswith("--") and len(own) <= OPTIONS_SHOWN:
+            hint += f"it takes {', '.join(own) or 'no option'}; "
+        raise wrong_words(message, f"{hint}{self.prog} --help")
+
+    def _mistyped(self, message: str) -> tuple[str, Collection[str]]:
+        """Return the word that argparse refuses, and the words that it could have been."""
+        if found := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
+            return found[1], list(self._option_string_actions)
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return found[1], re.findall(r"'([^']*)'", found[2])
+        return "", ()
+
+
+class _Formatter(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
+
+
+def load(name: str) -> CommandModule:
+    """Import the module of a command, as `run` or `sessions list`."""
+    group, _, part = name.partition(" ")
+    room = _ROOMS.get(group, f"backplane.cli.{group}")
+    return cast(CommandModule, importlib.import_module(f"{room}.{part}" if part else room))
+
+
+def did_you_mean(wrong: str, known: Collection[str]) -> str:
+    """Return the beginning of a hint for a mistyped word, empty if no known word is near."""
+    from backplane.contract.unheard import nearest_name
+
+    near = nearest_name(wrong, known) if wrong else None
+    return f"did you mean {near}? " if near is not None else ""
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def wrong(fact: str, hint: str | None = None) -> ConfigError:
+    """Return the error `config_invalid` for a value, file or setting that cannot be used."""
+    return _error("config_invalid", fact, hint)
+
+
+def wrong_words(fact: str, hint: str | None = None) -> ConfigError:
+    """Return the error `usage_invalid` for the words or options of a command."""
+    return _error("usage_invalid", fact, hint)
+
+
+def _error(code: str, fact: str, hint: str | None) -> ConfigError:
+    from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
+
+    return ConfigError(code, fact, hint=hint)
+
+
+# Values of options ----------------------------------------------------------------------------------------------------
+
+
+def scaled(value: str | float, scale: int, option: str) -> int:
+    """Return a number of units as a whole number of parts, `scale` parts a unit.
+
+    Raises:
+        ConfigError: `usage_invalid`, the number is finer than one part.
+    """
+    from fractions import Fraction
+
+    parts = Fraction(str(value)) * scale
+    if parts.denominator != 1:
+        raise wrong_words(f"{option} {value}", f"the smallest part is {1 / scale:f}")
+    return int(parts)
+
+
+def before_ms(option: str, span: str) -> int:
+    """Return the time a span before now, in milliseconds since 1970.
+
+    Raises:
+        ConfigError: `usage_invalid`, the text is no span.
+    """
+    from backplane.view.figures import span_s
+
+    seconds = span_s(span)
+    if seconds is None:
+        raise wrong_words(f"{option} {span!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
+    return time.time_ns() // 1_000_000 - seconds * 1000
+
+
+# What commands open ---------------------------------------------------------------------------------------------------
+
+
+def load_settings(args: Args, flags: Mapping[str, str | float | None] | None = None) -> Settings:
+    """Read the configuration.
+
+    Args:
+        flags: settings that other options of the command stand for.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    from backplane import config
+
+    return config.load(args.config or None, os.environ, streams.folder(), flags)
+
+
+def open_store(*, readonly: bool = True) -> Store:
+    """Open the store in this user's state folder; a missing folder is made only for writing."""
+    from backplane import config
+    from backplane.receipts.store import Store
+
+    home = config.home_path(os.environ) if readonly else config.home(os.environ)
+    return Store.open(home, readonly=readonly)

@@ -1,0 +1,70 @@
+"""`conform`: check any program that claims to be a host."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser
+
+if TYPE_CHECKING:
+    from backplane.conform.runner import Result
+
+HELP = "Check any program that claims to be a host. Exits with 1 when it does not behave."
+EXAMPLE = "backplane conform -- node my-host.mjs"
+
+RULES_SHOWN: Final = 8
+"""Most rules that a line lists; more are counted."""
+
+
+def options(p: Parser) -> None:
+    add.json(p, "one JSON object with every result", "cli_conform")
+    add.flag(p, "--failed", help="print only failed checks")
+    add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
+
+
+def run(args: Args) -> int:
+    from backplane.conform.runner import conform
+
+    skipped: dict[str, list[Result]] = {}
+    progress = None if args.json else partial(_say, skipped=skipped, only_failed=args.failed)
+    cwd = str(streams.folder())
+    report = anyio.run(partial(conform, args.command, cwd=cwd, progress=progress))
+    failed = report.count("fail")
+    if args.json:
+        streams.write_record(report)
+    else:
+        for reason, results in skipped.items() if not args.failed else ():
+            streams.write(_skip_line(reason, results))
+        follow = sum(result.follows is not None for result in report.results)
+        also = f" ({follow} of them follow from another)" if follow else ""
+        counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
+        streams.write(f"level: {report.level}  ({counts})\n")
+    return 1 if failed else 0
+
+
+def _say(result: Result, *, skipped: dict[str, list[Result]], only_failed: bool) -> None:
+    """Print one check as soon as it is made, as all of them take some seconds; keep those that do not apply."""
+    if result.verdict == "skip":
+        skipped.setdefault(result.seen, []).append(result)
+        return
+    if only_failed and result.verdict != "fail":
+        return
+    if result.follows is not None:
+        streams.write(f"fail  {result.level:<8} {result.rule:<5} {result.name}: follows from {result.follows!r}\n")
+        return
+    why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
+    streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
+    for line in result.lines if result.verdict == "fail" else ():
+        streams.write(f"      {streams.one_line(line)}\n")
+
+
+def _skip_line(reason: str, results: list[Result]) -> str:
+    """Return one line for all checks that do not apply for the same reason, with their rules."""
+    rules = list(dict.fromkeys(result.rule for result in results))
+    named = ", ".join(rules[:RULES_SHOWN]) + (f" and {len(rules) - RULES_SHOWN} more" * (len(rules) > RULES_SHOWN))
+    return f"skip  {streams.count(len(results), 'check')} ({named}): {streams.one_line(reason)}\n"

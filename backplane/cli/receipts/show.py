@@ -1,0 +1,42 @@
+"""`receipts show`: print one receipt."""
+
+from __future__ import annotations
+
+from backplane.cli import console, streams
+from backplane.cli import options as add
+from backplane.cli.command import Args, Parser, open_store
+from backplane.contract.events import carried
+from backplane.receipts.journal import backend_name
+from backplane.receipts.pieces import canonical_chunks
+
+HELP = "Print one receipt: its events, its end and its patch."
+EXAMPLE = "backplane receipts show last --json | jq .usage"
+
+
+def options(p: Parser) -> None:
+    add.run_id(p, optional=True)
+    add.json(p, "the whole receipt in canonical bytes", "receipt_written")
+
+
+def run(args: Args) -> int:
+    with open_store() as store:
+        row = store.find(args.run)
+        receipt, patch = store.load(row.run_id), store.patch(row)
+        if args.json:
+            for chunk in canonical_chunks(receipt):
+                streams.write_bytes(chunk)
+            streams.write("\n")
+            return 0
+        look = console.Look.here()
+        for event in receipt.trace:
+            streams.write(look.event(carried(event)))
+        name = backend_name(store.folder(row.run_id))
+        streams.write(look.end_line() + f"backend {_backend(receipt.backend.id, name)}\n")
+        streams.write(console.summary(receipt, look, patch))
+    return 0
+
+
+def _backend(own: str, name: str | None) -> str:
+    """Return the backend's name on this machine, with the name that it gave itself if that is another one."""
+    shown = streams.one_line(own, 40)
+    return shown if name in (None, own) else f"{streams.one_line(name, 40)} ({shown})"

@@ -1,0 +1,33 @@
+"""`sessions handover`: continue a conversation on another backend."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from backplane.cli import options as add
+from backplane.cli import sessions
+from backplane.cli.command import Args, Parser
+from backplane.providers import store
+
+HELP = "Continue a conversation on another backend. What that backend cannot take over is listed on stderr."
+EXAMPLE = "backplane sessions handover last --to mine"
+
+GO_ON: Final = "Go on with the work where it was left."
+"""Message to the new backend if none is given."""
+
+
+def options(p: Parser) -> None:
+    add.session_id(p)
+    add.value(p, "words", metavar="WORDS", nargs="?", default=GO_ON, help=f"message to send (default: {GO_ON})")
+    add.value(p, "--to", metavar="NAME", required=True, help="backend that continues")
+    add.model(p)
+    sessions.turn_options(p)
+
+
+def run(args: Args) -> int:
+    async def hand_over(registry: Any) -> int:
+        id = store.find(registry.plane.home, args.id)
+        session = await registry.get(args.to).resume(id, sessions.turn_config(args, args.model))
+        return await sessions.turn(session, args.words)
+
+    return sessions.with_registry(args, hand_over)

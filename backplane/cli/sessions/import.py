@@ -1,0 +1,45 @@
+"""`sessions import`: read a conversation from a file, or from a vendor's program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backplane.cli import options as add
+from backplane.cli import sessions, streams
+from backplane.cli.command import Args, Parser
+from backplane.providers import store
+
+HELP = "Read a conversation from a file or from a vendor's program, and print its new id."
+EXAMPLE = """
+backplane sessions import session.json
+backplane sessions import --from VENDOR last --backend mine
+"""
+
+
+def options(p: Parser) -> None:
+    add.value(
+        p, "file", metavar="FILE",
+        help="file that `sessions show --json` printed; with --from a path, a session id of the vendor's, or `last`",
+    )  # fmt: skip
+    add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read what this vendor's program has stored")
+    add.value(p, "-b", "--backend", metavar="NAME", help="continue on this backend (default: the file's, the vendor's)")
+    add.config(p)
+
+
+def run(args: Args) -> int:
+    async def load(registry: Any) -> int:
+        async with await _opened(registry, args) as session:
+            await session.save()
+            streams.write(f"{session.id}\n")
+            sessions.print_losses(session.losses)
+        return 0
+
+    return sessions.with_registry(args, load)
+
+
+async def _opened(registry: Any, args: Args) -> Any:
+    if args.vendor is not None:
+        return await registry.get(args.backend or args.vendor).import_session(args.vendor, args.file)
+    file = store.read(Path(args.file))
+    return await registry.get(args.backend or file.provider).load(args.file)

@@ -1,0 +1,149 @@
+"""`why`: what a run waits for, or why it ended as it did: the evidence, and the next step."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from backplane import config
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser, open_store, wrong
+from backplane.cli.console import Look
+from backplane.cli.runs import ID_CHARS
+from backplane.errors import CODES, BackplaneError, ConfigError
+from backplane.receipts.memory import Remembered, find
+from backplane.receipts.store import Store
+from backplane.shown import why
+from backplane.view.columns import fitted
+from backplane.view.figures import lasting
+from backplane.view.why import HEALTHY, Diagnosis, Evidence, Moment
+
+if TYPE_CHECKING:
+    from backplane.view.picture import Picture
+
+HELP = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
+EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
+
+STEPS_SHOWN: Final = 3
+"""Most next steps that are printed: the likeliest stand first."""
+
+
+def options(p: Parser) -> None:
+    add.run_id(p, optional=True)
+    add.queue(p)
+    add.json(p, "the diagnosis as one JSON object", "cli_why")
+
+
+def run(args: Args) -> int:
+    with open_store() as store:
+        try:
+            run = find(store, args.run)
+            found = why(store, run, _more_known)
+            if args.engine is not None:
+                streams.complain("--engine was not asked: this run is kept here\n")
+        except ConfigError:  # An order of the queue may have no run here.
+            order = _of_queue(store, args)
+            if order is None:
+                raise
+            run, found = order
+    if args.json:
+        streams.write_record(found)
+        return 0
+    look = Look.here()
+
+    def cut(text: str, used: int, rows: int = 2) -> str:
+        """On a terminal two rows at most, so that all of it fits one of 80 by 24; `--json` has all of it."""
+        return fitted(text, rows * streams.columns() - used) if look.terminal else text
+
+    task = streams.one_line(run.task, 120) if run.task is not None else "(its task is not known here)"
+    head = cut(f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}", 0, rows=1)
+    streams.write(look.dress("dim", head) + "\n")
+    since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""
+    likely = "" if found.sure else "probably: "
+    colour = "green" if found.kind in HEALTHY else "red"
+    streams.write(f"{look.dress(colour, cut(likely + found.verdict, len(since)))}{since}\n")
+    for one in found.evidence:
+        place = f"event {one.event}: " if one.event is not None else ""
+        streams.write(f"  {look.dress('dim', place)}{cut(one.text, 2 + len(place))}\n")
+    for step in found.next[:STEPS_SHOWN]:
+        streams.write(f"  {look.dress('blue', 'next:')} {cut(step, 8)}\n")
+    if found.also:
+        streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
+    return 0
+
+
+def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
+    """What this machine says of a refused key, a model that nobody knows, or a backend that may be left alone."""
+    code = picture.ended.code if picture.ended is not None else None
+    if code in CODES and CODES[code].retryable:
+        return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
+    if found.kind == "model_unknown":
+        from backplane.upstream.cost import known_models
+
+        return msgspec.structs.replace(moment, models=known_models())
+    return msgspec.structs.replace(moment, logins=_logins(picture.backend)) if found.kind == "key_refused" else moment
+
+
+def _circuit_until_ms(backend: str) -> int:
+    """Until when the router leaves a backend alone; 0 where it does not, or does not know it."""
+    from backplane.routing.driver import look_around
+
+    try:
+        settings = config.load(None, os.environ, Path.cwd())
+        world = look_around(settings, os.environ, config.home_path(os.environ))
+    except BackplaneError:  # The configuration is not here any more.
+        return 0
+    return next((one.circuit_until_ms for one in world.candidates if one.name == backend), 0)
+
+
+def _logins(backend: str) -> tuple[str, ...]:
+    """Key and kept logins that the agent of a backend may take, as far as they are here."""
+    from backplane.runtime import backends
+    from backplane.sandbox.credentials import store_of
+
+    try:
+        named = backends.find(backend, config.load(None, os.environ, Path.cwd()), os.environ)
+    except BackplaneError:  # Named by a configuration that is not here any more.
+        return ()
+    agent = named.agent
+    if agent is None:
+        return ()
+    key = [f"the variable {agent.key_env}"] if agent.key_env and agent.key_env in {**os.environ, **named.env} else []
+    login = store_of(agent.row)
+    return (*key, f"the login in {login}") if login is not None else tuple(key)
+
+
+def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:
+    """An order that was submitted, as a run, and what it waits for; None where no queue here knows it.
+
+    Raises:
+        ConfigError: `config_invalid`: it has ended, and its receipt was not brought here.
+    """
+    from backplane.scale.waits import look_up
+
+    known = look_up(args.run, args.engine)
+    if known is None:
+        return None
+    status, job, waits = known
+    if status.attempts:
+        with suppress(ConfigError):
+            run = find(store, status.attempts[-1])
+            return run, why(store, run, _more_known)
+    if status.state in ("done", "broken"):
+        fact = f"the order {status.order_id} is {status.state}, and its run is not kept here"
+        raise wrong(fact, f"backplane queue show {status.order_id}, which brings it")
+    run = Remembered(
+        run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
+        backend=job.backend or f"any of {status.label}",
+    )  # fmt: skip
+    found = Diagnosis(
+        run_id=status.order_id, kind=waits.kind, sure=True, since_ms=status.waiting_ms,
+        verdict=streams.one_line(waits.verdict), evidence=(Evidence(streams.one_line(waits.fact)),),
+        next=(waits.step,),
+    )  # fmt: skip
+    return run, found

@@ -1,0 +1,122 @@
+"""`queue limit`: show or set the limits of a label."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser, scaled, wrong_words
+from backplane.errors import ConfigError
+from backplane.scale.commands.common import on_queue
+from backplane.scale.engine import LabelLimits
+from backplane.scale.place import QueuePlace
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
+
+HELP = "Show or set limits; the word `off` removes one."
+EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50"
+
+
+def options(p: Parser) -> None:
+    add.queue(p)
+    add.value(p, "--label", metavar="LABEL", default="default", help="whose orders (default: default)")
+    add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, over all workers of the label")
+    add.value(p, "--rate", metavar="N/S", help="begin at most N orders in S seconds")
+    add.value(p, "--budget-usd", metavar="USD", help="spend at most this, over all labels and the queue's whole life")
+    add.json(p, "the limits in force as one JSON object", "cli_queue_limit")
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for a label, and the budget of the whole queue; None is no limit."""
+
+    label: str
+    concurrency: int | None
+    rate_orders: int | None
+    """Orders begun at most in `rate_ms`."""
+    rate_ms: int | None
+    budget_usd_micros: int | None
+    spent_usd_micros: int
+
+
+def run(args: Args) -> int:
+    concurrency, rate, budget = _limits_of(args)
+
+    async def set(_: Args, engine: DurableEngine, __: QueuePlace) -> int:
+        limits = await engine.limits(args.label)
+        if args.concurrency is not None or args.rate is not None:
+            limits = LabelLimits(
+                limits.concurrency if args.concurrency is None else concurrency,
+                limits.rate if args.rate is None else rate,
+            )
+            await engine.set_limits(args.label, limits)
+        if args.budget_usd is not None:
+            await engine.set_budget(budget)
+        orders, span_ms = limits.rate or (None, None)
+        held = await engine.budget()
+        now = QueueLimits(
+            label=args.label,
+            concurrency=limits.concurrency,
+            rate_orders=orders,
+            rate_ms=span_ms,
+            budget_usd_micros=held.limit_usd_micros,
+            spent_usd_micros=held.spent_usd_micros,
+        )
+        return _show_limits(now, as_json=args.json)
+
+    given = (args.concurrency, args.rate, args.budget_usd)
+    return on_queue(set, args, may_make=any(one is not None for one in given))
+
+
+def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
+    if as_json:
+        streams.write_record(now)
+        return 0
+    rate = "no limit" if now.rate_ms is None else f"{now.rate_orders} in {now.rate_ms / 1000:g} s"
+    budget = "no limit" if now.budget_usd_micros is None else f"of {_usd(now.budget_usd_micros)}"
+    streams.write(f"label        {now.label}\nconcurrency  {now.concurrency or 'no limit'}\n")
+    streams.write(f"rate         {rate}\nbudget       {_usd(now.spent_usd_micros)} spent, {budget}\n")
+    return 0
+
+
+def _limits_of(args: Args) -> tuple[int | None, tuple[int, int] | None, int | None]:
+    """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `usage_invalid`."""
+    concurrency, rate = _number(args.concurrency, "--concurrency", int), _rate(args.rate)
+    is_money = _number(args.budget_usd, "--budget-usd", float) is not None
+    return concurrency, rate, scaled(args.budget_usd, 1_000_000, "--budget-usd") if is_money else None
+
+
+def _usd(micros: int) -> str:
+    """All of an amount, with two decimal places at least."""
+    digits = f"${micros / 1e6:.6f}"
+    return digits[:-4] + digits[-4:].rstrip("0")
+
+
+def _number(text: str | None, name: str, kind: type[Any]) -> Any:
+    """A positive number; None for none and for `off`. Raises ConfigError `usage_invalid`."""
+    if text is None or text == "off":
+        return None
+    try:
+        number = kind(text)
+    except ValueError:
+        number = -1
+    if not 0 < number < (1 << 31) or not math.isfinite(number):
+        raise wrong_words(f"{name} {text}", "a number over 0, or off")
+    return number
+
+
+def _rate(text: str | None) -> tuple[int, int] | None:
+    if text is None or text == "off":
+        return None
+    count, _, seconds = text.partition("/")
+    try:
+        most, span_s = _number(count, "--rate", int), _number(seconds, "--rate", float)
+    except ConfigError:
+        most = span_s = None
+    if most is None or span_s is None:
+        raise wrong_words(f"--rate {text}", "for example 10/60: ten in a minute, or off")
+    return most, scaled(seconds, 1000, "--rate")

@@ -1,0 +1,93 @@
+"""`queue status`: count orders, and list the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, get_args
+
+import msgspec
+
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser
+from backplane.scale.commands.common import name_clocks, on_queue
+from backplane.scale.engine import State, Status, Worker
+from backplane.scale.place import LISTED_MAX, QueuePlace
+from backplane.view.figures import elapsed
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
+
+STATES: Final = get_args(State)
+ID_CHARS_SHOWN: Final = 8
+"""Characters of an order's id in the list of a worker's orders."""
+
+HELP = "Count orders, and list the workers."
+EXAMPLE = "backplane queue status"
+
+
+def options(p: Parser) -> None:
+    add.queue(p)
+    add.value(p, "--label", metavar="LABEL", help="count only orders and workers with this label")
+    add.json(p, "the counts and workers as one JSON object", "cli_queue_status")
+
+
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Orders by where they are, and the workers that beat. Ages are since an order was submitted."""
+
+    waiting: int
+    running: int
+    done: int
+    broken: int
+    oldest_waiting_ms: int | None
+    oldest_running_ms: int | None
+    ended_in_1_min: int
+    ended_in_10_min: int
+    ended_in_1_h: int
+    workers: tuple[Worker, ...]
+
+
+def run(args: Args) -> int:
+    async def look(_: Args, engine: DurableEngine, __: QueuePlace) -> int:
+        await name_clocks(engine)
+        orders = await engine.list(limit=LISTED_MAX, label=args.label)
+        workers = [one for one in await engine.workers() if args.label in (None, one.label)]
+        return _show_counts(_counts(orders, workers), as_json=args.json)
+
+    return on_queue(look, args, lambda: _show_counts(_counts((), ()), as_json=args.json))
+
+
+def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
+    ages = {state: [one.waiting_ms for one in orders if one.state == state] for state in STATES}
+
+    def running_on(worker: str) -> tuple[str, ...]:
+        return tuple(one.order_id for one in orders if one.state == "running" and one.worker == worker)
+
+    ended_ms = [one.ended_ms_ago for one in orders if one.ended_ms_ago is not None]
+    return QueueCounts(
+        **{state: len(found) for state, found in ages.items()},
+        oldest_waiting_ms=max(ages["waiting"], default=None),
+        oldest_running_ms=max(ages["running"], default=None),
+        ended_in_1_min=sum(ago <= 60_000 for ago in ended_ms),
+        ended_in_10_min=sum(ago <= 600_000 for ago in ended_ms),
+        ended_in_1_h=sum(ago <= 3_600_000 for ago in ended_ms),
+        workers=tuple(msgspec.structs.replace(worker, orders=running_on(worker.id)) for worker in workers),
+    )
+
+
+def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
+    if as_json:
+        streams.write_record(found)
+        return 0
+    oldest = {"waiting": found.oldest_waiting_ms, "running": found.oldest_running_ms}
+    for state in STATES:
+        age = oldest.get(state)
+        more = f"  oldest {elapsed(age // 1000)}" if age is not None else ""
+        streams.write(f"{state:<8} {getattr(found, state)}{more}\n")
+    within = f"{found.ended_in_1_min} in 60 s, {found.ended_in_10_min} in 600 s, {found.ended_in_1_h} in 3600 s"
+    streams.write(f"ended    {within}\n")
+    for worker in found.workers:
+        beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
+        has = f"  runs {' '.join(order_id[:ID_CHARS_SHOWN] for order_id in worker.orders)}" if worker.orders else ""
+        streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}{has}") + "\n")
+    return 0

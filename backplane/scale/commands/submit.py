@@ -1,0 +1,116 @@
+"""`queue submit`: put a work order into a queue."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backplane import config
+from backplane.cli import options as add
+from backplane.cli import order, streams
+from backplane.cli.command import Args, Parser, load_settings, wrong, wrong_words
+from backplane.runtime.faults import check_whole
+from backplane.scale.commands.common import bring_home, do, find_queue, followed, open_queue
+from backplane.scale.orders import make_job
+from backplane.workspace import Quota
+
+if TYPE_CHECKING:
+    from backplane.config import Settings
+    from backplane.contract.work import WorkOrder
+    from backplane.scale.content import Contents
+    from backplane.scale.engine import Job
+
+HELP = "Put a work order into a queue, and print its id. A worker on any machine runs it."
+EXAMPLE = """
+backplane queue submit "make test" --backend shell --root ~/project
+backplane queue submit --order order.json --engine postgresql://me@db/work --content /mnt/content
+"""
+
+
+def options(p: Parser) -> None:
+    add.task_or_order(p)
+    add.config(p)
+    queue = p.add_argument_group("the queue")
+    add.queue(queue, content=True)
+    add.value(queue, "--label", metavar="LABEL", default="default", help="which workers may take it (default: default)")
+    add.priority(queue)
+    queue.add_argument(
+        "--on-lost-worker",
+        choices=("rerun", "fail"),
+        help="when its worker dies: run once more, or fail (default: fail)",
+    )
+    add.flag(queue, "--asks", help="let approvals wait for `queue answer`")
+    add.flag(queue, "--wait", help="wait for the end, and store the receipt")
+    add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
+    add.flag(queue, "--with-ignored", help="send files along that git ignores")
+    add.many(queue, "--secret", metavar="NAME", help="let the worker give the agent its own variable NAME")
+    work = p.add_argument_group("the order")
+    add.value(work, "-b", "--backend", metavar="NAME", help="run it on this backend of the worker")
+    add.model(work)
+    add.require(work)
+    add.root(work)
+    add.files(work)
+    add.rights(work)
+    add.param(work)
+    add.limits(work)
+    p.set_defaults(in_place=False, apply=False, env=[], image=[], checkpoints=False, pure=False)
+
+
+def run(args: Args) -> int:
+    place = find_queue(args)
+    settings, content, home = load_settings(args), place.contents(), config.home(os.environ)
+    if args.jsonl is not None and (args.wait or args.task is not None or args.order is not None):
+        raise wrong_words(
+            "--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`"
+        )
+    given = _lines_of(args) if args.jsonl is not None else [None]
+    jobs = [_job_of(args, each, settings, content, home) for each in given]
+    engine = open_queue(place)  # Last, so that a wrong order is refused without waiting for the engine.
+
+    async def submit() -> int:
+        for _, job in jobs:
+            is_new = await engine.submit(job, priority=args.priority)
+            streams.write(f"{job.order.id}\n")
+            if not is_new:
+                streams.complain(f"{job.order.id} was submitted before, and stays as it was\n")
+        if not args.wait:
+            return 0
+        ((root, job),) = jobs
+        async with followed(engine, job.order.id):
+            return await bring_home(engine, job, content, home, root)
+
+    return do(submit, engine)
+
+
+def _lines_of(args: Args) -> list[WorkOrder]:
+    """Read a file of orders, one a line. Raises ConfigError `config_invalid`, before any of them is submitted."""
+    data, source = streams.read_input(args.jsonl), streams.source(args.jsonl)
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    if not lines:
+        raise wrong(f"{source} has no order", "write one work order a line, as JSON")
+    return [order.read_order(line, f"{source}, line {number}", lenient=args.lenient) for number, line in lines]
+
+
+def _job_of(args: Args, given: WorkOrder | None, settings: Settings, content: Contents, home: Path) -> tuple[str, Job]:
+    """Make a job of an order, and return it behind the folder that its patch is for.
+
+    Args:
+        given: None reads the order that the options name.
+    """
+    abp: dict[str, Any] = {}
+    if args.secret:
+        abp["secrets"] = args.secret
+    if args.on_lost_worker is not None:
+        abp["on_lost_worker"] = args.on_lost_worker
+    built = order.build(args, dict(os.environ), streams.folder(), settings.policy, given)
+    work = order.with_settings(built, abp)
+    check_whole(work)
+    limits = settings.limits
+    quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+    job = make_job(
+        work, content, home, quota, backend=args.backend, label=args.label, ignored=args.with_ignored,
+        asks=args.asks,
+    )  # fmt: skip
+    order.say_without_effect(work)
+    return work.workspace.root, job

@@ -1,0 +1,117 @@
+"""`queue worker`: take orders from a queue and run them here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from backplane import config
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser, load_settings
+from backplane.contract import canonical
+from backplane.receipts.build import failure_of
+from backplane.runtime.plane import ControlPlane
+from backplane.scale.commands.common import do, find_queue, name_clocks, open_queue, within
+from backplane.scale.runner import Runner
+from backplane.telemetry.queue import sending
+
+if TYPE_CHECKING:
+    from backplane.runtime.plane import Run
+    from backplane.scale.durable import DurableEngine
+    from backplane.scale.engine import Attempt
+
+LEASE_S_MIN: Final = 1.0
+"""Ten beats of a lease are ten transactions."""
+POLL_S_MIN: Final = 0.05
+SECONDS_MAX: Final = 3600.0
+SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
+"""Characters of a timestamp up to its seconds."""
+
+HELP = """Take orders from a queue and run them on this machine, until a signal: it then takes no more, and waits for
+the running ones. A second signal leaves these to the other workers."""
+EXAMPLE = "backplane queue worker --slots 4 --label gpu"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "--slots", metavar="N", type=int, default=1, help="run N orders at once (default: 1)")
+    add.value(p, "--label", metavar="LABEL", default="default", help="take orders with this label (default: default)")
+    add.config(p)
+    add.queue(p, content=True)
+    add.value(
+        p, "--lease", metavar="TIME", type=add.seconds,
+        help="let others take over this worker's orders after TIME without a heartbeat (default: 20s)",
+    )  # fmt: skip
+    add.value(p, "--poll", metavar="TIME", type=add.seconds, help="look for orders this often (default: 1s)")
+
+
+def run(args: Args) -> int:
+    within(args, "slots", 1, 1024)
+    within(args, "lease", LEASE_S_MIN, SECONDS_MAX)
+    within(args, "poll", POLL_S_MIN, SECONDS_MAX)
+    streams.require_descriptors()
+    place = find_queue(args)
+    settings, content = load_settings(args), place.contents()
+    given = {"lease_s": args.lease, "beat_s": args.lease and args.lease / 10, "poll_s": args.poll}
+    engine = open_queue(place, **{name: value for name, value in given.items() if value is not None})
+
+    async def work() -> int:
+        async with (
+            ControlPlane(settings, config.home(os.environ), dict(os.environ)) as plane,
+            anyio.create_task_group() as tasks,
+        ):
+            with anyio.CancelScope() as taking:
+                tasks.start_soon(_end_on_signal, taking)
+                await anyio.to_thread.run_sync(engine.prepare)  # Or it would be said of a database that is not there.
+                await name_clocks(engine)
+                slots = streams.count(args.slots, "slot")
+                streams.note(f"takes orders of the label {args.label}, {slots}; a signal ends it in order")
+                runner = Runner(plane, content, _tell_attempt, _tell_delay)
+                with _gauges(plane, engine, args.label):
+                    await engine.serve(runner, slots=args.slots, label=args.label, say=_log)
+            tasks.cancel_scope.cancel()
+        return 0
+
+    return do(work, engine)
+
+
+def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractContextManager[None]:
+    """Send the queue's depth to a collector while the block runs, where the environment names one."""
+    if plane.sender is None:
+        return nullcontext()
+    return sending(engine.depths, label, plane.environ)
+
+
+def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
+    """Say on stderr that an attempt begins or how its run ended: a worker's log, which repeats nobody's words."""
+    if run is None:
+        _log(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
+        return
+    code = f" ({failure.code})" if (failure := failure_of(run.receipt)) is not None else ""
+    _log(f"{attempt.order_id}  {run.receipt.outcome}{code}")
+
+
+def _tell_delay(attempt: Attempt, why: str) -> None:
+    _log(f"{attempt.order_id}  {why}")
+
+
+def _log(text: str) -> None:
+    """Write a line of a worker's log, with the time in UTC."""
+    at = canonical.timestamp_at(time.time_ns())
+    streams.note(f"{at[:SECONDS_CHARS]}Z  {text}")
+
+
+async def _end_on_signal(taking: Any) -> None:
+    """The first signal drains; the second leaves the orders to the others, as our death ends their hosts."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for number in received:
+            if taking.cancel_called:
+                os._exit(128 + number)
+            streams.complain("no more orders are taken; waiting for those that run\n")
+            taking.cancel()

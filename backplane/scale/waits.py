@@ -1,0 +1,104 @@
+"""What an order that has not ended waits for."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from backplane import config
+from backplane.scale.engine import Status
+from backplane.scale.orders import open_asks
+from backplane.scale.place import ID_CHARS_MIN, LISTED_MAX, QueuePlace, ids
+from backplane.view.figures import elapsed
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
+    from backplane.scale.engine import Job
+
+
+class HoldReason(msgspec.Struct, frozen=True):
+    """What an order that has not ended waits for, or that it is at work."""
+
+    kind: str
+    """As a diagnosis has it."""
+    verdict: str
+    fact: str
+    step: str
+
+
+async def held(engine: DurableEngine, status: Status) -> HoldReason:
+    """What holds an order that has not ended: its worker, a question, the queue, and whether it was cancelled."""
+    follow = f"backplane queue events {status.order_id} --follow, or wait"
+    if status.state != "running":
+        waits = await _why_it_waits(engine, status)
+        if status.cancelled is None:
+            return HoldReason("queued", "it waits in the queue until a worker takes it", waits, follow)
+        verdict = f"it was cancelled ({status.cancelled}), and ends once a worker takes it"
+        return HoldReason("queued", verdict, waits, f"backplane worker --label {status.label}")
+    workers = {worker.id: worker for worker in await engine.workers()}
+    own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
+    if own is None or own.age_ms > lease_ms:
+        others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
+        beat = f"did not beat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not known any more"
+        start = f"backplane worker --label {status.label}"
+        takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
+        fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
+        return HoldReason("interrupted", "its worker is dead", fact, follow if others else start)
+    if status.cancelled is not None:
+        verdict = f"it was cancelled ({status.cancelled}), and ends in order"
+        return HoldReason(
+            "queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow
+        )
+    asks = await open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
+    for id, ask in asks.items():
+        words = " --text WORDS" if ask.kind == "input" else ""
+        kind = "question_waits" if ask.kind == "input" else "approval_waits"
+        step = f"backplane queue answer {status.order_id} {id} allow{words}, or deny"
+        return HoldReason(kind, "it waits for your answer", ask.message, step)
+    fact = f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
+    return HoldReason("nothing", "nothing is wrong: a worker runs it", fact, follow)
+
+
+async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
+    """What an order that no worker has taken waits for."""
+    workers = [worker for worker in await engine.workers() if worker.label == status.label]
+    alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
+    if not alive:
+        return f"no worker of the label {status.label} is there: backplane worker --label {status.label}"
+    limits, slots = await engine.limits(status.label), sum(worker.slots for worker in alive)
+    running = await engine.list(limit=LISTED_MAX, state="running", label=status.label)
+    if limits.concurrency is not None and len(running) >= limits.concurrency:
+        return f"the label's concurrency of {limits.concurrency} is used up (backplane queue limit)"
+    if len(running) >= slots:
+        return f"all {slots} slots of {len(alive)} workers are taken"
+    rate = "" if limits.rate is None else f"; at most {limits.rate[0]} begin in {limits.rate[1] / 1000:g} s"
+    return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
+
+
+def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None:
+    """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several.
+
+    Raises:
+        ConfigError: `config_invalid`, no kind of engine.
+    """
+    place = QueuePlace(url, may_make=False) if url is not None else None
+    is_here = (config.home_path(os.environ) / "queue.sqlite").is_file() and find_spec("dbos") is not None
+    if len(name) < ID_CHARS_MIN or (place is None and not is_here):
+        return None
+    engine = (place or QueuePlace(None)).open()
+
+    async def look() -> tuple[Status, Job, HoldReason] | None:
+        named = await ids(engine, name)
+        if len(named) != 1:
+            return None
+        status = await engine.status(named[0])
+        return status, await engine.job(status.order_id), await held(engine, status)
+
+    try:
+        return anyio.run(look)
+    finally:
+        engine.close()
