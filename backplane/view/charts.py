@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from backplane.view.figures import lasting
-from backplane.view.html import Html, text
+from backplane.view.html import Html, join, tag, text
 from backplane.view.rows import StoryRow
 
 WIDE: Final = 1000
@@ -40,11 +40,7 @@ def timeline(rows: Sequence[StoryRow], lasted_ms: int) -> Html:
         )
     if not drawn:
         return Html("")
-    high = LANE * len(lanes)
-    anchors = ("start", "middle", "middle", "middle", "end")
-    ticks = "".join(
-        f'<text x="{WIDE * part // 4}" y="{high + 14}" text-anchor="{side}">{lasting(lasted_ms * part // 4)}</text>'
-        for part, side in enumerate(anchors)
-    )
-    title = "calls and waits by time; the rows below have each of them"
-    return Html(f'<svg role="img" viewBox="0 0 {WIDE} {high + 18}"><title>{title}</title>{"".join(drawn)}{ticks}</svg>')
+    high, title = LANE * len(lanes), "calls and waits by time; the rows below have each of them"
+    ticks = join(tag("span", text(lasting(lasted_ms * part // 4))) for part in range(5))
+    svg = f'<svg role="img" viewBox="0 0 {WIDE} {high}" height="{high}" preserveAspectRatio="none">'
+    return Html(f"{svg}<title>{title}</title>{''.join(drawn)}</svg>{tag('div', ticks, class_='ticks dim')}")

@@ -5,7 +5,7 @@ A result joins the row of its call. Streamed pieces have no row: the whole messa
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -102,12 +102,8 @@ class Story(msgspec.Struct, kw_only=True):
                 self._answered(answer)
             case kinds.Failed() as failed:
                 self._put("fault", failed.message, tone="bad")
-            case kinds.RunStarted() | kinds.RunCompleted() | kinds.RetryReported() | kinds.CheckpointReported() as note:
+            case note if type(note) in _NOTES:
                 self._put("note", note.message)
-            case kinds.LossReported() as note:
-                self._put("note", note.message)
-            case other if type(other) is kinds.Warned:
-                self._put("note", other.message)
 
     def _time(self, ts: str) -> None:
         if ts == self._ts:
@@ -175,6 +171,13 @@ class Story(msgspec.Struct, kw_only=True):
         if row.after_ms is not None and self.lasts_ms is not None:
             row.lasted_ms = max(self.lasts_ms - row.after_ms, 0)
         self.touched.add(place)
+
+
+_NOTES: Final[frozenset[type[Any]]] = frozenset(
+    {kinds.RunStarted, kinds.RunCompleted, kinds.RetryReported, kinds.CheckpointReported, kinds.LossReported}
+    | {kinds.Warned}
+)
+"""Events whose message is all that is shown of them."""
 
 
 def cut(whole: str, chars_max: int = TEXT_CHARS_MAX) -> str:

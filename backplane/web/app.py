@@ -188,9 +188,4 @@ def _caught(route: Endpoint) -> Endpoint:
     return answered
 
 
-_STATUS: Final = {
-    "internal": 500,
-    "policy_denied": 403,
-    "receipt_store_failed": 404,
-    "execution_workspace_error": 409,
-}
+_STATUS: Final = {"internal": 500, "policy_denied": 403, "execution_workspace_error": 409, "receipt_store_failed": 404}

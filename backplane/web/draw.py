@@ -49,9 +49,9 @@ def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
         one_line(run.backend) or "?",
         *([] if live is not None else [ago(age_ms) if age_ms is not None else "?"]),
         lasting(run.duration_ms) if run.duration_ms is not None else took,
-        f"{count(tokens)} tokens",
-        money(cost),
-        "? files" if files is None else counted(files, "file"),
+        f"{count(tokens)} tokens" if tokens is not None else "",
+        money(cost) if cost is not None else "",
+        counted(files, "file") if files is not None else "",
     )
     task = one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
     waits = live.waits if live is not None else None
@@ -62,7 +62,7 @@ def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
             "a",
             tag("b", text(word), class_=tone),
             tag("span", text(task), class_="task"),
-            tag("span", *(tag("span", text(fact)) for fact in facts), class_="dim meta"),
+            tag("span", *(tag("span", text(fact)) for fact in facts if fact), class_="dim meta"),
             tag("span", text(one_line(more)), class_=f"{'warn' if waits else tone} more") if more else NOTHING,
             href=f"/run/{run.run_id}",
             id=f"run-{run.run_id}",
@@ -80,7 +80,8 @@ def question(ask: ShownQuestion, shown: str, read_only: bool) -> Html:
     Args:
         shown: names what is drawn; an answer brings it along.
     """
-    asked = [str(ask.body["question"])] if ask.body.get("question") else []
+    question = str(ask.body.get("question") or "")
+    asked = [question] if question and question not in ask.message else []
     whole = [*asked, *decided(ask.body)]
     is_diff = any(line.startswith(("--- ", "@@ ", "diff --git ")) for line in whole)
     body = [tag("span", text(line), class_=_kind(line) if is_diff else None) for line in whole]
@@ -137,9 +138,9 @@ def acts(run: Shown, checkpoints: Sequence[str], *, has_violations: bool, read_o
         names = [tag("option", text(name)) for name in ("start", *checkpoints)]
         to = tag("label", text("to"), tag("select", *names, name="to"), class_="check")
         drawn.append(tag("form", button("Rewind"), to, OUTPUT, data_act="rewind"))
-    drawn.append(tag("button", text("Download report"), type="button", data_report=""))
+    drawn.append(tag("button", text("Save report"), type="button", data_report=""))
     if run.picture.task:
-        drawn.append(tag("button", text("Copy run command"), type="button", data_copy=again(run.picture)))
+        drawn.append(tag("button", text("Copy command"), type="button", data_copy=again(run.picture)))
     return join(drawn)
 
 

@@ -11,8 +11,8 @@ import secrets
 import time
 from typing import Final
 
-import msgspec
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -62,11 +62,11 @@ class Guard:
 
         refusal = self._refused(scope, Headers(scope=scope))
         if refusal is not None:
-            await _answer(dressed, refusal[0], {"code": "policy_denied", "message": refusal[1]})
-        elif scope["path"] == TOKEN_PATH:
-            await _answer(dressed, 200, {"token": self._token})
+            status, fact = refusal
+            answer: ASGIApp = JSONResponse({"code": "policy_denied", "message": fact}, status, {"Connection": "close"})
         else:
-            await self._app(scope, receive, dressed)
+            answer = JSONResponse({"token": self._token}) if scope["path"] == TOKEN_PATH else self._app
+        await answer(scope, receive, dressed)
 
     def _refused(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         host, given, method = headers.get("host", ""), headers.get("authorization", ""), scope["method"]
@@ -101,9 +101,3 @@ class Guard:
 
 def _is_same(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode(), right.encode())
-
-
-async def _answer(send: Send, status: int, body: dict[str, str]) -> None:
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
