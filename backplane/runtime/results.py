@@ -74,7 +74,8 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
     if wish.at is None and patch is not None and not (run_dir / RECORD_NAME).exists():
         if wish.root is None:
             fact = "the run was made on another machine: the folder for its patch is not known"
-            raise ConfigError("config_invalid", fact, hint=f"backplane apply {row.run_id[:8]} --root DIR")
+            hint = f"--root DIR names it; or there: git apply {patch}"
+            raise ConfigError("config_invalid", fact, hint=hint)
         return apply_bare(run_dir, patch_hash(receipt) or "", wish.root, check=wish.check, merge=wish.merge)
     saved = None
     if wish.at is not None:
