@@ -52,7 +52,7 @@ def test_a_patch_from_elsewhere_is_applied_to_the_folder_that_is_named(
     assert "--root DIR)" in capfd.readouterr().out
     assert main(["apply", "last"]) == 2
     told = capfd.readouterr().err
-    assert "config_invalid: the run was made elsewhere" in told
+    assert "config_invalid: " in told
     assert "git apply /" in told
     assert main(["apply", "last", "--root", str(other), "--check"]) == 0
     assert facts(other) == before
