@@ -1,6 +1,6 @@
-"""`completion`: a script that completes commands, their options and choices in a shell, made from the option tables.
+"""`completion`: what completes commands, options and names in a shell.
 
-The script is static but for the names of runs, backends and sessions, which it asks this command for.
+The printed script asks this command at each Tab; what it answers is read from the parsers, so nothing can be stale.
 """
 
 from __future__ import annotations
@@ -11,34 +11,17 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from backplane import config
 from backplane.cli import COMMANDS, GROUPS, streams
 from backplane.cli.command import Args, Parser, load, open_store
 from backplane.cli.runs import ID_CHARS
+from backplane.contract.conversation import SessionFile
 from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
+from backplane.providers import store as sessions
+from backplane.receipts.memory import remembered
+from backplane.runtime.backends import SHIPPED
 from backplane.view.omit import OMISSIBLE
-
-NAMES_MAX: Final = 50
-"""Most names of runs or sessions offered, newest first."""
-
-
-class Words(msgspec.Struct, frozen=True):
-    """What may follow one command, or one command of a command."""
-
-    path: tuple[str, ...]
-    about: str
-    options: dict[str, str]
-    """Option → its help."""
-    values: dict[str, tuple[str, ...]]
-    """Option → its choices; an option that takes a value and has none is here with none."""
-    next: dict[str, str]
-    """Its own commands → what each does; else the choices of its first word."""
-    named: dict[str, str]
-    """Option → the kind of names that it takes, one of `NAMES`; "" stands for the words that are no options."""
-
 
 HELP = "Print the completion script of a shell; put it where the shell looks for it, as below."
 EXAMPLE = """
@@ -47,197 +30,117 @@ backplane completion zsh > "${fpath[1]}/_backplane"
 backplane completion fish > ~/.config/fish/completions/backplane.fish
 """
 
+NAMES_MAX: Final = 50
+"""Most ids of runs or sessions that are offered, newest first."""
+
+SCRIPTS: Final = {
+    "bash": """\
+_backplane() {
+  local offered=$("${COMP_WORDS[0]}" completion bash --of "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null | cut -f1)
+  COMPREPLY=($(compgen -W "$offered" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _backplane backplane
+""",
+    "zsh": """\
+#compdef backplane
+_backplane() {
+  local -a offered
+  offered=(${(f)"$($words[1] completion zsh --of "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+  offered=("${(@)offered/$'\\t'/:}")
+  if (( $#offered )); then _describe backplane offered; else _files; fi
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _backplane "$@"; else compdef _backplane backplane; fi
+""",
+    "fish": """\
+complete -c backplane -a '(backplane completion fish --of (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+""",
+}
+"""Shell → its script. It passes the words up to the cursor, and offers files where nothing is answered."""
+
 
 def options(p: Parser) -> None:
-    p.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
-    p.add_argument("--names", choices=tuple(NAMES), help="print these names in place of the script")
+    p.add_argument("shell", choices=tuple(SCRIPTS), help="your shell")
+    p.add_argument("--of", metavar="WORD", nargs=argparse.REMAINDER, help="print what may stand for the last WORD")
 
 
 def run(args: Args) -> int:
-    if args.names is not None:
-        streams.write("".join(f"{name}\n" for name in NAMES[args.names]()))
+    if args.of is None:
+        streams.write(SCRIPTS[args.shell])
         return 0
-    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]
-    streams.write("\n".join(make(list(tables()))) + "\n")
+    for value, about in offered(args.of or [""]):
+        streams.write(f"{value}\t{about}\n" if about else f"{value}\n")
     return 0
 
 
-def _runs() -> Iterator[str]:
-    from backplane.receipts.memory import remembered
+def offered(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield what may stand in place of the last word, each with what it does."""
+    *before, word = words
+    if before[:1] == ["help"]:
+        before = before[1:]
+    if before[:1] == ["--config"]:
+        before = before[2:]
+    if not before:
+        yield from ({name: line for name, line in COMMANDS.items() if " " not in name} | GROUPS).items()
+        yield from (("help", "print more about a command"), ("--config", ""), ("--version", ""))
+        return
+    name = before[0]
+    if name in GROUPS:
+        if len(before) == 1:
+            for known, line in COMMANDS.items():
+                if known.startswith(f"{name} "):
+                    yield known.partition(" ")[2], line
+            return
+        name = f"{name} {before[1]}"
+    if name not in COMMANDS:
+        return
+    parser = Parser(name, load(name))
+    taken = parser._option_string_actions.get(before[-1])
+    if taken is not None and taken.nargs != 0:
+        yield from ((value, "") for value in _values(name, taken))
+    elif word.startswith("-"):
+        yield from (
+            (option, (one.help or "").replace("%%", "%")) for option, one in parser._option_string_actions.items()
+        )
+    else:
+        positional = (action for action in parser._actions if not action.option_strings)
+        yield from ((value, "") for action in positional for value in _values(name, action))
 
-    yield "last"
-    with open_store() as store:
-        yield from (run.run_id[:ID_CHARS] for run in islice(remembered(store), NAMES_MAX))
 
-
-def _backends() -> Iterator[str]:
-    from backplane.runtime.backends import SHIPPED
-
-    yield from sorted({*SHIPPED, *config.load(None, os.environ, streams.folder(), None).backends})
-
-
-def _sessions() -> Iterator[str]:
-    from backplane.contract.conversation import SessionFile
-    from backplane.providers import store
-
-    yield "last"
-    found = (file for file in store.listed(config.home_path(os.environ)) if isinstance(file, SessionFile))
-    yield from (file.id[:ID_CHARS] for file in islice(found, NAMES_MAX))
-
-
-NAMES: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    "runs": _runs, "backends": _backends, "sessions": _sessions,
-}  # fmt: skip
+def _values(name: str, action: argparse.Action) -> Iterator[str]:
+    """Yield the values that an option or word takes; none for a file or free text."""
+    if action.choices is not None:
+        yield from map(str, action.choices)
+    elif action.option_strings and action.option_strings[-1] in _LISTED:
+        yield from _LISTED[action.option_strings[-1]]
+    elif action.dest == "backend" or (action.metavar == "NAME" and action.dest in ("to", "names")):
+        yield from _backends()
+    elif action.metavar in _NAMES:
+        yield from _NAMES[action.metavar]()
+    elif action.metavar == "ID" and name.startswith(("chat", "sessions")):
+        yield from _sessions()
 
 
 _LISTED: Final = {"--fail-on": (*FINDINGS, "none"), "--omit": OMISSIBLE}
 """Option → words of its comma-separated list."""
 
 
-def tables() -> Iterator[Words]:
-    """Yield what can be typed, from the parsers themselves."""
-    whole = {name: line for name, line in COMMANDS.items() if " " not in name}
-    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, {**whole, **GROUPS}, {})
-    for group, line in GROUPS.items():
-        parts = {name.partition(" ")[2]: text for name, text in COMMANDS.items() if name.startswith(f"{group} ")}
-        yield Words((group,), line, {"--help": ""}, {}, parts, {})
-    for name, line in COMMANDS.items():
-        yield _words(tuple(name.split()), line, Parser(name, load(name)))
+def _runs() -> Iterator[str]:
+    yield "last"
+    with open_store() as store:
+        yield from (run.run_id[:ID_CHARS] for run in islice(remembered(store), NAMES_MAX))
 
 
-def _words(path: tuple[str, ...], about: str, made: Parser) -> Words:
-    found = Words(path, about, {}, {}, {}, {})
-    for action in made._actions:
-        choices = tuple(map(str, action.choices)) if action.choices is not None else ()
-        if kind := _kind(path, action):
-            found.named.update(dict.fromkeys(action.option_strings or [""], kind))
-        if not action.option_strings:
-            found.next.update(dict.fromkeys(CODES | OWN_CODES if action.metavar == "CODE" else choices, ""))
-        for option in action.option_strings:
-            found.options[option] = (action.help or "").replace("%%", "%")
-            if action.nargs != 0:
-                found.values[option] = choices or _LISTED.get(option, ())
-    return found
+def _backends() -> Iterator[str]:
+    yield from sorted({*SHIPPED, *config.load(None, os.environ, streams.folder(), None).backends})
 
 
-def _kind(path: tuple[str, ...], action: argparse.Action) -> str:
-    """Return the kind of names that an option or word takes, one of `NAMES`; "" if it takes none of these."""
-    if action.dest == "backend" or (action.metavar == "NAME" and action.dest in ("to", "names")):
-        return "backends"
-    if action.metavar == "ID":
-        of_session = path[0] in ("chat", "sessions")
-        return "sessions" if of_session else "runs" if not action.option_strings else ""
-    return "runs" if action.metavar == "RUN" else ""
+def _sessions() -> Iterator[str]:
+    yield "last"
+    found = (file for file in sessions.listed(config.home_path(os.environ)) if isinstance(file, SessionFile))
+    yield from (file.id[:ID_CHARS] for file in islice(found, NAMES_MAX))
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _places(found: list[Words]) -> str:
-    """A pattern of the shell: each path of commands, as it is typed."""
-    return "|".join(_quoted(" " + " ".join(words.path)) for words in found if words.path)
-
-
-# Bash -----------------------------------------------------------------------------------------------------------------
-
-
-def _bash(found: list[Words]) -> Iterator[str]:
-    yield "# Completion of backplane for bash; made by `backplane completion bash`."
-    yield "_backplane() {"
-    yield "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} place= i words= files="
-    yield "  for ((i = 1; i < COMP_CWORD; i++)); do"
-    yield '    case "$place ${COMP_WORDS[i]}" in'
-    yield f"      {_places(found)})"
-    yield '        place="$place ${COMP_WORDS[i]}" ;;'
-    yield "    esac"
-    yield "  done"
-    yield '  case "$place" in'
-    for words in found:
-        yield f"    {_quoted(''.join(' ' + part for part in words.path))})"
-        yield '      case "$before" in'
-        for option, choices in words.values.items():
-            made = "words=" + _quoted(" ".join(choices)) if choices else "files=yes"
-            if option in words.named:
-                made = f'words=$("${{COMP_WORDS[0]}}" completion bash --names {words.named[option]} 2>/dev/null)'
-            yield f"        {option}) {made} ;;"
-        offered = " ".join((*words.next, *words.options))
-        yield f"        *) words={_quoted(offered)}{'' if words.next or '' in words.named else ' files=yes'}"
-        if "" in words.named:
-            ask = f'words=$("${{COMP_WORDS[0]}}" completion bash --names {words.named[""]} 2>/dev/null)'
-            yield f"          [[ $word == -* ]] || {ask}"
-        yield "          ;;"
-        yield "      esac ;;"
-    yield "  esac"
-    yield '  if [[ $word != -* && -n $files ]]; then COMPREPLY=($(compgen -f -- "$word"))'
-    yield '  else COMPREPLY=($(compgen -W "$words" -- "$word")); fi'
-    yield "}"
-    yield "complete -o filenames -F _backplane backplane"
-
-
-# Zsh ------------------------------------------------------------------------------------------------------------------
-
-
-def _zsh(found: list[Words]) -> Iterator[str]:
-    yield "#compdef backplane"
-    yield "# Completion of backplane for zsh; made by `backplane completion zsh`."
-    yield "_backplane() {"
-    yield "  local place= i"
-    yield "  local -a offered"
-    yield "  for ((i = 2; i < CURRENT; i++)); do"
-    yield '    case "$place $words[i]" in'
-    yield f"      {_places(found)})"
-    yield '        place="$place $words[i]" ;;'
-    yield "    esac"
-    yield "  done"
-    yield '  case "$place" in'
-    for words in found:
-        yield f"    {_quoted(''.join(' ' + part for part in words.path))})"
-        yield '      case "$words[CURRENT-1]" in'
-        for option, choices in words.values.items():
-            offer = f"compadd -- {' '.join(map(_quoted, choices))}" if choices else "_files"
-            offer = _zsh_names(words.named[option]) if option in words.named else offer
-            yield f"        {option}) {offer}; return ;;"
-        yield "      esac"
-        rows = {**words.next, **words.options}
-        yield f"      offered=({' '.join(_quoted(_row(name, about)) for name, about in rows.items())})"
-        more = _zsh_names(words.named[""]) if "" in words.named else "" if words.next else "_files"
-        yield "      _describe backplane offered" + (f"; [[ $words[CURRENT] != -* ]] && {more}" if more else "")
-        yield "      ;;"
-    yield "  esac"
-    yield "}"
-    yield 'if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _backplane "$@"'
-    yield "else compdef _backplane backplane; fi"
-
-
-def _zsh_names(kind: str) -> str:
-    return f'compadd -- ${{(f)"$($words[1] completion zsh --names {kind} 2>/dev/null)"}}'
-
-
-def _row(name: str, about: str) -> str:
-    return f"{name}:{about}" if about else name
-
-
-# Fish -----------------------------------------------------------------------------------------------------------------
-
-
-def _fish(found: list[Words]) -> Iterator[str]:
-    yield "# Completion of backplane for fish; made by `backplane completion fish`."
-    for words in found:
-        seen = " and ".join(f"__fish_seen_subcommand_from {part}" for part in words.path)
-        seen = seen.replace(" and ", "; and ") or "__fish_use_subcommand"
-        for name, about in words.next.items():
-            yield f"complete -c backplane -f -n {_quoted(seen)} -a {_quoted(name)} -d {_quoted(about)}"
-        if "" in words.named:
-            yield f"complete -c backplane -f -n {_quoted(seen)} -a {_fish_names(words.named[''])}"
-        for option, about in words.options.items():
-            spelt = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
-            value = ""
-            if option in words.values:
-                value = f" -x -a {_quoted(' '.join(words.values[option]))}" if words.values[option] else " -r"
-                value = f" -x -a {_fish_names(words.named[option])}" if option in words.named else value
-            yield f"complete -c backplane -n {_quoted(seen)} {spelt}{value} -d {_quoted(about)}"
-
-
-def _fish_names(kind: str) -> str:
-    return _quoted(f"(backplane completion fish --names {kind} 2>/dev/null)")
+_NAMES: Final[dict[object, Callable[[], Iterator[str]]]] = {
+    "RUN": _runs, "FILE-or-RUN": _runs, "CODE": lambda: iter(CODES | OWN_CODES),
+}  # fmt: skip
+"""Placeholder → the values that it stands for."""

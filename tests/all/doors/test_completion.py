@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backplane.cli import COMMANDS
-from backplane.cli.completion import tables
-from backplane.view.omit import OMISSIBLE
+from backplane.cli import COMMANDS, GROUPS
+from backplane.cli.completion import offered
 from tests.in_process import in_process
 from tests.peers import ROOT
 
@@ -45,48 +44,36 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["completion", "z"], {"zsh"}),
         (["help", "recei"], {"receipts"}),
         (["run", "--model", "runs", "--app"], {"--apply"}),
+        (["explain", "backend_c"], {"backend_crashed", "backend_content_filtered", "backend_context_length"}),
+        (["report", "last", "--omit", "p"], {"paths", "prompts"}),
     ],
 )
 def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], offered: set[str]) -> None:
-    command = ["bash", "-c", BASH, "bash", str(bash_script), "backplane", *typed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    assert set(done.stdout.split()) == offered
-    assert done.stderr == ""
+    assert completed(bash_script, *typed) == offered
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (["receipts", "show", ""], "runs"),
-        (["run", "-b", ""], "backends"),
-        (["explain", "backend_c"], "codes"),
-    ],
-)
-def test_bash_offers_names_and_no_files(
-    bash_script: Path, tmp_path: Path, backplane_home: Path, typed: list[str], offered: str
-) -> None:
+def test_bash_offers_names_and_no_files(bash_script: Path, tmp_path: Path, backplane_home: Path) -> None:
     (tmp_path / "a-file").touch()
     assert cli("run", "-b", "shell", "true", cwd=tmp_path).returncode == 0
-    ids = set(cli("completion", "bash", "--names", "runs").stdout.split())
-    names = {
-        "runs": ids,
-        "backends": set(cli("completion", "bash", "--names", "backends").stdout.split()),
-        "codes": {"backend_crashed", "backend_content_filtered", "backend_context_length"},
-    }[offered]
-    assert len(ids) == 2
-    assert {"shell", "claude"} <= set(cli("completion", "bash", "--names", "backends").stdout.split())
-    assert "last" in ids
+    found = completed(bash_script, "receipts", "show", "", cwd=tmp_path)
+    assert "last" in found
+    assert len(found) == 2
+    assert {"shell", "claude"} <= completed(bash_script, "run", "-b", "", cwd=tmp_path)
+
+
+def completed(script: Path, *typed: str, cwd: Path = ROOT) -> set[str]:
+    """What bash offers for the last of these words."""
     program = str(Path(sys.executable).with_name("backplane"))
-    command = ["bash", "-c", BASH, "bash", str(bash_script), program, *typed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path)
-    assert set(done.stdout.split()) == names
+    command = ["bash", "-c", BASH, "bash", str(script), program, *typed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=cwd)
     assert done.stderr == ""
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> None:
+def test_a_script_is_valid(shell: str, tmp_path: Path) -> None:
     text = cli("completion", shell).stdout
-    assert all(name.split()[-1] in text for name in COMMANDS)
+    assert "backplane" in text
     if shutil.which(shell) is None:
         pytest.skip(f"{shell}: not installed")
     (tmp_path / "script").write_text(text)
@@ -94,10 +81,11 @@ def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> 
     assert done.stderr == b""
 
 
-def test_the_tables_have_every_command_with_its_own() -> None:
-    found = {words.path: words.values for words in tables()}
-    assert {tuple(name.split()) for name in COMMANDS} <= found.keys()
-    assert found["report",]["--omit"] == OMISSIBLE
+def test_every_command_is_offered() -> None:
+    first = {value for value, _ in offered([""])}
+    assert {name.partition(" ")[0] for name in COMMANDS} <= first
+    for group in GROUPS:
+        assert {f"{group} {value}" for value, _ in offered([group, ""])} <= COMMANDS.keys()
 
 
 def test_help_takes_a_command(tmp_path: Path) -> None:
