@@ -1,36 +1,37 @@
-"""From options and files to a work order; the options go over what a file says."""
+"""From options and files to a work order; options go over what a file says."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from backplane.cli import streams
 from backplane.cli.command import Args, scaled, wrong, wrong_words
-from backplane.contract import canonical
+from backplane.contract import canonical, pictures
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.conversation import Image
 from backplane.contract.receipt import FINDINGS
 from backplane.contract.unheard import read_work_order
-from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
+from backplane.contract.work import PolicyProfile, Snippet, WorkOrder
 from backplane.errors import BackplaneError
 from backplane.policy.rules import with_defaults
 from backplane.protocol import strict
-from backplane.runtime.orders import read_policy
-
-if TYPE_CHECKING:
-    from backplane.contract.conversation import Image
+from backplane.receipts.pieces import unheard_names
+from backplane.redact.secrets import Redactor
+from backplane.runtime.orders import make_order, without_effect
 
 SNIPPET_BYTES_MAX: Final = 1024 * 1024
 """Largest context file from outside the workspace: it travels in the order, and a model reads far less."""
 
 TURNS_MAX: Final = 2**32 - 1
-"""What the contract's field holds."""
+"""Largest number of turns that the contract's field holds."""
 
 _LEVELS: Final = ("native", "emulated", "any")
 _replace: Final = msgspec.structs.replace
@@ -43,36 +44,51 @@ def build(
     policy: str | PolicyProfile | None,
     given: WorkOrder | None = None,
 ) -> WorkOrder:
-    """Make the work order of a `run`.
+    """Return the work order of a command.
 
     Args:
-        given: the order that the options change; None reads the one that they name.
         policy: the configuration's policy, for an order that brings none.
+        given: the order that the options change; None reads the one that they name.
 
     Raises:
         ConfigError: `usage_invalid` or `config_invalid`, an option or a file cannot be used.
         PolicyError: `policy_invalid`.
     """
-    order = given or _start(args)
-    env = {**order.config.env, **_variables(args, environ)}
-    with told_without(env):
-        workspace = _workspace(order.workspace, args, cwd)
-        return _replace(
-            order,
-            lane="workspace_first" if args.apply else order.lane,
-            workspace=workspace,
-            context=_context(order.context, args.context, Path(workspace.root), cwd),
-            policy=_policy(order.policy, args, cwd, policy),
-            requirements=Requirements((*order.requirements.required, *map(requirement, args.require))),
-            config=_replace(_config(order.config, args), env=env),
+    order = given or _read(args)
+    _check_limits(args)
+    env = {**order.config.env, **dict(_variable(text, environ) for text in args.env)}
+    with redacted(env):
+        made = make_order(
+            _replace(order, config=_replace(order.config, env=env)),
+            root=_root(args, order, cwd),
+            model=args.model,
+            policy=args.policy,
+            lane="workspace_first" if args.apply else None,
+            max_turns=args.max_turns,
+            max_budget_usd=args.max_budget_usd,
+            configured_policy=policy,
         )
+        space = made.workspace
+        mode = "pass_through" if args.in_place else space.mode
+        include, exclude = (*space.include, *args.include), (*space.exclude, *args.exclude)
+        whole = _replace(
+            made,
+            workspace=_replace(space, mode=mode, include=include, exclude=exclude),
+            policy=_with_tools(made.policy, args.allow_tool, args.deny_tool),
+            requirements=Requirements((*made.requirements.required, *map(_requirement, args.require))),
+        )
+        for name in args.context:
+            whole = _with_context(whole, name, cwd)
+        for text in args.param:
+            whole = _with_parameter(whole, text)
+        return with_settings(whole, _settings(args, whole))
 
 
 def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
-    """Return an order with settings of ours that options stand for, by their name below `config.vendor.abp`.
+    """Return an order with members of `config.vendor.abp`, by their names.
 
     Raises:
-        ConfigError: `config_invalid`, what stands there is no object, and would be lost.
+        ConfigError: `config_invalid`, another value than an object stands there.
     """
     if settings and not isinstance(order.config.vendor.get("abp", {}), dict):
         raise wrong("config.vendor already has a value at 'abp'")
@@ -87,41 +103,34 @@ def wishes(args: Args) -> dict[str, Json]:
     Raises:
         ConfigError: `usage_invalid`, the amount is none.
     """
-    cost = _scaled(args.max_cost_usd, 1_000_000, "--max-cost-usd")
-    said: dict[str, Json] = {"preference": args.prefer, "max_cost_usd_micros": cost}
+    said: dict[str, Json] = {"preference": args.prefer}
+    if args.max_cost_usd is not None:
+        if not 0 <= args.max_cost_usd < 1e9:
+            raise wrong_words(f"--max-cost-usd {args.max_cost_usd} is no amount", "give a number from 0 on")
+        said["max_cost_usd_micros"] = scaled(args.max_cost_usd, 1_000_000, "--max-cost-usd")
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _scaled(value: float | None, scale: int, option: str) -> int | None:
-    if value is None:
-        return None
-    if not 0 <= value < 1e9:
-        raise wrong_words(f"{option} {value} is no amount", "give a number from 0 on")
-    return scaled(value, scale, option)
-
-
 def say_without_effect(order: WorkOrder) -> None:
-    """Say on stderr what its run will warn of, where that is not here or not now."""
-    from backplane.receipts.pieces import unheard_names
-    from backplane.runtime.orders import without_effect
-
+    """Print on stderr the warnings that the order's run would have."""
     for _, _, fact in without_effect(order, unheard_names(order.config.vendor)):
         streams.note(fact)
 
 
 @contextmanager
-def told_without(env: Mapping[str, str]) -> Iterator[None]:
-    """Let errors out with no value of these variables in them: a name may hold one."""
+def redacted(env: Mapping[str, str]) -> Iterator[None]:
+    """Remove the values of these variables from errors that leave the block: a file's name may hold one."""
     try:
         yield
     except BackplaneError as error:
-        from backplane.redact.secrets import Redactor
-
         Redactor(env.values()).error(error)
         raise
 
 
-def _start(args: Args) -> WorkOrder:
+# The order itself -----------------------------------------------------------------------------------------------------
+
+
+def _read(args: Args) -> WorkOrder:
     if args.task is None and args.order is None:
         raise wrong_words("no task is given", 'backplane run "…", or --order FILE')
     if args.task is not None and args.order is not None:
@@ -139,10 +148,10 @@ def _start(args: Args) -> WorkOrder:
 
 
 def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
-    """Read a work order at our own door: only `task` is required, a key may not stand twice.
+    """Read a work order; only `task` is required.
 
     Raises:
-        ConfigError: `config_invalid`.
+        ConfigError: `config_invalid`; a key that stands twice, too.
     """
     try:
         value = strict(data)
@@ -163,46 +172,47 @@ def _shaped(value: Json, source: str, *, lenient: bool = False) -> WorkOrder:
         raise wrong(f"{source} is no work order: {error}", "see `backplane schema work_order`") from error
 
 
-def _workspace(spec: WorkspaceSpec, args: Args, cwd: Path) -> WorkspaceSpec:
-    root = os.path.normpath(cwd / (args.root if args.root is not None else spec.root))
+def _check_limits(args: Args) -> None:
+    budget, turns = args.max_budget_usd, args.max_turns
+    if args.model is not None and not args.model.strip():
+        raise wrong_words("--model names no model", "leave it out for the backend's own choice")
+    if budget is not None and not 0 <= budget < float("inf"):
+        raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
+    if turns is not None and not 0 <= turns <= TURNS_MAX:
+        raise wrong_words(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
+
+
+def _root(args: Args, order: WorkOrder, cwd: Path) -> str:
+    root = os.path.normpath(cwd / (args.root if args.root is not None else order.workspace.root))
     try:
         root.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(root).decode("utf-8", "backslashreplace")
         fact = f"the workspace '{shown}' has a name that is no UTF-8, and no order can say it"
         raise wrong(fact, "rename it, or work by way of a link to it") from error
+    return root
+
+
+def _with_tools(profile: PolicyProfile, allowed: list[str], denied: list[str]) -> PolicyProfile:
+    if not allowed and not denied:
+        return profile
+    profile = with_defaults(profile)  # A rule is added to what would count without it.
     return _replace(
-        spec,
-        root=root,
-        mode="pass_through" if args.in_place else spec.mode,
-        include=(*spec.include, *args.include),
-        exclude=(*spec.exclude, *args.exclude),
+        profile,
+        allowed_tools=(*profile.allowed_tools, *allowed),
+        disallowed_tools=(*profile.disallowed_tools, *denied),
     )
 
 
-def _context(packet: ContextPacket, names: list[str], root: Path, cwd: Path) -> ContextPacket:
-    """A file of the workspace goes along by its path there, any other as what it says."""
-    files, snippets = list(packet.files), list(packet.snippets)
-    for name in names:
-        path = Path(os.path.normpath(cwd / name))
-        if path.is_relative_to(root) and os.path.exists(path):
-            files.append(path.relative_to(root).as_posix())
-        else:
-            snippets.append(Snippet(name, _text(name)))
-    return ContextPacket(tuple(files), tuple(snippets))
-
-
-def images(names: Sequence[str]) -> tuple[Image, ...]:
-    """Read pictures from files, `-` is stdin.
-
-    Raises:
-        ConfigError: `config_invalid`, one cannot be read or is none that a model takes, or they are too large.
-    """
-    from backplane.contract import pictures
-
-    bound = pictures.IMAGE_BYTES_MAX
-    shown = [pictures.image_from(streams.read_input(name, bound), streams.source(name)) for name in names]
-    return pictures.checked(shown)
+def _with_context(order: WorkOrder, name: str, cwd: Path) -> WorkOrder:
+    """Name a file of the workspace by its path there, and take along the content of any other."""
+    packet, root = order.context, Path(order.workspace.root)
+    path = Path(os.path.normpath(cwd / name))
+    if path.is_relative_to(root) and os.path.exists(path):
+        packet = _replace(packet, files=(*packet.files, path.relative_to(root).as_posix()))
+    else:
+        packet = _replace(packet, snippets=(*packet.snippets, Snippet(name, _text(name))))
+    return _replace(order, context=packet)
 
 
 def _text(name: str) -> str:
@@ -215,84 +225,33 @@ def _text(name: str) -> str:
         raise wrong(f"the context file {name!r} is no UTF-8 text") from error
 
 
-def _policy(profile: PolicyProfile, args: Args, cwd: Path, configured: str | PolicyProfile | None) -> PolicyProfile:
-    name = args.policy if args.policy is not None else configured if profile == PolicyProfile() else None
-    if isinstance(name, PolicyProfile):
-        profile = name
-    elif name is not None:
-        profile = read_policy(name)
-    if args.allow_tool or args.deny_tool:
-        profile = with_defaults(profile)  # A rule is added to what would count without it.
-    return _replace(
-        profile,
-        allowed_tools=(*profile.allowed_tools, *args.allow_tool),
-        disallowed_tools=(*profile.disallowed_tools, *args.deny_tool),
-    )
-
-
-def requirement(text: str) -> Requirement:
+def _requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
         raise wrong_words(f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
-def _config(config: RuntimeConfig, args: Args) -> RuntimeConfig:
-    vendor = config.vendor
-    for text in args.param:
-        key, equals, value = text.partition("=")
-        if not equals or not all(key.split(".")):
-            raise wrong_words(f"--param {text!r} is not of the form KEY=JSON")
-        vendor = _nested(vendor, key.split("."), _parameter(value), text)
-    if args.image:
-        own = vendor.get("abp")
-        before = own.get("images") if isinstance(own, dict) else None
-        rows = [*(before or ()), *msgspec.to_builtins(images(args.image))]
-        vendor = _nested(vendor, ["abp", "images"], rows, "--image")
-    if args.isolation is not None:
-        vendor = _nested(vendor, ["abp", "isolation"], args.isolation, "--isolation")
-    if args.fail_on:
-        vendor = _nested(vendor, ["abp", "fail_on"], _fail_on(args.fail_on), "--fail-on")
-    if args.lenient:
-        vendor = _nested(vendor, ["abp", "lenient"], True, "--lenient")
-    if args.pure:
-        vendor = _nested(vendor, ["abp", "pure"], True, "--pure")
-    if args.checkpoints:
-        vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
-    if args.model is not None and not args.model.strip():
-        raise wrong_words("--model names no model", "leave it out for the backend's own choice")
-    budget, turns = args.max_budget_usd, args.max_turns
-    if budget is not None and not 0 <= budget < float("inf"):
-        raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
-    if turns is not None and not 0 <= turns <= TURNS_MAX:
-        raise wrong_words(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
-    return RuntimeConfig(
-        model=args.model if args.model is not None else config.model,
-        vendor=vendor,
-        env=config.env,
-        max_budget_usd=budget if budget is not None else config.max_budget_usd,
-        max_turns=turns if turns is not None else config.max_turns,
-    )
+def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Read `K=V`, or `K` with our own value. Errors name the variable, never its value."""
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text:
+        raise wrong_words("--env: a variable without a name")
+    if not equals and name not in environ:
+        raise wrong_words(f"--env: {name!r} is not set here", f"{name}=VALUE gives one")
+    return name, value if equals else environ[name]
 
 
-def _fail_on(given: Sequence[str]) -> list[Json]:
-    """Read the words of `--fail-on`: lists of findings, or `none`."""
-    words = [word.strip() for text in given for word in text.split(",")]
-    if words == ["none"]:
-        return []
-    if unknown := [word for word in words if word not in FINDINGS]:
-        raise wrong_words(
-            f"--fail-on {unknown[0]!r} is not a finding", f"give some of {', '.join(FINDINGS)}, or only none"
-        )
-    return list(dict.fromkeys(words))
-
-
-def _parameter(text: str) -> Json:
-    """JSON where it is JSON; a plain word stands for itself."""
+def _with_parameter(order: WorkOrder, text: str) -> WorkOrder:
+    key, equals, value = text.partition("=")
+    keys = key.split(".")
+    if not equals or not all(keys):
+        raise wrong_words(f"--param {text!r} is not of the form KEY=JSON")
     try:
-        return strict(text.encode())
+        read = strict(value.encode())
     except (ValueError, RecursionError):
-        return text
+        read = value  # A plain word stands for itself.
+    return _replace(order, config=_replace(order.config, vendor=_nested(order.config.vendor, keys, read, text)))
 
 
 def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -> dict[str, Any]:
@@ -305,20 +264,67 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
-def _variables(args: Args, environ: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in args.env:
-        found |= _variable(text, environ, "--env")
-    return found
+# Settings of ours -----------------------------------------------------------------------------------------------------
 
 
-def _variable(text: str, environ: Mapping[str, str], source: str) -> dict[str, str]:
-    """One `K=V`, or `K` with our own value. Errors name the variable, never its value."""
+def _settings(args: Args, order: WorkOrder) -> dict[str, Json]:
+    """Return the members of `config.vendor.abp` that options stand for."""
+    shown = [*(order.abp("images") or ()), *msgspec.to_builtins(images(args.image))] if args.image else None
+    found: dict[str, Any] = {
+        "images": shown,
+        "isolation": args.isolation,
+        "fail_on": _fail_on(args.fail_on) if args.fail_on else None,
+        "lenient": args.lenient or None,
+        "pure": args.pure or None,
+        "checkpoints": "auto" if args.checkpoints else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def images(names: Sequence[str]) -> tuple[Image, ...]:
+    """Read pictures from files, `-` is stdin.
+
+    Raises:
+        ConfigError: `config_invalid`, one cannot be read or is none that a model takes, or they are too large.
+    """
+    bound = pictures.IMAGE_BYTES_MAX
+    return pictures.checked(
+        [pictures.image_from(streams.read_input(name, bound), streams.source(name)) for name in names]
+    )
+
+
+def _fail_on(given: Sequence[str]) -> list[Json]:
+    """Read the words of `--fail-on`: lists of findings, or `none`."""
+    words = [word.strip() for text in given for word in text.split(",")]
+    if words == ["none"]:
+        return []
+    if unknown := [word for word in words if word not in FINDINGS]:
+        hint = f"give some of {', '.join(FINDINGS)}, or only none"
+        raise wrong_words(f"--fail-on {unknown[0]!r} is not a finding", hint)
+    return list(dict.fromkeys(words))
+
+
+def server(text: str) -> Json:
+    """Read an MCP server, `NAME=COMMAND` or `NAME=URL`."""
     name, equals, value = text.partition("=")
-    if not name or "\0" in text:
-        raise wrong_words(f"{source}: a variable without a name")
-    if equals:
-        return {name: value}
-    if name not in environ:
-        raise wrong_words(f"{source}: {name!r} is not set here", f"{name}=VALUE gives one")
-    return {name: environ[name]}
+    if not (name.strip() and equals and value.strip()):
+        raise wrong_words(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
+    if value.startswith(("http://", "https://")):
+        return {"name": name, "url": value}
+    try:
+        command, *arguments = shlex.split(value)
+    except ValueError as error:
+        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}") from error
+    made: dict[str, Any] = {"name": name, "command": command}
+    return {**made, "args": arguments} if arguments else made
+
+
+def answer_schema(path: str) -> Json:
+    """Read the JSON Schema that an answer has to satisfy."""
+    try:
+        schema = strict(streams.read_input(path))
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"--schema {path}: not strict JSON ({error})") from error
+    if not isinstance(schema, dict):
+        raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
+    return schema

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,7 +20,6 @@ from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackplaneError
-from backplane.protocol import strict
 from backplane.receipts.store import Store
 from backplane.runtime import backends, hooks, replay
 from backplane.view.values import as_object
@@ -128,7 +127,7 @@ def run(args: Args) -> int:
     if args.dry_run:
         return _dry_run(args, name, work, settings, environ, home)
     backend, attempts = _choose(args, name, work, settings, environ, home)
-    with ExitStack() as opened, order.told_without(work.config.env):
+    with ExitStack() as opened, order.redacted(work.config.env):
         receipt, patch, run_id = (
             opened.enter_context(closing(ResultFile(file, stdout_taken=args.json))) if file is not None else None
             for file in (args.receipt, args.patch, args.run_id_file)
@@ -216,33 +215,27 @@ def _router_asked(args: Args) -> dict[str, Json]:
 
 
 def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
-    """Return the members of `config.vendor.abp` that options stand for: the conversation, and what agents heed of it.
+    """Return the members of `config.vendor.abp` that are about the conversation.
 
     Args:
         home: the state folder, in which `last` is looked up.
-        backend: the name of the backend that the run is on; `last` is its last conversation.
+        backend: the name of the run's backend.
 
     Raises:
-        ConfigError: `usage_invalid`, two options exclude each other; `config_invalid`, a file or conversation
-            is not there.
+        ConfigError: `config_invalid`, a file or conversation is missing.
     """
     found: dict[str, Json] = {}
-    session = _session(args, home, backend)
-    if session:
-        found["session"] = session
+    if args.resume is not None:
+        found["session"] = {"resume": _last(home, backend) if args.resume == LAST else args.resume}
+    elif args.keep:
+        found["session"] = {"keep": True}
     if args.schema is not None:
-        found["output_schema"] = _schema(args.schema)
+        found["output_schema"] = order.answer_schema(args.schema)
     if args.mcp:
-        found["mcp_servers"] = [_server(text) for text in args.mcp]
+        found["mcp_servers"] = [order.server(text) for text in args.mcp]
     if args.tag:
         found["tags"] = list(dict.fromkeys(args.tag))
     return found
-
-
-def _session(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
-    if args.resume is None:
-        return {"keep": True} if args.keep else {}
-    return {"resume": _last(home, backend) if args.resume == LAST else args.resume}
 
 
 def _last(home: Path, backend: str | None) -> str:
@@ -260,32 +253,6 @@ def _last(home: Path, backend: str | None) -> str:
                     return str(kept["id"])
     fact = f"no conversation with {backend or 'a command'} is kept here"
     raise wrong(fact, "run with --keep first; its output names the conversation")
-
-
-def _schema(path: str) -> Json:
-    try:
-        schema = strict(streams.read_input(path))
-    except (ValueError, RecursionError) as error:
-        raise wrong(f"--schema {path}: not strict JSON ({error})") from error
-    if not isinstance(schema, dict):
-        raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
-    return schema
-
-
-def _server(text: str) -> Json:
-    """Read `NAME=COMMAND` or `NAME=URL`."""
-    name, equals, value = text.partition("=")
-    form = wrong_words(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
-    if not (name.strip() and equals and value.strip()):
-        raise form
-    if value.startswith(("http://", "https://")):
-        return {"name": name, "url": value}
-    try:
-        command, *arguments = shlex.split(value)
-    except ValueError as error:
-        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}") from error
-    made: dict[str, Any] = {"name": name, "command": command}
-    return {**made, "args": arguments} if arguments else made
 
 
 def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
