@@ -13,8 +13,10 @@ FOLDER: Final = "comparisons"
 """Folder in the state folder with one file for each comparison, `ID.json`."""
 
 
-def drawn(found: Comparison, run_id: str) -> Html:
-    """Draw a row for each side, what the data says, and the other runs."""
+def drawn(found: Comparison | None, run_id: str) -> Html:
+    """Draw a row for each side, what the data says, and the other runs; nothing without a comparison."""
+    if found is None:
+        return Html("")
     cells = [
         (
             one.side,

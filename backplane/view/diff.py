@@ -14,6 +14,9 @@ FILES_MAX: Final = 10_000
 """Files that are told apart; the receipt counts a larger patch."""
 
 
+_HUNK: Final = re.compile(r"@@ -[0-9]+(?:,([0-9]{1,9}))? \+[0-9]+(?:,([0-9]{1,9}))? @@")
+
+
 class Line(msgspec.Struct, frozen=True):
     """One line of a patch."""
 
@@ -43,23 +46,11 @@ def lines(patch: Iterable[str]) -> Iterator[Line]:
             left_new -= mark in ("+", " ", "")
             yield Line({"+": "added", "-": "removed"}.get(mark, "same"), text)  # type: ignore[arg-type]
         elif text.startswith("@@"):
-            left_old, left_new = _sizes(text)
+            if hunk := _HUNK.match(text):
+                left_old, left_new = int(hunk[1] or 1), int(hunk[2] or 1)
             yield Line("hunk", text)
         else:
             yield Line("file" if text.startswith("diff --git ") else "meta", text)
-
-
-def _sizes(hunk: str) -> tuple[int, int]:
-    """Return the lines of the old and the new file in a hunk `@@ -1,2 +3,4 @@`; 0 if it is malformed."""
-    words = hunk.split(" ")
-    return _size(words, 1, "-"), _size(words, 2, "+")
-
-
-def _size(words: list[str], place: int, mark: str) -> int:
-    if len(words) <= place or not words[place].startswith(mark):
-        return 0
-    _, comma, size = words[place].partition(",")
-    return int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0 if comma else 1
 
 
 def changes(patch: Iterable[str], *, lines_max: int = 0) -> list[FileChange]:

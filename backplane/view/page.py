@@ -206,10 +206,6 @@ def _said(run: Shown) -> Html:
     return tag("div", said(message), class_="message") if message else NOTHING
 
 
-def _compared(run: Shown) -> Html:
-    return compared.drawn(run.compared, run.picture.run_id) if run.compared is not None else NOTHING
-
-
 def _changed(run: Shown) -> Html:
     """Draw the patch, each file folded or not."""
     drawn, shown = [], 0
@@ -301,7 +297,7 @@ def _enforcement(run: Shown) -> Html:
         return NOTHING
     kinds = {**as_object(found.get("kinds")), "model's key": run.added.get("key_proxy")}
     layers = [
-        {"what": name, "why": "", **kind, "what_it_leaves_open": kind.get("gap") or kind.get("why")}
+        {"what": name, **kind, "what_it_leaves_open": kind.get("gap") or kind.get("why")}
         for name, kind in kinds.items()
         if isinstance(kind, dict)
     ]
@@ -318,13 +314,9 @@ def _enforcement(run: Shown) -> Html:
 
 def _members(rows: Sequence[object], names: str, label: str) -> Html:
     """Draw a table of objects with a column for each of these members; nothing without an object."""
-    columns = names.split()
-    cells = [[text(_shown(as_object(row).get(name))) for name in columns] for row in rows[:ROWS_MAX]]
+    columns, objects = names.split(), [as_object(row) for row in rows[:ROWS_MAX]]
+    cells = [[NOTHING if row.get(name) is None else text(row[name]) for name in columns] for row in objects]
     return table((name.replace("_", " ") for name in columns), cells, label) if cells else NOTHING
-
-
-def _shown(value: object) -> object:
-    return "" if value is None else value
 
 
 def _receipt(run: Shown) -> Html:
@@ -340,7 +332,7 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
     "why": ("Why", _why),
     "now": ("Now", _now),
     "said": ("What it said", _said),
-    "compared": ("Compared", _compared),
+    "compared": ("Compared", lambda run: compared.drawn(run.compared, run.picture.run_id)),
     "changed": ("What it changed", _changed),
     "time": ("When", _time),
     "story": ("What happened", _story),
