@@ -30,7 +30,7 @@
   }
 
   // The list: one loop. A new look ends the one before it, whose answer is dropped.
-  let looks = null, timer = 0;
+  let looks = null, timer = 0, isLost = false;
   function look(wait) {
     clearTimeout(timer);
     looks?.abort();
@@ -40,8 +40,11 @@
         const [text, state, sort] = fields.map((field) => field.value);
         const answer = await ask(`/api/runs?${new URLSearchParams({ text, state, sort })}`, { signal: mine.signal });
         const told = await answer.json();
-        if (mine === looks) { note.textContent = ''; draw(told); }
-      } catch (error) { if (mine === looks) note.textContent = error.message; }
+        if (mine !== looks) return;
+        if (isLost) note.textContent = '';
+        isLost = false;
+        draw(told);
+      } catch (error) { if (mine === looks) { isLost = true; note.textContent = error.message; } }
       if (mine === looks) look(2000);
     }, wait);
   }
@@ -52,12 +55,12 @@
     $('counts').textContent = [waits && `${waits} waiting`, live - waits && `${live - waits} running`]
       .filter(Boolean).join(' · ');
     if (html !== drawn) {
-      const focused = list.contains(document.activeElement) && document.activeElement.id;
+      const focused = list.contains(document.activeElement) ? document.activeElement.id : '';
       list.innerHTML = drawn = html;
-      if (focused) $(focused)?.focus({ preventScroll: true });
+      $(focused)?.focus({ preventScroll: true });
     }
     for (const link of list.querySelectorAll('a')) {
-      link.pathname === location.pathname ? link.setAttribute('aria-current', 'true') : link.removeAttribute('aria-current');
+      link.setAttribute('aria-current', String(link.pathname === location.pathname));
     }
   }
 
@@ -101,7 +104,7 @@
     if (told.names) main.scrollTop = top; else if (atEnd && !told.over) main.scrollTop = main.scrollHeight;
   }
   function put(at, html) {
-    const story = section('story'), box = story.lastElementChild || story;
+    const story = section('story');
     if (!story.firstChild) story.innerHTML = '<h2>What happened</h2><div class="rows"></div>';
     const made = document.createElement('template');
     made.innerHTML = html;
@@ -157,7 +160,6 @@
     if (!token) {
       tabs.postMessage('wanted');
       note.textContent = 'Open the address that the terminal printed: it has the token.';
-      desk.classList.add('open');
       return;
     }
     look(0);
@@ -184,7 +186,7 @@
   function move(step) {
     const links = [...list.querySelectorAll('a')];
     const at = links.findIndex((one) => one === document.activeElement);
-    const from = at < 0 ? links.findIndex((one) => one.hasAttribute('aria-current')) : at;
+    const from = at < 0 ? links.findIndex((one) => one.getAttribute('aria-current') === 'true') : at;
     links[Math.min(Math.max(from + step, 0), links.length - 1)]?.focus();
   }
   function press(key) {  // Not a question that came under the fingers just now.
@@ -192,7 +194,11 @@
   }
   document.addEventListener('keydown', (event) => {
     const inField = event.target.matches('input, select, textarea');
-    if (event.key === 'Escape' && inField) { event.target.value = ''; event.target.blur(); look(0); }
+    if (event.key === 'Escape' && event.target.matches('input')) {
+      event.target.value = '';
+      event.target.blur();
+      look(0);
+    }
     if (inField || event.ctrlKey || event.metaKey || event.altKey || $('help').open) return;
     const keys = {
       j: () => move(1), k: () => move(-1), a: () => press('a'), d: () => press('d'),

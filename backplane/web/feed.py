@@ -32,7 +32,7 @@ DIAGNOSIS_S: Final = 5.0
 SETTLED_S: Final = 2.0
 """Seconds after which a run without control plane is cut off, and not just being sealed."""
 PARTS_S: Final = 0.5
-"""Seconds between two drawings of a live run's parts; its rows come at once."""
+"""Seconds between two drawings of a live run's parts; its rows and questions come at once."""
 
 
 def _now_ms() -> int:
@@ -105,6 +105,7 @@ class Follower:
         self._tail = Tail(home / "runs" / run.run_id)
         self._picture, self._story = Picture(run_id=run.run_id), Story()
         self._sent: dict[str, object] = {}
+        self._asks: list[str] = []
         self._diagnosis: Diagnosis | None = None
         self._diagnosed_s = self._drawn_s = 0.0
         self._live_s = time.monotonic()
@@ -121,8 +122,9 @@ class Follower:
         self.is_live = is_live(self._home, self._run.run_id)
         self._live_s = now_s if self.is_live else self._live_s
         line: dict[str, Any] = {} if self._sent else {"names": ["head", "asks", "acts", *list(PARTS)[1:]]}
-        if now_s - self._drawn_s >= PARTS_S or (is_read and not self.is_live):
-            self._drawn_s = now_s
+        asks = list(self._picture.open_asks)
+        if now_s - self._drawn_s >= PARTS_S or asks != self._asks or (is_read and not self.is_live):
+            self._drawn_s, self._asks = now_s, asks
             with Store.open(self._home, readonly=True) as store:
                 made = self._parts(store, is_read=is_read)
             line |= {name: value for name, value in made.items() if self._sent.get(name) != value}
