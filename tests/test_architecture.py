@@ -94,8 +94,8 @@ ROOMS = {
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
         "scale schemas workspace"
     ),
-    "shown": f"{SHAPES} process process.table receipts routing view",
-    "web": f"{SHAPES} receipts runtime shown view workspace",
+    "view.load": f"{SHAPES} process process.table receipts routing view",
+    "web": f"{SHAPES} receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
@@ -103,8 +103,8 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
         "receipts.build receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale schemas serve shown telemetry tools upstream upstream.cost upstream.presets "
-        "view web workspace"
+        "sandbox.credentials scale schemas serve telemetry tools upstream upstream.cost upstream.presets "
+        "view view.load web workspace"
     ),
     "__main__": "cli",
 }

@@ -24,7 +24,7 @@ from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
-from backplane.shown import picture_of
+from backplane.view.load import picture_of
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
 from tests.in_process import in_process
 from tests.receipt_writer import ORDER, delta, line

@@ -6,8 +6,8 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.receipts.memory import find
-from backplane.shown.report import shown_of
 from backplane.view import page, summary
+from backplane.view.load import shown_of
 from backplane.view.omit import OMISSIBLE, Omission
 from backplane.view.rows import ROWS_MAX, Story
 

@@ -12,9 +12,9 @@ from backplane.cli.command import Args, Parser, open_store
 from backplane.cli.console import Look, names
 from backplane.cli.runs import ID_CHARS, state_of
 from backplane.receipts.memory import Remembered, find
-from backplane.shown import picture_of
 from backplane.view.diff import changes
 from backplane.view.figures import ago, count, lasting, milliseconds, money
+from backplane.view.load import picture_of
 from backplane.view.values import as_list, as_object
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from backplane.cli.runs import ID_CHARS
 from backplane.errors import CODES, BackplaneError, ConfigError
 from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
-from backplane.shown import why
 from backplane.view.columns import fitted
 from backplane.view.figures import lasting
+from backplane.view.load import why
 from backplane.view.why import HEALTHY, Diagnosis, Evidence, Moment
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from backplane.receipts.tail import LOOK_S
 from backplane.runtime.door import AnswerCommand, CancelCommand, knock
 from backplane.runtime.results import Wish, apply_result, rewind_result
 from backplane.runtime.state import StateFolder
-from backplane.shown import picture_of
-from backplane.shown.report import shown_of
 from backplane.view import page
+from backplane.view.load import picture_of, shown_of
 from backplane.web import draw, feed
 
 BODY_S: Final = 10.0

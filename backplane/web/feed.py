@@ -16,8 +16,7 @@ from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.runtime.results import kept, violations
-from backplane.shown import diagnosis_of
-from backplane.shown.report import comparison_of, patch_of
+from backplane.view.load import comparison_of, diagnosis_of, patch_of
 from backplane.view.page import PARTS, Shown, draw_row, part, verdict
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.rows import Story

@@ -286,7 +286,7 @@ def test_without_a_collector_nothing_of_it_is_loaded(backplane_home: Path, tmp_p
     look = (
         "import atexit, sys; from backplane.cli import main; code = main(sys.argv[1:]); "
         "bad = [n for n in sys.modules if n.startswith(('opentelemetry', 'backplane.telemetry', 'backplane.view.why', "
-        "'backplane.process.snapshot', 'backplane.view.report'))]; print(bad, file=sys.stderr); sys.exit(code)"
+        "'backplane.process.snapshot', 'backplane.view.page'))]; print(bad, file=sys.stderr); sys.exit(code)"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     for words in (["run", "true", "--backend", "shell", "--json"], ["--help"]):

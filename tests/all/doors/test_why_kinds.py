@@ -31,8 +31,8 @@ from backplane.process.table import Process
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
-from backplane.shown import moment_of, picture_of, why
 from backplane.testing import Fault, Turn
+from backplane.view.load import moment_of, picture_of, why
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
 from hosts import mock
 from tests import test_why
@@ -371,7 +371,7 @@ def cli(folder: Path, *words: str, **env: str) -> str:
 def test_an_order_that_no_worker_takes(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
     needs_queue()
     (tmp_path / "work").mkdir()
-    id = cli(tmp_path, "submit", "make test", "-b", "shell", "--root", "work").strip()
+    id = cli(tmp_path, "queue", "submit", "make test", "-b", "shell", "--root", "work").strip()
     found = json.loads(cli(tmp_path, "why", id[:8], "--json"))
     assert (found["kind"], found["run_id"]) == ("queued", id)
 

@@ -1,0 +1,175 @@
+"""Read stored and live runs from the store and fold them for the views.
+
+The only module of this room that reads files, the clock or processes. Nothing in it writes or waits.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.contract.events import AgentEvent
+from backplane.errors import StoreError
+from backplane.process.snapshot import snapshot
+from backplane.receipts.journal import PATCH, WORDS, boot_id
+from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
+from backplane.receipts.recovery import is_run_id
+from backplane.receipts.store import Store
+from backplane.receipts.tail import Tail
+from backplane.receipts.trace import open_plain
+from backplane.routing.intervals import Comparison
+from backplane.view.compared import FOLDER as COMPARISONS
+from backplane.view.omit import Omission
+from backplane.view.page import Shown
+from backplane.view.picture import Picture
+from backplane.view.rows import Story
+from backplane.view.why import Diagnosis, Evidence, Moment, diagnose
+
+WORDS_BYTES_MAX: Final = 64 * 1024
+"""Bytes read of a live host's stderr; `runtime` keeps fewer."""
+
+CHECKED_BYTES_MAX: Final = 32 << 20
+"""Longest trace whose hash is recomputed for a diagnosis; it takes 30 ms."""
+
+FILE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes read of a patch or a comparison; a page shows fewer, and a thousand runs compared are half a megabyte."""
+
+
+def picture_of(
+    store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None, omission: Omission | None = None
+) -> Picture:
+    """Return the picture of a run as it is now.
+
+    Args:
+        hear: also takes the run's events.
+        omission: removes content from facts, events and receipt before anything reads them (default: nothing).
+
+    Raises:
+        StoreError: `receipt_store_failed`, also where its content was pruned.
+    """
+    picture, receipt = Picture(run_id=run.run_id), None
+    omission = omission or Omission()
+    with closing(Tail(store.folder(run.run_id))) as tail:
+        for fact in tail.facts():
+            picture.begin(omission.fact(fact))
+        if run.state == "ended":
+            receipt = store.load(run.run_id)
+        live = (event for batch in iter(tail.events, []) for event in batch)
+        for event in map(omission.of, receipt.trace if receipt is not None else live):
+            picture.take(event)
+            if hear is not None:
+                hear(event)
+    if receipt is not None:
+        picture.end(receipt)
+        picture.ended = omission.of(picture.ended)
+    return picture
+
+
+def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omission: Omission | None = None) -> Shown:
+    """Return a run as its page draws it.
+
+    Args:
+        rows: takes the run's events (default: the first rows, cut).
+        omission: removes content from everything that is read (default: nothing).
+
+    Raises:
+        StoreError: as `picture_of`.
+    """
+    rows, omission = rows if rows is not None else Story(), omission or Omission()
+    picture = picture_of(store, run, rows.take, omission)
+    return Shown(
+        picture=picture,
+        state=run.state,
+        diagnosis=omission.of(diagnosis_of(store, picture, run)),
+        rows=rows,
+        patch=omission.of(patch_of(store, run.run_id)),
+        compared=omission.of(comparison_of(store, picture)),
+    )
+
+
+def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosis], Moment] | None = None) -> Diagnosis:
+    """Return what a run waits for or why it failed, even if its receipt cannot be read any more.
+
+    Args:
+        more: returns the moment with what else is known for the kind found, or the same moment.
+
+    Raises:
+        StoreError: `receipt_store_failed`: pruned, or the disk fails.
+    """
+    if run.reason == UNFOLLOWED and run.queued is not None:
+        verdict = "the command that followed it here has ended; the order goes on without it"
+        evidence, step = (Evidence(f"order {run.queued} of a queue"),), f"{follow_step(run.queued)} [--engine URL]"
+        return Diagnosis(
+            run_id=run.run_id, kind="interrupted", sure=True, verdict=verdict, since_ms=None, evidence=evidence,
+            next=(step,),
+        )  # fmt: skip
+    try:
+        picture = picture_of(store, run)
+        moment = moment_of(store, picture, run)
+    except StoreError as error:
+        faults = tuple(one.fact for one in store.verify(run.run_id)) if run.state == "ended" else ()
+        if not faults:
+            raise
+        picture = Picture(run_id=run.run_id)
+        moment = Moment(now_ms=0, state="ended", faults=(error.message, *faults))
+    found = diagnose(picture, moment)
+    fuller = more(picture, moment, found) if more is not None else moment
+    return found if fuller is moment else diagnose(picture, fuller)
+
+
+def diagnosis_of(store: Store, picture: Picture, run: Remembered) -> Diagnosis:
+    """Return what a run waits for now, or why it failed; raises as `moment_of`."""
+    return diagnose(picture, moment_of(store, picture, run))
+
+
+def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
+    """Return what is known of a run beside its journal and receipt. Blocks for two looks at a live run's processes.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    host, faults = picture.host, list[str]()
+    if run.state == "ended" and store.find(run.run_id).trace_bytes <= CHECKED_BYTES_MAX:
+        faults = [one.fact for one in store.verify(run.run_id)]
+    return Moment(
+        now_ms=time.time_ns() // 1_000_000,
+        state=run.state,
+        boot_id=boot_id(),
+        processes=snapshot(host.pid, host.start) if run.state == "live" and host is not None else (),
+        words=_text(store.folder(run.run_id) / WORDS, WORDS_BYTES_MAX) or "" if run.state != "ended" else "",
+        free_bytes=shutil.disk_usage(store.home).free if run.state == "cut_off" else None,
+        faults=tuple(faults),
+    )
+
+
+def patch_of(store: Store, run_id: str) -> str | None:
+    """Return the beginning of a run's patch, or None if it was pruned or is empty."""
+    return _text(store.folder(run_id) / PATCH, FILE_BYTES_MAX)
+
+
+def comparison_of(store: Store, picture: Picture) -> Comparison | None:
+    """Return the comparison that a run was part of, or None if there is none or it broke off."""
+    named = picture.ended.added.get("compare") if picture.ended is not None else None
+    id = named.get("id") if isinstance(named, dict) else None
+    if not isinstance(id, str) or not is_run_id(id):
+        return None
+    try:
+        return msgspec.json.decode(
+            _text(store.home / COMPARISONS / f"{id}.json", FILE_BYTES_MAX) or "", type=Comparison
+        )
+    except msgspec.MsgspecError:
+        return None
+
+
+def _text(path: Path, bytes_max: int) -> str | None:
+    try:
+        with open_plain(path) as file:
+            return file.read(bytes_max).decode("utf-8", "replace")
+    except OSError:
+        return None
