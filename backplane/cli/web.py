@@ -31,7 +31,7 @@ def run(args: Args) -> int:
         from backplane.web import server
     except ModuleNotFoundError as error:
         raise wrong(f"the desk needs {error.name}, which is not installed", install_hint("web")) from error
-    can = "read" if args.read_only else "read and answer"
+    can = "read" if args.read_only else "read, answer and apply"
 
     def say(address: str, once: str) -> None:
         streams.write(f"{address}\nthis address lets its reader {can} runs here; Ctrl-C ends the server\n")

@@ -98,9 +98,12 @@ class Routes:
         return _json(await anyio.to_thread.run_sync(self._listing.look, words, sort, state))
 
     async def _rows(self, request: Request) -> Response:
-        with Store.open(self._home, readonly=True) as store:
-            run = find(store, _id(request))
+        run = await anyio.to_thread.run_sync(self._find, _id(request))
         return StreamingResponse(self._lines(run), media_type="application/x-ndjson")
+
+    def _find(self, run_id: str) -> Remembered:
+        with Store.open(self._home, readonly=True) as store:
+            return find(store, run_id)
 
     async def _lines(self, run: Remembered) -> AsyncIterator[bytes]:
         with closing(feed.Follower(self._home, run, read_only=self._read_only)) as follower:

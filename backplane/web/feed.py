@@ -106,8 +106,8 @@ class Follower:
         self._sent: dict[str, object] = {}
         self._asks: list[str] = []
         self._diagnosis: Diagnosis | None = None
-        self._diagnosed_s = self._drawn_s = 0.0
-        self._live_s = time.monotonic()
+        self._drawn_s = 0.0
+        self._diagnosed_s = self._live_s = time.monotonic()
         """When it was seen alive last."""
         self.is_live, self.is_over = True, False
 
