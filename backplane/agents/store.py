@@ -10,17 +10,15 @@ import fnmatch
 import importlib
 import os
 import stat
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from backplane import ir
-from backplane.agents.events import mapping, mappings
+from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
     AgentMessage,
@@ -34,10 +32,8 @@ from backplane.contract.conversation import (
 from backplane.dialects import dialect
 from backplane.errors import ConfigError, TranslationError
 
-STORES: Final[dict[str, str]] = {
-    name: f"backplane.agents.{name}.store" for name in ("claude", "codex", "gemini", "copilot", "kimi", "opencode")
-}
-"""Vendor → its module. A seventh is one more name and one more file."""
+STORES: Final[dict[str, str]] = {name: f"backplane.agents.{name}.store" for name in ("claude", "codex")}
+"""Vendor → its module. A third is one more name and one more file."""
 
 FILE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Of one conversation's file or database: Claude Code keeps each request beside what was said, some 150 KB a turn."""
@@ -62,14 +58,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """What was there and is not among the messages, told once each."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a conversation lies."""
-
-    path: Path
-    id: str | None = None
-    """Which one of a database; None is the newest."""
-
-
 class StoredHead(msgspec.Struct, frozen=True):
     """What a conversation says of itself."""
 
@@ -78,33 +66,17 @@ class StoredHead(msgspec.Struct, frozen=True):
     model: str | None
 
 
-def _new_uuid() -> str:
-    return str(uuid.uuid4())
-
-
 class VendorStore(msgspec.Struct, frozen=True, kw_only=True):
-    """How one vendor's program keeps conversations, and how one is written for it."""
+    """How one vendor's program keeps conversations."""
 
     home: tuple[str, ...]
     """The variable that names its folder, the folder below the user's home without that, and what is below either."""
     files: tuple[str, ...]
     """Patterns of a conversation's path below its folder."""
     id_of: Callable[[Path], str]
-    """The id that a conversation's path names; it may be found without its `prefix`."""
-    prefix: str = ""
-    choose: Callable[[list[Path], str], Place | None] | None = None
-    """Chooses among the files, the newest first, by the beginning of an id; None takes the newest that fits."""
-    read: Callable[[Place, Talk], StoredHead]
+    """The id that a conversation's path names."""
+    read: Callable[[Path, Talk], StoredHead]
     """Reads one into a talk. Raises ConfigError: `config_invalid`."""
-    dialect: str
-    """Of the request whose messages are written."""
-    write: Callable[..., list[dict[str, Any]]]
-    """Makes the rows of a request: `write(request, id, root=…, now_ns=…)`."""
-    files_of: Callable[..., dict[Path, bytes]]
-    """Says where its program looks for these rows, and what has to lie beside them; nothing where it alone writes."""
-    new_id: Callable[[], str] = _new_uuid
-    takes_in: str | None = None
-    """The vendor's own command for a file, where it alone writes its store."""
 
     def folder(self, environ: Mapping[str, str]) -> Path:
         """Return the folder of the store."""
@@ -112,15 +84,11 @@ class VendorStore(msgspec.Struct, frozen=True, kw_only=True):
         named = environ.get(variable)
         return Path(named or Path(environ.get("HOME") or os.path.expanduser("~"), default), *below)
 
-    def find(self, home: Path, id: str) -> Place | None:
+    def find(self, home: Path, id: str) -> Path | None:
         """Return the newest conversation whose id begins so."""
         # What is named may be the folder around the store.
         found = files(home, *self.files) or files(home, *self.home[2:], *self.files)
-        if self.choose is not None:
-            return self.choose(found, id)
-        wanted = id.removeprefix(self.prefix)
-        own = (path for path in found if self.id_of(path).removeprefix(self.prefix).startswith(wanted))
-        return next((Place(path) for path in own), None)
+        return next((path for path in found if self.id_of(path).startswith(id)), None)
 
 
 def store_of(vendor: str, fact: str) -> VendorStore:
@@ -152,14 +120,14 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     place = _place(vendor, store, name, environ)
     head, messages = store.read(place, talk), talk.messages
     if not messages:
-        raise ConfigError("config_invalid", f"{place.path}: nothing was said in it", hint="name another conversation")
+        raise ConfigError("config_invalid", f"{place}: nothing was said in it", hint="name another conversation")
     return Stored(vendor=vendor, id=head.id, root=head.root, model=head.model, messages=messages, losses=talk.losses)
 
 
-def _place(vendor: str, store: VendorStore, name: str, environ: Mapping[str, str]) -> Place:
+def _place(vendor: str, store: VendorStore, name: str, environ: Mapping[str, str]) -> Path:
     path = Path(name)
     if name != LAST and not path.is_dir() and (os.sep in name or path.is_file()):
-        return Place(path)
+        return path
     home = path if name != LAST and path.is_dir() else store.folder(environ)
     wanted = "" if name == LAST or home == path else name
     found = store.find(home, wanted)
@@ -351,13 +319,6 @@ class Talk:
         if prompts > 0 and users:
             self.cut(users[-min(prompts, len(users))], UNDONE)
 
-    def order_results(self) -> None:
-        """Put results that follow each other into the order of their calls."""
-        places, made = {id: place for place, id in enumerate(self._known)}, list[Message]()
-        for _, group in groupby(self.messages, lambda message: isinstance(message, ToolResultMessage)):
-            made += sorted(group, key=lambda one: places.get(getattr(one, "tool_call_id", ""), 0))
-        self._made = made
-
     def _flush(self) -> None:
         if self._has_said:
             self._made.append(self._last())
@@ -401,46 +362,6 @@ def unknown(kind: object) -> str:
 def text_of(value: Json) -> str:
     """Return a value as text."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def arguments_of(text: object) -> Json:
-    """Return a call's arguments from their JSON; the text itself where it is none."""
-    try:
-        return msgspec.json.decode(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return text
-
-
-def image_of(address: object, media_type: object = None) -> Image | None:
-    """Read a picture's address, a `data:` one too; None where it is none."""
-    if not isinstance(address, str):
-        return None
-    kind = media_type if isinstance(media_type, str) else None
-    head, comma, data = address.partition(",")
-    if head.startswith("data:") and comma and head.endswith(";base64"):
-        return Image(media_type=head[5:-7] or kind, data=data)
-    return Image(media_type=kind, url=address)
-
-
-def address_of(image: Image) -> str:
-    """Return a picture's address, a `data:` one where it has none."""
-    return image.url if image.url is not None else f"data:{image.media_type};base64,{image.data}"
-
-
-def text_and_images(content: object) -> tuple[str, list[Image]]:
-    """Return the words of a message's content in the dialect `openai`, and the pictures in it."""
-    if not isinstance(content, list):
-        return str(content or ""), []
-    words = "\n\n".join(str(part.get("text")) for part in mappings(content) if part.get("type") == "text")
-    shown = (image_of(inner(part, "image_url").get("url")) for part in mappings(content))
-    return words, [image for image in shown if image is not None]
-
-
-def calls_of(message: Mapping[str, Any]) -> list[tuple[str, str, Json]]:
-    """Return id, name and arguments of the calls of a message in the dialect `openai`."""
-    calls = mappings(message.get("tool_calls"))
-    functions = [(str(call.get("id")), inner(call, "function")) for call in calls]
-    return [(id, str(one.get("name")), arguments_of(one.get("arguments"))) for id, one in functions]
 
 
 def said_of(value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Sessions from vendors' own stores, and into them: data alone is carried, and what is not is listed.
+"""Sessions from vendors' own stores: only data is carried, and what is left out is listed.
 
 What comes in was said elsewhere: no call of it is run, no approval or policy of it counts, and its proofs go back to
 nobody, as the account that they were made for is not known.
@@ -6,32 +6,23 @@ nobody, as the account that they were made for is not known.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from backplane.agents.spec import neutral
-from backplane.agents.store import Stored, read_stored, store_of
+from backplane.agents.store import Stored, read_stored
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
-    AgentMessage,
     Message,
     SessionFile,
     SessionTurn,
     UserMessage,
     unresolved,
 )
-from backplane.dialects import dialect
-from backplane.dialects.pairing import paired
-from backplane.errors import BackendError, ConfigError
-from backplane.ir import Conversation
 from backplane.providers import store
-from backplane.providers.orders import without_proofs
 from backplane.redact.secrets import Redactor
 
 IMPORTED: Final = "import:"
@@ -83,77 +74,3 @@ def _turns(stored: Stored) -> tuple[SessionTurn, ...]:
         )
         for group in groups
     )
-
-
-class Written(msgspec.Struct, frozen=True):
-    """A session in a vendor's form."""
-
-    id: str
-    """The vendor's own, made for it."""
-    data: bytes
-    files: dict[Path, bytes]
-    """Where its program looks for it, and what lies beside it; empty where its own program alone writes its store."""
-    takes_in: str | None
-    """The vendor's own command for a file, where there is one."""
-    losses: tuple[str, ...]
-
-
-def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root: str) -> Written:
-    """Write a session in the form that a vendor's program keeps; blocking only where it looks for the store.
-
-    Args:
-        root: the folder that the program is to go on in.
-
-    Raises:
-        ConfigError: `config_invalid`, there is no such vendor, or nothing was said.
-    """
-    theirs = store_of(vendor, "a conversation cannot be put into the store of {}")
-    messages = tuple(message for turn in file.turns[file.cleared :] for message in turn.messages)
-    if not messages:
-        raise ConfigError("config_invalid", f"nothing was said in the session {file.id}", hint="`sessions show ID`")
-    bare = tuple(
-        msgspec.structs.replace(without_proofs(message), thinking=()) if isinstance(message, AgentMessage) else message
-        for message in messages
-    )
-    losses = [] if bare == messages else ["dropped: thinking and proofs, which only go back to who made them"]
-    losses += ["dropped: system_prompt, the program has its own"] if file.system_prompt else []
-    repaired = paired(Conversation(dialect=theirs.dialect, messages=neutral(bare)))
-    written = dialect(theirs.dialect).from_ir(repaired.value)
-    lost = {loss.reason for loss in (*repaired.losses, *written.losses) if loss.is_material and loss.code != "required"}
-    now, id = time.time_ns(), theirs.new_id()
-    rows = theirs.write(written.value, id, root=root, now_ns=now)
-    data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-    files = theirs.files_of(theirs.folder(environ), data, id, root=root, now_ns=now)
-    said = (*losses, *(f"dropped: {reason}" for reason in sorted(lost)))
-    return Written(id, data, files, theirs.takes_in, said)
-
-
-def into_store(written: Written) -> None:
-    """Put a session where its vendor's program looks for it; never over a file.
-
-    Raises:
-        BackendError: `capability_unsupported`, its program alone writes its store.
-        ConfigError: see `put`.
-    """
-    if not written.files:
-        fact = "its store is a database that its own program alone writes"
-        raise BackendError("capability_unsupported", fact, hint=f"export to a FILE, then: {written.takes_in}")
-    for path, data in reversed(written.files.items()):  # The conversation last: what it needs is there then.
-        put(data, path)
-
-
-def put(data: bytes, path: Path) -> None:
-    """Write a new file, mode 0600; never over one that is there.
-
-    Raises:
-        ConfigError: `config_invalid`, there is one, or it cannot be written.
-    """
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        fact = f"{path}: {error.strerror}"
-        hint = "name a file that is not there yet" if path.exists() else "name a file where this user can write"
-        raise ConfigError("config_invalid", fact, hint=hint) from error
-    with open(fd, "wb") as out:
-        out.write(data)

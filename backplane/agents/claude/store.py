@@ -8,8 +8,6 @@ from the last row to the first, but belong to the conversation.
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +18,6 @@ from backplane.agents.store import (
     NOTES,
     SUMMED,
     UNDONE,
-    Place,
     StoredHead,
     Talk,
     VendorStore,
@@ -29,7 +26,6 @@ from backplane.agents.store import (
     said_of,
     unknown,
 )
-from backplane.contract.canonical import timestamp_at
 
 VERSIONS: Final = "2."
 _BESIDE: Final = frozenset(
@@ -42,15 +38,15 @@ _BESIDE: Final = frozenset(
 """Kinds of rows in which nobody says anything to the model: bookkeeping, titles, and the program's own requests."""
 
 
-def read(place: Place, talk: Talk) -> StoredHead:
+def read(path: Path, talk: Talk) -> StoredHead:
     kept, parents = list[dict[str, Any]](), dict[str, str | None]()
-    for row in rows(place.path, talk):
+    for row in rows(path, talk):
         kind, id = row.get("type"), row.get("uuid")
         if isinstance(id, str):
             parents[id] = said_of(row.get("parentUuid"))
         if kind in ("user", "assistant"):
             if not kept:
-                require_known(place.path, "Claude Code", row.get("version"), VERSIONS)
+                require_known(path, "Claude Code", row.get("version"), VERSIONS)
             kept.append(row)
         elif kind in ("attachment", "system"):
             talk.drop(NOTES)
@@ -69,7 +65,7 @@ def read(place: Place, talk: Talk) -> StoredHead:
             model = said_of(message.get("model")) or model
             talk.take("claude", "messages", {"role": row["type"], "content": message.get("content")})
     first = kept[0] if kept else {}
-    return StoredHead(said_of(first.get("sessionId")) or place.path.stem, said_of(first.get("cwd")), model)
+    return StoredHead(said_of(first.get("sessionId")) or path.stem, said_of(first.get("cwd")), model)
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
@@ -117,41 +113,9 @@ def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[s
     return str(row.get("timestamp")) < str(first.get("timestamp"))
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-VERSION: Final = "2.1.330"
-"""Of the program whose form is written."""
-
-
-def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
-    """Return where the program looks for it when it works in this folder."""
-    return {home / "projects" / re.sub(r"[^A-Za-z0-9]", "-", root) / f"{id}.jsonl": data}
-
-
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
-    lines, parent = list[dict[str, Any]](), None
-    for message in document["messages"]:
-        own = str(uuid.uuid4())
-        if message["role"] == "assistant":
-            said: dict[str, Any] = {"id": f"msg_{own}", "type": "message", "model": "imported", **message}
-            said |= {"stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
-        else:
-            said = {"role": "user", "content": message["content"]}
-        row = {
-            "parentUuid": parent, "isSidechain": False, "userType": "external", "cwd": root, "sessionId": id,
-            "version": VERSION, "type": said["role"], "message": said, "uuid": own, "timestamp": timestamp_at(now_ns),
-        }  # fmt: skip
-        lines.append(row)
-        parent = own
-    return lines
-
-
 STORE: Final = VendorStore(
     home=("CLAUDE_CONFIG_DIR", ".claude"),
     files=("projects", "*", "*.jsonl"),
     id_of=lambda path: path.stem,
     read=read,
-    dialect="claude",
-    write=write,
-    files_of=files_of,
 )

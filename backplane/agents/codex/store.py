@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +13,6 @@ from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.store import (
     NOTES,
     SUMMED,
-    Place,
     StoredHead,
     Talk,
     VendorStore,
@@ -25,7 +22,6 @@ from backplane.agents.store import (
     said_of,
     unknown,
 )
-from backplane.contract.canonical import timestamp_at
 
 VERSIONS: Final = "0."
 _BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
@@ -33,13 +29,13 @@ _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md in
 """How words begin that the program itself puts in; newer versions say it beside them."""
 
 
-def read(place: Place, talk: Talk) -> StoredHead:
+def read(path: Path, talk: Talk) -> StoredHead:
     head, model = dict[str, Any](), None
-    for row in rows(place.path, talk):
+    for row in rows(path, talk):
         kind, body = row.get("type"), mapping(row.get("payload"))
         if kind == "session_meta" and not head:
             head = body
-            require_known(place.path, "Codex", body.get("cli_version"), VERSIONS)
+            require_known(path, "Codex", body.get("cli_version"), VERSIONS)
         elif kind == "response_item":
             _item(body, talk)
         elif kind == "compacted":
@@ -56,7 +52,7 @@ def read(place: Place, talk: Talk) -> StoredHead:
         elif kind not in _BESIDE and kind != "session_meta":
             talk.drop(unknown(kind))
     if not head:
-        require_known(place.path, "a program that says no version,", None, VERSIONS)
+        require_known(path, "a program that says no version,", None, VERSIONS)
     return StoredHead(str(head.get("id", "")), said_of(head.get("cwd")), model)
 
 
@@ -91,50 +87,9 @@ def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
     return any(text.startswith(_NOTED) for text in words)
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-VERSION: Final = "0.169.0"
-"""Of the program whose form is written."""
-
-
-def new_id() -> str:
-    """Make the id of a conversation: a UUID of version 7, which begins with the time."""
-    ms, noise = time.time_ns() // 1_000_000, uuid.uuid4().int
-    return str(uuid.UUID(int=ms << 80 | 7 << 76 | 2 << 62 | noise & (1 << 62) - 1))
-
-
-def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
-    """Return where the program looks for it."""
-    then = time.gmtime(now_ns // 10**9)
-    name = f"rollout-{time.strftime('%Y-%m-%dT%H-%M-%S', then)}-{id}.jsonl"
-    return {home / "sessions" / time.strftime("%Y/%m/%d", then) / name: data}
-
-
-def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> list[dict[str, Any]]:
-    then = timestamp_at(now_ns)
-    head = {
-        "id": id, "timestamp": then, "cwd": root, "cli_version": VERSION, "originator": "backplane", "source": "exec",
-    }  # fmt: skip
-    rows = [("session_meta", head), *(("response_item", _typed(item)) for item in document["input"])]
-    return [{"timestamp": then, "type": kind, "payload": payload} for kind, payload in rows]
-
-
-def _typed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as the program keeps it: messages say that they are, and have a list of parts."""
-    if "role" not in item:
-        return dict(item)
-    kind, content = "output_text" if item["role"] == "assistant" else "input_text", item["content"]
-    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
-    return {**item, "type": "message", "content": parts}
-
-
 STORE: Final = VendorStore(
     home=("CODEX_HOME", ".codex"),
     files=("sessions", "*", "*", "*", "rollout-*.jsonl"),
     id_of=lambda path: path.stem.split("-", 6)[-1],
     read=read,
-    dialect="codex",
-    write=write,
-    files_of=files_of,
-    new_id=new_id,
 )

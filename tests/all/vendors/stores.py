@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
-from tests.all.vendors.found import program, vendor
+from tests.all.vendors.found import vendor
 from tests.all.vendors.test_codex import adds
 
 WAIT_S = 240.0
@@ -54,74 +53,8 @@ def _codex(home: Path, server: ModelServer) -> dict[str, str]:
     return {"CODEX_HOME": str(home), "SCRIPTED_KEY": KEY}
 
 
-def _gemini(home: Path, server: ModelServer) -> dict[str, str]:
-    folder = home / ".gemini"
-    folder.mkdir(exist_ok=True)
-    general = {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 2}
-    security = {"auth": {"selectedType": "gemini-api-key"}}
-    off = {"privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled": False}}
-    (folder / "settings.json").write_text(json.dumps({"general": general, "security": security, **off}))
-    return {
-        "GEMINI_API_KEY": KEY,
-        "GOOGLE_GEMINI_BASE_URL": server.url,
-        "GEMINI_CLI_HOME": str(home),
-        "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        "GEMINI_TELEMETRY_ENABLED": "false",
-        "GEMINI_CLI_NO_RELAUNCH": "true",
-    }
-
-
-def _copilot(home: Path, server: ModelServer) -> dict[str, str]:
-    return {
-        "COPILOT_OFFLINE": "true",
-        "COPILOT_AUTO_UPDATE": "false",
-        "COPILOT_PROVIDER_BASE_URL": f"{server.url}/v1",
-        "COPILOT_PROVIDER_API_KEY": KEY,
-        "COPILOT_MODEL": "scripted-model",
-        "COPILOT_HOME": str(home),
-        "COPILOT_CACHE_HOME": str(_copilot_cache()),
-    }
-
-
-def _copilot_cache() -> Path:
-    from tests.all.vendors.test_copilot import CACHE
-
-    CACHE.mkdir(exist_ok=True)
-    return CACHE
-
-
-def _kimi(home: Path, server: ModelServer) -> dict[str, str]:
-    return {
-        "KIMI_CODE_HOME": str(home),
-        "KIMI_CODE_NO_AUTO_UPDATE": "1",
-        "KIMI_DISABLE_TELEMETRY": "1",
-        "KIMI_MODEL_NAME": "scripted-model",
-        "KIMI_MODEL_API_KEY": KEY,
-        "KIMI_MODEL_PROVIDER_TYPE": "openai",
-        "KIMI_MODEL_BASE_URL": f"{server.url}/v1",
-        "PATH": os.pathsep.join((str(program("rg").parent), os.environ["PATH"])),
-    }
-
-
-def _opencode(home: Path, server: ModelServer) -> dict[str, str]:
-    service = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{server.url}/v1", "apiKey": KEY},
-        "models": {"scripted-model": {}},
-    }
-    models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
-    off = dict.fromkeys(("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD"), "1")
-    folders = {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("DATA", "CONFIG", "STATE", "CACHE")}
-    return {
-        "OPENCODE_CONFIG_CONTENT": json.dumps({"provider": {"scripted": service}, **models}),
-        **{f"OPENCODE_DISABLE_{name}": value for name, value in off.items()},
-        **folders,
-    }
-
-
 _JSON = ("--output-format", "stream-json")
 _CLAUDE = (*_JSON, "--verbose", "--permission-mode", "acceptEdits", "--allowedTools", "Bash", "Write")
-_COPILOT = ("--output-format", "json", "--allow-all-tools", "--no-auto-update")
 
 VENDORS = {
     one.name: one
@@ -141,38 +74,6 @@ VENDORS = {
             lambda words, id: ["exec", "resume", id, "--json", "--skip-git-repo-check", words],
             lambda path, content: adds(Path(path).name, content).calls[0],
             lambda command: Call(name="exec_command", input={"cmd": command}),
-        ),
-        Vendor(
-            "gemini",
-            _gemini,
-            lambda words: ["-p", words, *_JSON, "--approval-mode", "yolo", "-m", "gemini-2.5-pro"],
-            lambda words, id: ["-p", words, "--resume", id, *_JSON, "--approval-mode", "yolo", "-m", "gemini-2.5-pro"],
-            lambda path, content: Call(name="write_file", input={"file_path": path, "content": content}),
-            lambda command: Call(name="run_shell_command", input={"command": command, "description": "a step"}),
-        ),
-        Vendor(
-            "copilot",
-            _copilot,
-            lambda words: ["-p", words, *_COPILOT],
-            lambda words, id: ["-p", words, f"--resume={id}", *_COPILOT],
-            lambda path, content: Call(name="create", input={"path": path, "file_text": content}),
-            lambda command: Call(name="bash", input={"command": command, "description": "a step"}),
-        ),
-        Vendor(
-            "kimi",
-            _kimi,
-            lambda words: ["-p", words, *_JSON],
-            lambda words, id: ["-p", words, "--session", id, *_JSON],
-            lambda path, content: Call(name="Write", input={"path": path, "content": content}),
-            lambda command: Call(name="Bash", input={"command": command}),
-        ),
-        Vendor(
-            "opencode",
-            _opencode,
-            lambda words: ["run", words, "--format", "json"],
-            lambda words, id: ["run", words, "--session", id, "--format", "json"],
-            lambda path, content: Call(name="write", input={"filePath": path, "content": content}),
-            lambda command: Call(name="bash", input={"command": command, "description": "a step"}),
         ),
     )
 }
@@ -213,9 +114,7 @@ class Store:
 
 def environ_of(vendor: Vendor, home: Path) -> dict[str, str]:
     """The variable that says where its store is."""
-    name = {"opencode": "XDG_DATA_HOME", "gemini": "GEMINI_CLI_HOME", "claude": "CLAUDE_CONFIG_DIR"}.get(vendor.name)
-    name = name or {"codex": "CODEX_HOME", "copilot": "COPILOT_HOME", "kimi": "KIMI_CODE_HOME"}[vendor.name]
-    return {name: str(home / "data" if vendor.name == "opencode" else home)}
+    return {{"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}[vendor.name]: str(home)}
 
 
 def script(turns: Sequence[Turn]) -> list[Turn]:
