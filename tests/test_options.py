@@ -29,6 +29,28 @@ def test_every_option_is_read_somewhere_on_the_command_line() -> None:
     assert sorted(name for name in known if not re.search(rf"\.{name}\b|\"{name}\"", sources)) == []
 
 
+# The shape of a command ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_a_module_with_these_four_names(name: str) -> None:
+    command = load(name)
+    assert command.HELP[0].isupper()
+    assert command.HELP.rstrip().endswith(".")
+    assert f"backplane {name}" in command.EXAMPLE
+    assert all(map(callable, (command.options, command.run)))
+
+
+def test_the_help_of_an_option_is_a_phrase_without_a_bare_default() -> None:
+    helps = {
+        f"{' '.join(path)} {(one.option_strings or [one.metavar])[-1]}": str(one.help)
+        for path, made in PARSERS.items()
+        for one in made._actions
+    }
+    wrong = [name for name, text in helps.items() if len(text.split()) < 2 or text.endswith((".", "(none)", "(.)"))]
+    assert wrong == []
+
+
 # Without another ------------------------------------------------------------------------------------------------------
 
 

@@ -97,7 +97,7 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
 
 
 def _verdict(finding: Finding) -> str:
-    """What was found of an ability, in words."""
+    """Say in words what a trial found about a capability."""
     from backplane.conform.matrix import CLAIMS
     from backplane.conform.trials import UNHEARD
 
@@ -113,7 +113,7 @@ def _verdict(finding: Finding) -> str:
 
 @contextmanager
 def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
-    """What to tell of each trial: all those of an agent take a minute, and a terminal says which one it is at."""
+    """Yield a function that shows the trial under way on a terminal: the trials of an agent take a minute."""
     try:
         yield lambda ability: streams.write(f"\r\x1b[K… {name}: {ability}") if shown else None
     finally:
@@ -121,7 +121,7 @@ def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
-    """What the document says, the manifest and the trials, for the backends that have at least two of them."""
+    """Print the document's level, the manifest's and the trial's, for the backends that have at least two of them."""
     from backplane.conform import matrix, trials
 
     home = config.home_path(environ)

@@ -1,4 +1,4 @@
-"""What the command modules share: argparse with our errors and help, and the settings and store that commands open.
+"""Shared parts of the command modules: argparse with our errors and help, the settings, and the store.
 
 A command is a module with `HELP`, `EXAMPLE`, `options(p)` and `run(args)`; `INDEX` in `backplane.cli` names it.
 """
@@ -36,7 +36,7 @@ _ROOMS = {"queue": "backplane.scale.commands"}
 
 
 class CommandModule(Protocol):
-    """What a command module has."""
+    """The four names of a command module."""
 
     HELP: str
     """One sentence or two, the first lines of its help."""

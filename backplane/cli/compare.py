@@ -89,9 +89,9 @@ class _Work:
 
     def __init__(self, plane: ControlPlane, order: WorkOrder, args: Args) -> None:
         self.found: Comparison | None = None
-        """What it has found; after a signal, of the runs until then, None where a side had none."""
+        """The result; after a signal that of the runs until then, None if a side had none."""
         self.signal = 0
-        """That ended it."""
+        """Number of the signal that ended the comparison, or 0."""
         self._trials: list[Trial] = []
         self._plane = plane
         self._order = order

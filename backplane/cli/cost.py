@@ -19,7 +19,7 @@ _KEYS: Final[dict[str, Callable[[Remembered], str | None]]] = {
     "session": lambda run: run.session,
     "folder": lambda run: run.root,
 }
-"""What a sum is grouped by → the key of a run."""
+"""Word of `--by` → the key of a run."""
 
 HELP = "Sum up what runs have cost. An unknown cost is shown as ?, never as 0."
 EXAMPLE = "backplane cost --by model --since 7d"
@@ -37,7 +37,7 @@ def run(args: Args) -> int:
         runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
     # The check of a comparison is the caller's own command, and none of its runs.
     runs = [run for run in runs if run.check_of is None]
-    # A refused run started nothing and one told again did nothing: both cost nothing, and everybody knows that.
+    # A refused run started nothing, and a replayed one did nothing: both are known to cost nothing.
     paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
     retold = sum(run.is_retold for run in runs)
     found, total = sums((_key(run, args.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid)

@@ -135,7 +135,7 @@ def _sqlite() -> DoctorCheck:
 
 
 NAME_BYTES_MAX = 255
-"""Of one part of a path, on every file system here."""
+"""Longest part of a path, in bytes, on Linux file systems."""
 
 
 def _home(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
@@ -199,7 +199,7 @@ _HOLDS: Final[Mapping[Name, str]] = {
     "landlock": "writing outside the workspace; sockets and signals of others",
     "cgroup": "processes, where bubblewrap is missing",
 }
-"""What each layer is there for."""
+"""Layer → what it protects."""
 
 
 # Configuration and backends ------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
     for place, fault in setting_faults(settings, environ):
         yield DoctorCheck(place.removeprefix("/"), "missing", fault.message, fault.hint or "")
     for status in statuses:
-        # One that nobody configured is an offer; one that somebody did is a promise.
+        # A shipped backend is an offer, a configured one has to work.
         needed = status.id in settings.backends or status.id == settings.default_backend
         if status.ready:
             yield _ready(status.id, settings, environ, needed=needed)
@@ -261,7 +261,7 @@ def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, 
 
 
 def _cost(tokens: int | None, model: str | None) -> str:
-    """What a first try costs, in words."""
+    """Say in words what a first try costs."""
     if tokens is None:
         return ""
     price = price_of(model) if model is not None else None

@@ -18,7 +18,7 @@ from backplane.runtime.plane import signer_of
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run --dry-run --json` prints."""
+    """The object that `run --dry-run --json` prints."""
 
     backend: str | None
     """None if no backend is eligible."""

@@ -22,7 +22,7 @@ POLICIES: Final = {
 }
 
 FALLBACK: Final = "shell"
-"""Where no agent is ready: it needs no key and no network."""
+"""Backend if no agent is ready: it needs no key and no network."""
 
 SCRIPTED: Final = (FALLBACK, "mock")
 """Backends that no agent is behind."""

@@ -1,4 +1,4 @@
-"""From options and files to a work order; options go over what a file says."""
+"""Work orders from options and files; an option replaces the file's value."""
 
 from __future__ import annotations
 

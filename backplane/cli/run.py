@@ -256,7 +256,7 @@ def _last(home: Path, backend: str | None) -> str:
 
 
 def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
-    """What answers the run's questions: one of `asking.WORDS`, or the words of a command."""
+    """Return what answers the run's questions: one of `asking.WORDS`, or the words of a command."""
     how: str | None = args.on_ask
     if how is None:
         return "prompt" if streams.is_interactive() else "deny"

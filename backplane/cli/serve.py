@@ -15,7 +15,7 @@ from backplane.serve import stdio
 
 
 def _is_read_only(path: Path) -> bool:
-    """Whether a folder, or the nearest one above it that is there, lies on a file system that cannot be written."""
+    """Return True if a folder, or its nearest existing parent, is on a read-only file system."""
     there = next((one for one in (path, *path.parents) if one.exists()), None)
     return there is not None and bool(os.statvfs(there).f_flag & os.ST_RDONLY)
 

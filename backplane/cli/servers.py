@@ -1,4 +1,4 @@
-"""What `doctor` finds out about the configured MCP servers: their programs and variables, and their tools when asked.
+"""`doctor`'s checks of the configured MCP servers: programs and variables, and with `--probe` their tools.
 
 A program is only looked for, unless the caller wants it started; an address likewise.
 """

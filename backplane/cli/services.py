@@ -1,4 +1,4 @@
-"""What `doctor` finds out about the addresses and keys of models' services.
+"""`doctor`'s checks of the addresses and keys of models' services.
 
 An address is looked at always, asked over the network only where the caller wants it. Keys are read from the
 environment, go into a request's header, and are never printed.

@@ -114,7 +114,7 @@ def _stream(args: Args) -> Sequence[Any]:
 
 
 def _skipped(number: int, count: int, args: Args) -> Sequence[Any]:
-    """What the framing could not read: a loss, or an error where it read nothing at all."""
+    """Return a loss for chunks that the framing could not read. Raises TranslationError if it read none at all."""
     if not count:
         fact = f"no event of a stream is in {streams.source(args.file)}"
         raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
@@ -122,7 +122,7 @@ def _skipped(number: int, count: int, args: Args) -> Sequence[Any]:
 
 
 def _stream_target(args: Args) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
-    """Who translates, how a chunk is written, and what follows the last one."""
+    """Return the translation, the writer of a chunk, and the bytes after the last one."""
     if args.target == AUGMENT:
         import msgspec
 

@@ -47,7 +47,7 @@ def run(args: Args) -> int:
 
 
 def _refused(kind: str, data: bytes, name: str) -> list[str]:
-    """What a run would say of a file that fits its schema."""
+    """Return the errors that a run would have with a file that fits its schema."""
     if kind == "configuration":
         return _refused_settings(data, name)
     if kind == "policy":
@@ -75,7 +75,7 @@ def _in_words(error: BackplaneError) -> str:
 
 
 def _refused_settings(data: bytes, name: str) -> list[str]:
-    """What the shipped hosts would say of their options, which no schema knows; and what only the whole file shows."""
+    """Return the errors in options of shipped hosts, which no schema describes, and in the file as a whole."""
     from backplane import config
     from backplane.runtime import backends
     from backplane.runtime.faults import setting_faults

@@ -78,7 +78,7 @@ def run(args: Args) -> int:
 
 
 def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
-    """What this machine says of a refused key, a model that nobody knows, or a backend that may be left alone."""
+    """Add what this machine knows about a refused key, an unknown model, or a backend with an open circuit."""
     code = picture.ended.code if picture.ended is not None else None
     if code in CODES and CODES[code].retryable:
         return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
@@ -90,7 +90,7 @@ def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
 
 
 def _circuit_until_ms(backend: str) -> int:
-    """Until when the router leaves a backend alone; 0 where it does not, or does not know it."""
+    """Return the time until which a backend's circuit is open, in milliseconds; 0 if it is closed or unknown."""
     from backplane.routing.driver import look_around
 
     try:

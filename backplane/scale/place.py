@@ -62,9 +62,9 @@ class QueuePlace:
                 raise self.none_there()
 
     def none_there(self) -> ConfigError:
-        """What somebody is told who looks for a queue where there is none."""
+        """Return the error for a missing queue."""
         fact = f"there is no queue at {self._file}"
-        return _invalid(fact, "see --engine; `backplane submit`, `worker` and `queue limit` make a new one")
+        return _invalid(fact, "see --engine; `backplane queue submit`, `worker` and `limit` make a new one")
 
     def contents(self) -> Contents:
         """The content store. Raises ConfigError `config_invalid`: none is named, or there is no such place."""

@@ -1,4 +1,4 @@
-"""What several of the `receipts` commands need."""
+"""Shared parts of the `receipts` commands."""
 
 from __future__ import annotations
 

@@ -60,4 +60,4 @@ def _claim(row: FalseClaim) -> str:
 
 
 _AUDITED: Final = {"no_alarm": 0, "false_claims": 1, "not_judged": 4}
-"""Exit codes by verdict: whoever lets 1 stop a pipeline stops it for a false claim only."""
+"""Verdict → exit code; 1 means a false claim and nothing else."""

@@ -1,4 +1,4 @@
-"""What several of the `sessions` commands need."""
+"""Shared parts of the `sessions` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several of the `queue` commands need."""
+"""Shared parts of the `queue` commands."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def name_clocks(engine: DurableEngine) -> None:
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):
-    """Where an order is; of a done one what its receipt, which is kept here then, says."""
+    """An order's state; if it is done, its outcome by the receipt, which is then stored on this machine."""
 
     order: Status
     holds: HoldReason | None
@@ -151,11 +151,11 @@ async def _print_waits(engine: DurableEngine, order_id: str) -> None:
 async def bring_home(
     engine: DurableEngine, job: Job, content: Contents, home: Path, root: str = "", status: Status | None = None
 ) -> int:
-    """Keep an order's receipt here once it has ended, say so, and give the exit code of the run.
+    """Wait for an order's end, store its receipt, print the outcome, and return the run's exit code.
 
     Args:
         root: the folder that its patch is for, where it is known.
-        status: the order's, where it is told as JSON.
+        status: the order's, if JSON is wanted.
     """
     row, result = await bring(engine, job, content, home, root=root)
     with open_store() as store:

@@ -32,7 +32,7 @@ def options(p: Parser) -> None:
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for a label, and the budget of the whole queue; None is no limit."""
+    """The limits of a label, and the budget of the whole queue; None means no limit."""
 
     label: str
     concurrency: int | None
