@@ -25,7 +25,6 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Frame-Options": "DENY",
 }
 
 
@@ -39,9 +38,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, *, port: int, token: str, policy: str) -> None:
-        self._app, self._token = app, token
+        self._app, self._token, self._code, self._code_ends = app, token, "", 0.0
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._code, self._code_ends = "", 0.0
         headers = {**HEADERS, "Content-Security-Policy": policy}
         self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
@@ -52,20 +50,18 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return
 
         async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *self._headers]
             await send(message)
 
-        refusal = self._refused(scope, Headers(scope=scope))
-        if refusal is not None:
+        if scope["type"] != "http":
+            return
+        answer = JSONResponse({"token": self._token}) if scope["path"] == TOKEN_PATH else self._app
+        if refusal := self._refused(scope, Headers(scope=scope)):
             status, fact = refusal
-            answer: ASGIApp = JSONResponse({"code": "policy_denied", "message": fact}, status, {"Connection": "close"})
-        else:
-            answer = JSONResponse({"token": self._token}) if scope["path"] == TOKEN_PATH else self._app
+            answer = JSONResponse({"code": "policy_denied", "message": fact}, status, {"Connection": "close"})
         await answer(scope, receive, dressed)
 
     def _refused(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
@@ -82,7 +78,7 @@ class Guard:
                 return 403, "the request has no Origin"
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
                 return 415, "the body has to be JSON"
-            if not length.isascii() or not length.isdigit() or int(length[:9]) > BODY_BYTES_MAX:
+            if not length.isascii() or not length.isdigit() or len(length) > 7 or int(length) > BODY_BYTES_MAX:
                 return 413, f"the body has no length, or more than {BODY_BYTES_MAX} bytes"
         if scope["path"] == TOKEN_PATH:
             is_right = method == "POST" and self._redeem(given)
