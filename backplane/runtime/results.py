@@ -26,7 +26,7 @@ NOTHING_DONE: Final = Applied((), merged=False)
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """How a result is to be applied."""
+    """Options of applying a result."""
 
     at: str | None = None
     """Name or id of a checkpoint; None for the state at the end."""

@@ -11,7 +11,7 @@ import msgspec
 Kind = Literal["file", "meta", "hunk", "added", "removed", "same"]
 
 FILES_MAX: Final = 10_000
-"""Files that are told apart; the receipt counts a larger patch."""
+"""Files counted one by one; the receipt has the numbers of a larger patch."""
 
 
 _HUNK: Final = re.compile(r"@@ -[0-9]+(?:,([0-9]{1,9}))? \+[0-9]+(?:,([0-9]{1,9}))? @@")
@@ -25,7 +25,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class FileChange(msgspec.Struct):
-    """How much one file changes."""
+    """The change of one file."""
 
     path: str
     added: int = 0

@@ -47,7 +47,7 @@ def join(parts: Iterable[Html], between: str = "") -> Html:
 
 
 def tag(element: str, /, *inner: Html, **attributes: str | None) -> Html:
-    """Return an element; `class_` is its class, an attribute that is None is left out, an empty one has no value."""
+    """Return an element; `class_` is its class, None leaves an attribute out, and an empty one has no value."""
     words = [element]
     for key, value in attributes.items():
         if value is not None:

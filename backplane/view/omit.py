@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Omission:
-    """What is left out of one run.
+    """Removes kinds of content from one run.
 
     Args:
         kinds: some of `OMISSIBLE`.

@@ -41,7 +41,7 @@ class StoryRow(msgspec.Struct, kw_only=True):
     tool: str = ""
     body: list[str] = []
     mark: str = ""
-    """What became of it, as `done` or `exit 1`."""
+    """Its result in a word, as `done` or `exit 1`."""
     tone: Tone = ""
     lasted_ms: int | None = None
     """Length of its bar: a call until its result, a question until its answer; None while it is open."""
