@@ -28,7 +28,7 @@ from backplane.view.html import text
 from backplane.view.omit import Omission
 from backplane.view.page import CSS, JS, Shown
 from backplane.view.picture import Ended, Picture
-from backplane.view.rows import GivenAnswer, Story, cut
+from backplane.view.rows import Story, cut
 from backplane.view.why import Diagnosis, Evidence
 from tests.hostile import HOSTILE
 from tests.in_process import in_process
@@ -95,7 +95,7 @@ def shown(word: str) -> Shown:
         outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
         duration_ms=1, finished_at=TS, sha256=word, harness_ok=True, added={}, diff=None,
     )  # fmt: skip
-    rows.decisions.append(GivenAnswer(word, word, word, word, word))
+    rows.decisions.append(dict.fromkeys(("tool", "about", "decision", "by", "reason"), word))
     found = Diagnosis(
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
     )

@@ -23,7 +23,7 @@ from backplane.view.figures import count, elapsed, lasting, milliseconds, money,
 from backplane.view.findings import outcome_words, remarks
 from backplane.view.html import Html, join, said, table, tag, text
 from backplane.view.picture import Picture
-from backplane.view.rows import GivenAnswer, Story, StoryRow, cut
+from backplane.view.rows import Story, StoryRow, cut
 from backplane.view.text import in_workspace
 from backplane.view.values import as_list, as_object
 from backplane.view.why import HEALTHY, Diagnosis
@@ -259,14 +259,15 @@ def draw_row(row: StoryRow) -> Html:
 
 
 def _decisions(run: Shown) -> Html:
-    rules = as_list(as_object(run.added.get("enforcement")).get("rules"))
+    rules = map(as_object, as_list(as_object(run.added.get("enforcement")).get("rules")))
     # A policy's reason quotes the pattern of its rule.
-    layers = {f"'{as_object(rule).get('pattern')}'": as_object(rule).get("layer") for rule in rules}
-
-    def layer(one: GivenAnswer) -> object:
-        return next((name for quoted, name in layers.items() if one.by == "policy" and quoted in one.reason), "")
-
-    rows = [{**msgspec.structs.asdict(one), "layer": layer(one)} for one in run.rows.decisions]
+    layers = {f"'{rule.get('pattern')}'": rule.get("layer") for rule in rules}
+    rows = [
+        {**one, "layer": next((layers[quoted] for quoted in layers if quoted in one["reason"]), None)}
+        if one["by"] == "policy"
+        else one
+        for one in run.rows.decisions
+    ]
     return _members(rows, "tool about decision by layer reason", "Each question and its answer")
 
 

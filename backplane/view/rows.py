@@ -47,23 +47,14 @@ class StoryRow(msgspec.Struct, kw_only=True):
     """Length of its bar: a call until its result, a question until its answer; None while it is open."""
 
 
-class GivenAnswer(msgspec.Struct, frozen=True):
-    """A question and its answer."""
-
-    tool: str
-    about: str
-    decision: str
-    by: str
-    reason: str
-
-
 class Story(msgspec.Struct, kw_only=True):
     """The rows of one run; filled by `take`."""
 
     rows_max: int | None = ROWS_MAX
     """Further rows are only counted; None keeps all of them, with all of their texts."""
     rows: list[StoryRow] = []
-    decisions: list[GivenAnswer] = []
+    decisions: list[dict[str, str]] = []
+    """Questions with their answers: tool, about, decision, by, reason."""
     touched: set[int] = set()
     """Rows that are new or changed; a reader that draws them empties the set."""
     beyond: int = 0
@@ -158,13 +149,13 @@ class Story(msgspec.Struct, kw_only=True):
         self._open[f"ask {event.body.get('id')}"] = place, tool, in_workspace(what)[:HEAD_CHARS_MAX]
 
     def _answered(self, event: kinds.ApprovalAnswered) -> None:
-        decision, by, reason = (str(event.body.get(name) or "") for name in ("decision", "by", "reason"))
+        answer = {name: str(event.body.get(name) or "") for name in ("decision", "by", "reason")}
         place, tool, what = self._open.pop(f"ask {event.body.get('id')}", (None, "", ""))
         if place is not None:
             self._end(place)
         if len(self.decisions) < DECISIONS_MAX:
-            self.decisions.append(GivenAnswer(tool, what, decision, by, reason))
-        self._put("answer", event.message, tone="warn" if decision == "deny" else "")
+            self.decisions.append({"tool": tool, "about": what, **answer})
+        self._put("answer", event.message, tone="warn" if answer["decision"] == "deny" else "")
 
     def _end(self, place: int) -> None:
         row = self.rows[place]
