@@ -43,7 +43,7 @@ def test_a_command_is_a_module_with_these_four_names(name: str) -> None:
 
 def test_the_help_of_an_option_is_a_phrase_without_a_bare_default() -> None:
     helps = {
-        f"{' '.join(path)} {(one.option_strings or [one.metavar])[-1]}": str(one.help)
+        f"{' '.join(path)} {(one.option_strings or [str(one.metavar)])[-1]}": str(one.help)
         for path, made in PARSERS.items()
         for one in made._actions
     }

@@ -126,7 +126,7 @@ class _AnswerLines:
         self._ended = not data
         for line in filter(bytes.strip, self._lines.feed(data) if data else [self._lines.end()]):
             if isinstance(line, Overlong):
-                raise wrong(f"an answer line of over {ANSWER_BYTES_MAX} bytes")
+                raise wrong(f"an answer line of over {ANSWER_BYTES_MAX} bytes", "answer in fewer words")
             try:
                 read = msgspec.convert(strict(line), _AnswerLine)
                 self._answers[read.id] = read.to_decision()

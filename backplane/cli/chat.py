@@ -122,7 +122,7 @@ async def _typed_lines() -> AsyncIterator[str]:
         for line in lines.feed(data) if data else [lines.end()]:
             number += 1
             if isinstance(line, Overlong):
-                raise wrong(f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes")
+                raise wrong(f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write less a line")
             try:
                 text = line.decode().strip()
             except UnicodeDecodeError as error:

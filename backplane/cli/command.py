@@ -133,17 +133,17 @@ def did_you_mean(wrong: str, known: Collection[str]) -> str:
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
-def wrong(fact: str, hint: str | None = None) -> ConfigError:
+def wrong(fact: str, hint: str) -> ConfigError:
     """Return the error `config_invalid` for a value, file or setting that cannot be used."""
     return _error("config_invalid", fact, hint)
 
 
-def wrong_words(fact: str, hint: str | None = None) -> ConfigError:
+def wrong_words(fact: str, hint: str) -> ConfigError:
     """Return the error `usage_invalid` for the words or options of a command."""
     return _error("usage_invalid", fact, hint)
 
 
-def _error(code: str, fact: str, hint: str | None) -> ConfigError:
+def _error(code: str, fact: str, hint: str) -> ConfigError:
     from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
 
     return ConfigError(code, fact, hint=hint)

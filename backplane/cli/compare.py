@@ -76,7 +76,7 @@ def _sides(given: Sequence[str], settings: Settings, environ: Mapping[str, str])
     try:
         sides = tuple(map(read_side, given))
     except ConfigError as error:
-        raise wrong_words(error.message, error.hint) from error
+        raise wrong_words(error.message, error.hint or "-b BACKEND/MODEL") from error
     if len(sides) < 2 or len(set(sides)) < len(sides):
         names = ", ".join(status.id for status in backends.known(settings, dict(environ)))
         step = f"-b A -b B; BACKEND/MODEL for a model of one; backends: {names}"

@@ -44,7 +44,7 @@ def run(args: Args) -> int:
         raise wrong(f"{path} is there already", f"edit it, or: backplane validate {path}")
     asks = not args.yes and streams.is_interactive()
     if not asks and not args.yes:
-        raise wrong("nobody is here to be asked", "backplane init --yes")
+        raise wrong("no terminal to ask questions on", "backplane init --yes")
     found = backends.known(config.Settings(), dict(os.environ))
     backend = args.backend or (_asked_backend(found) if asks else _ready(found)[0])
     if backend not in {status.id for status in found}:
@@ -60,7 +60,7 @@ def run(args: Args) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise wrong(f"{path} cannot be written: {error.strerror}") from error
+        raise wrong(f"{path} cannot be written: {error.strerror}", "change into a folder that you can write") from error
     streams.write(f'written: {streams.one_line(path)}; next: backplane run "…", backplane doctor\n')
     return 0
 

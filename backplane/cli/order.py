@@ -91,7 +91,7 @@ def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
         ConfigError: `config_invalid`, another value than an object stands there.
     """
     if settings and not isinstance(order.config.vendor.get("abp", {}), dict):
-        raise wrong("config.vendor already has a value at 'abp'")
+        raise wrong("config.vendor already has a value at 'abp'", "make it an object, or leave it out of the order")
     for name, value in settings.items():
         order = order.with_abp(name, value)
     return order
@@ -157,9 +157,9 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
         value = strict(data)
         doubled = canonical.duplicate_key(data, value)
     except (ValueError, RecursionError) as error:
-        raise wrong(f"{source} is not strict JSON: {error}") from error
+        raise wrong(f"{source} is not strict JSON: {error}", "correct it at the place that is named") from error
     if doubled is not None:
-        raise wrong(f"{source}: the key {doubled!r} stands twice in one object")
+        raise wrong(f"{source}: the key {doubled!r} stands twice in one object", "leave one out")
     return _shaped(value, source, lenient=lenient)
 
 
@@ -179,7 +179,7 @@ def _check_limits(args: Args) -> None:
     if budget is not None and not 0 <= budget < float("inf"):
         raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
-        raise wrong_words(f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
+        raise wrong_words(f"--max-turns {turns} is out of range", f"give a number from 0 to {TURNS_MAX}")
 
 
 def _root(args: Args, order: WorkOrder, cwd: Path) -> str:
@@ -218,17 +218,17 @@ def _with_context(order: WorkOrder, name: str, cwd: Path) -> WorkOrder:
 def _text(name: str) -> str:
     data = streams.read_input(name)
     if len(data) > SNIPPET_BYTES_MAX:
-        raise wrong(f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes")
+        raise wrong(f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes", "put it into the workspace")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise wrong(f"the context file {name!r} is no UTF-8 text") from error
+        raise wrong(f"the context file {name!r} is no UTF-8 text", "put it into the workspace") from error
 
 
 def _requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
-        raise wrong_words(f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
+        raise wrong_words(f"--require {text!r}: no such level", f"one of: {', '.join(_LEVELS)}")
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
@@ -236,7 +236,7 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read `K=V`, or `K` with our own value. Errors name the variable, never its value."""
     name, equals, value = text.partition("=")
     if not name or "\0" in text:
-        raise wrong_words("--env: a variable without a name")
+        raise wrong_words("--env: a variable without a name", "--env NAME=VALUE, or --env NAME")
     if not equals and name not in environ:
         raise wrong_words(f"--env: {name!r} is not set here", f"{name}=VALUE gives one")
     return name, value if equals else environ[name]
@@ -246,7 +246,7 @@ def _with_parameter(order: WorkOrder, text: str) -> WorkOrder:
     key, equals, value = text.partition("=")
     keys = key.split(".")
     if not equals or not all(keys):
-        raise wrong_words(f"--param {text!r} is not of the form KEY=JSON")
+        raise wrong_words(f"--param {text!r} is not of the form KEY=JSON", "for example --param abp.route.seed=7")
     try:
         read = strict(value.encode())
     except (ValueError, RecursionError):
@@ -260,7 +260,7 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
         return {**vendor, first: value}
     inner = vendor.get(first, {})
     if not isinstance(inner, dict):
-        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}")
+        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}", "give each key once")
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
@@ -308,13 +308,15 @@ def server(text: str) -> Json:
     """Read an MCP server, `NAME=COMMAND` or `NAME=URL`."""
     name, equals, value = text.partition("=")
     if not (name.strip() and equals and value.strip()):
-        raise wrong_words(f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL")
+        raise wrong_words(
+            f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL", '--mcp git="uvx mcp-server-git"'
+        )
     if value.startswith(("http://", "https://")):
         return {"name": name, "url": value}
     try:
         command, *arguments = shlex.split(value)
     except ValueError as error:
-        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}") from error
+        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}", "check its quotes") from error
     made: dict[str, Any] = {"name": name, "command": command}
     return {**made, "args": arguments} if arguments else made
 
@@ -324,7 +326,7 @@ def answer_schema(path: str) -> Json:
     try:
         schema = strict(streams.read_input(path))
     except (ValueError, RecursionError) as error:
-        raise wrong(f"--schema {path}: not strict JSON ({error})") from error
+        raise wrong(f"--schema {path}: not strict JSON ({error})", "give a JSON Schema") from error
     if not isinstance(schema, dict):
         raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
     return schema

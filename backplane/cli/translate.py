@@ -88,7 +88,7 @@ def _read_json(file: str) -> Any:
     try:
         return canonical.decode(streams.read_input(file))
     except (ValueError, RecursionError) as fault:
-        raise wrong(f"{streams.source(file)} is no JSON: {fault}") from fault
+        raise wrong(f"{streams.source(file)} is no JSON: {fault}", "correct it, or name its --kind") from fault
 
 
 def _stream(args: Args) -> Sequence[Any]:
@@ -148,7 +148,7 @@ def _pieces(name: str) -> Iterator[bytes]:
                 os.close(fd)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        hint = None if name == "-" else "name a file that is there and that this user can read"
+        hint = "give it on stdin" if name == "-" else "name a file that is there and that this user can read"
         raise wrong(f"{streams.source(name)} cannot be read: {why}", hint) from fault
 
 

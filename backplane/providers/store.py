@@ -175,7 +175,8 @@ def read(path: Path) -> SessionFile:
             raise ConfigError("config_invalid", fact, hint="use the program that wrote it")
         return msgspec.convert(value, SessionFile)
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config_invalid", f"{path} is no session: {error}"[:400]) from error
+        hint = "give a file that `sessions show --json` printed"
+        raise ConfigError("config_invalid", f"{path} is no session: {error}"[:400], hint=hint) from error
 
 
 def find(home: Path, name: str) -> str:

@@ -180,7 +180,8 @@ def parse_receipt(data: bytes, name: str) -> Receipt:
         twice = canonical.duplicate_key(data, value)
         receipt = _in_memory(read_receipt(value))
     except (ValueError, RecursionError) as error:
-        raise ContractError("contract_invalid_receipt", f"{name} is no receipt: {error}") from None
+        fact, hint = f"{name} is no receipt: {error}", "give a file that `receipts show --json` or `export` wrote"
+        raise ContractError("contract_invalid_receipt", fact, hint=hint) from None
     if twice is not None:
         raise ContractError("contract_invalid_receipt", f"{name}: the key {twice!r} stands twice in one object")
     if receipt.receipt_sha256 is None:
@@ -234,7 +235,8 @@ def _read_inside(path: Path) -> bytes:
     try:
         is_file = stat.S_ISREG(path.lstat().st_mode)
     except OSError as error:
-        raise ConfigError("config_invalid", f"{path} cannot be read: {error.strerror}") from error
+        fact = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder") from error
     if not is_file:
         raise ConfigError("config_invalid", f"{path} is no regular file", hint="export it anew")
     return read_bounded(path)
@@ -246,7 +248,8 @@ def read_bounded(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(RECEIPT_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError("config_invalid", f"{path} cannot be read: {error.strerror}") from error
+        fact = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder") from error
     if len(data) > RECEIPT_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
     return data
