@@ -83,36 +83,26 @@
     }
   }
   const section = (name) => run.querySelector(`:scope > [data-part="${name}"]`);
-  let rows = [];
   function take(told) {
-    const atEnd = main.scrollTop > 0 && main.scrollHeight - main.scrollTop - main.clientHeight < 60;
-    const top = main.scrollTop;
+    const top = main.scrollTop, atEnd = top > 0 && main.scrollHeight - top - main.clientHeight < 60;
     if (told.names) {
-      rows = [];
-      run.replaceChildren(...told.names.map((name) => {
-        const made = document.createElement('section');
-        made.dataset.part = name;
-        return made;
-      }));
+      run.innerHTML = told.names.map((name) => `<section data-part="${name}"></section>`).join('');
+      section('story').innerHTML = '<h2>What happened</h2><div class="rows"></div>';
     }
     for (const name in told) if (name.startsWith('part ')) section(name.slice(5)).innerHTML = told[name];
     if (told.asks) question(told.asks);
     if (told.title !== undefined) { title = told.title; retitle(); }
     if (told.says) $('said').textContent = told.says;
-    for (const [at, html] of told.rows || []) put(at, html);
+    for (const [at, html] of told.rows || []) put(section('story').lastElementChild, at, html);
     if (told.over) isOver = true;
     if (told.names) main.scrollTop = top; else if (atEnd && !told.over) main.scrollTop = main.scrollHeight;
   }
-  function put(at, html) {
-    const story = section('story');
-    if (!story.firstChild) story.innerHTML = '<h2>What happened</h2><div class="rows"></div>';
-    const made = document.createElement('template');
-    made.innerHTML = html;
-    const row = made.content.firstChild, before = rows[at];
-    rows[at] = row;
-    if (!before) { story.lastElementChild.append(row); return; }
-    if (before.querySelector('details[open]')) row.querySelector('details')?.setAttribute('open', '');
-    before.replaceWith(row);
+  function put(box, at, html) {
+    const before = box.children[at];
+    if (!before) { box.insertAdjacentHTML('beforeend', html); return; }
+    const wasOpen = before.querySelector('details[open]');
+    before.outerHTML = html;
+    if (wasOpen) box.children[at].querySelector('details')?.setAttribute('open', '');
   }
   let askedAt = 0;
   function question(asks) {
