@@ -29,7 +29,8 @@ from backplane.view.omit import Omission
 from backplane.view.page import CSS, JS, Shown
 from backplane.view.picture import Ended, Picture
 from backplane.view.rows import Story, cut
-from backplane.view.why import Diagnosis, Evidence
+from backplane.view.why import Diagnosis
+from backplane.view.why_kinds import Evidence
 from tests.hostile import HOSTILE
 from tests.in_process import in_process
 from tests.receipt_writer import TS, open_journal
@@ -93,7 +94,7 @@ def shown(word: str) -> Shown:
         rows.take(event)
     picture.ended = Ended(
         outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
-        duration_ms=1, finished_at=TS, sha256=word, harness_ok=True, added={}, diff=None,
+        duration_ms=1, sha256=word, added={}, diff=None,
     )  # fmt: skip
     rows.decisions.append(dict.fromkeys(("tool", "about", "decision", "by", "reason"), word))
     found = Diagnosis(

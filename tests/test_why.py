@@ -25,7 +25,8 @@ from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.view.load import picture_of
-from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
+from backplane.view.why import Diagnosis, diagnose
+from backplane.view.why_kinds import HEALTHY, Moment
 from tests.in_process import in_process
 from tests.receipt_writer import ORDER, delta, line
 from tests.runs import memory, mock_backend, order, plane, script

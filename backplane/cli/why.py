@@ -21,7 +21,8 @@ from backplane.receipts.store import Store
 from backplane.view.columns import fitted
 from backplane.view.figures import lasting
 from backplane.view.load import why
-from backplane.view.why import HEALTHY, Diagnosis, Evidence, Moment
+from backplane.view.why import Diagnosis
+from backplane.view.why_kinds import HEALTHY, Evidence, Moment
 
 if TYPE_CHECKING:
     from backplane.view.picture import Picture
@@ -78,7 +79,7 @@ def run(args: Args) -> int:
 
 
 def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
-    """Add what this machine knows about a refused key, an unknown model, or a backend with an open circuit."""
+    """Add what this machine knows about an unknown model, or a backend with an open circuit."""
     code = picture.ended.code if picture.ended is not None else None
     if code in CODES and CODES[code].retryable:
         return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
@@ -86,7 +87,7 @@ def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
         from backplane.upstream.cost import known_models
 
         return msgspec.structs.replace(moment, models=known_models())
-    return msgspec.structs.replace(moment, logins=_logins(picture.backend)) if found.kind == "key_refused" else moment
+    return moment
 
 
 def _circuit_until_ms(backend: str) -> int:
@@ -99,23 +100,6 @@ def _circuit_until_ms(backend: str) -> int:
     except BackplaneError:  # The configuration is not here any more.
         return 0
     return next((one.circuit_until_ms for one in world.candidates if one.name == backend), 0)
-
-
-def _logins(backend: str) -> tuple[str, ...]:
-    """Key and kept logins that the agent of a backend may take, as far as they are here."""
-    from backplane.runtime import backends
-    from backplane.sandbox.credentials import store_of
-
-    try:
-        named = backends.find(backend, config.load(None, os.environ, Path.cwd()), os.environ)
-    except BackplaneError:  # Named by a configuration that is not here any more.
-        return ()
-    agent = named.agent
-    if agent is None:
-        return ()
-    key = [f"the variable {agent.key_env}"] if agent.key_env and agent.key_env in {**os.environ, **named.env} else []
-    login = store_of(agent.row)
-    return (*key, f"the login in {login}") if login is not None else tuple(key)
 
 
 def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:

@@ -29,7 +29,8 @@ from backplane.view.omit import Omission
 from backplane.view.page import Shown
 from backplane.view.picture import Picture
 from backplane.view.rows import Story
-from backplane.view.why import Diagnosis, Evidence, Moment, diagnose
+from backplane.view.why import Diagnosis, diagnose
+from backplane.view.why_kinds import Evidence, Moment
 
 WORDS_BYTES_MAX: Final = 64 * 1024
 """Bytes read of a live host's stderr; `runtime` keeps fewer."""

@@ -26,7 +26,8 @@ from backplane.view.picture import Picture
 from backplane.view.rows import Story, StoryRow, cut
 from backplane.view.text import in_workspace
 from backplane.view.values import as_list, as_object
-from backplane.view.why import HEALTHY, Diagnosis
+from backplane.view.why import Diagnosis
+from backplane.view.why_kinds import HEALTHY
 
 DIFF_LINES_MAX: Final = 5_000
 """Lines of a patch on one page; of further files the page has the name and the numbers."""

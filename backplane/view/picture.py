@@ -1,13 +1,12 @@
 """The picture of a run: its facts, events and receipt folded into what every view draws. Pure.
 
-Facts of the head go in by `begin`, events by `take` in their order, the receipt by `end`. Texts stay as
-they came: whoever draws makes them harmless for its own medium.
+`begin` takes facts of the head, `take` the events in their order, `end` the receipt. Texts stay as they came; each
+view escapes them for its medium.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -21,34 +20,23 @@ from backplane.receipts.folded import Folded, fold
 from backplane.view.values import about, as_list, as_object, words_of
 
 KEPT_MAX: Final = 50
-"""Last calls, failures and denials kept: as many as a screen shows; all are counted."""
+"""Last calls, failures and denials kept, as many as a screen shows; all are counted."""
 
 OPEN_MAX: Final = 1_000
-"""Open calls and questions told apart; agents have dozens."""
+"""Open calls and questions kept; agents have dozens, and further ones are not shown."""
 
 FILES_MAX: Final = 10_000
-"""Files remembered as named by events; more are counted by nobody who looks at a screen."""
+"""Changed files kept; further ones are not shown."""
 
 ERROR_CHARS_MAX: Final = 400
-"""Of a failed call's output, by which it is known again."""
-
-CURVE_MAX: Final = 400
-"""Points of a curve; more are narrower than a pixel."""
+"""Characters of a failed call's output that identify the failure."""
 
 STEPS_MAX: Final = 200
-"""Steps of a plan that are kept."""
+"""Steps of a plan kept."""
 
 TEXT_CHARS_MAX: Final = 16 * 1024
-"""Kept of a text: what is shown at once is shorter."""
+"""Characters kept of a text; views show fewer."""
 
-ANNOUNCED_CHARS_MAX: Final = 2000
-"""Of the end of a message, where it says what comes next."""
-
-_ANNOUNCES: Final = re.compile(
-    r"\b(I'll|I’ll|I will|I am going to|I'm going to|let me(?! know)|let's|next,? I)\b", re.IGNORECASE
-)
-_KINDS: Final = ("type", "subtype", "method", "kind", "name")
-_COMPACTED: Final = re.compile(r"\b(compact(ed|ion|ing)|summari[sz]ed the conversation)\b", re.IGNORECASE)
 _PLANS: Final = ("todos", "plan", "entries")
 _STEP_TEXTS: Final = ("content", "step", "text", "title", "activeForm")
 _DONE: Final = frozenset({"completed", "complete", "done"})
@@ -59,21 +47,19 @@ class ShownCall(msgspec.Struct, frozen=True):
     """One call of a tool."""
 
     number: int
-    """Of its event, counted from 1."""
+    """The number of its event, counted from 1."""
     tool: str
     about: str
     ts: str
-    parent: str | None = None
     input: Json = None
-    tokens: int = 0
-    """Used by the run when it began."""
+    """Kept while the call is open."""
     failed: bool | None = None
-    """Whether its result was an error; None while it is open."""
+    """True if its result was an error; None while it is open."""
     output: str = ""
 
 
 class ShownQuestion(msgspec.Struct, frozen=True):
-    """One ask, and what became of it."""
+    """One question of the agent: an approval or an input."""
 
     number: int
     id: str
@@ -95,18 +81,18 @@ class ShownQuestion(msgspec.Struct, frozen=True):
 
 
 class Denial(msgspec.Struct, frozen=True):
-    """An ask that was answered with no."""
+    """A question that was answered with a denial."""
 
     number: int
     tool: str
     about: str
     by: str
-    """policy, caller, hook, default or another word of the control plane's."""
+    """policy, caller, hook, default or another word of the control plane."""
     reason: str
 
 
 class ReportedFault(msgspec.Struct, frozen=True):
-    """An error that the agent or its host told under way."""
+    """An error that the agent or its host reported during the run."""
 
     number: int
     message: str
@@ -135,23 +121,21 @@ class Repeat(msgspec.Struct, frozen=True):
 
     what: str
     key: object
-    """What has to be equal."""
+    """The value that was equal each time."""
     times: int
     number: int
-    """Of its last event."""
+    """The number of its last event."""
 
 
 NO_REPEAT: Final = Repeat("", "", 0, 0)
 
 
 class HostProcess(msgspec.Struct, frozen=True):
-    """The process of the run's host, or what stands around it."""
+    """The process of the run's host, or of the sandbox around it."""
 
     pid: int
     start: int
-    """In clock ticks since the machine began."""
-    plane: int
-    """The process that holds the run."""
+    """Its start time in clock ticks since the machine began."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,30 +150,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
     evidence: str
     duration_ms: int | None
-    """None where it is not known."""
-    finished_at: str
+    """None if it is not known."""
     sha256: str
-    harness_ok: bool
     added: dict[str, Any]
     """All that the control plane added to the receipt (`usage_raw.backplane`)."""
     diff: str | None
-    """The patch as the receipt has it; None where it is too long or holds a secret."""
-
-
-class UsageDelta(msgspec.Struct, frozen=True):
-    """Tokens that one report of usage added to the one before."""
-
-    input: int = 0
-    cached: int = 0
-    """Of these, read from the service's cache."""
-
-
-class Spending(msgspec.Struct, frozen=True):
-    """What a run had used in all at one moment."""
-
-    ts: str
-    tokens: int
-    usd_micros: int | None
+    """The patch in the receipt; None if it is too long or has a secret."""
 
 
 class Picture(msgspec.Struct, eq=False, kw_only=True):
@@ -201,18 +167,18 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     mode: str = ""
     model: str | None = None
     backend: str = ""
-    """The name that it has here."""
+    """Its name in the configuration."""
     started_at: str = ""
     boot_id: str | None = None
     said_hello: bool = False
     is_sent: bool = False
-    """The order went to the host: its workspace stands, and the agent may begin."""
+    """The order went to the host: the workspace is ready, and the agent may begin."""
     has_stage: bool = False
-    """What holds the host is known, and its host was started."""
+    """The host was started."""
     events: int = 0
     last_ts: str = ""
     last: str = ""
-    """The type of the last event that says anything."""
+    """The type of the last event that shows what the agent does."""
     open_calls: dict[str, ShownCall] = {}
     calls: int = 0
     calls_failed: int = 0
@@ -225,42 +191,24 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     folded: Folded = Folded()
     turns: int = 0
     retry: ReportedFault | None = None
-    """The model is asked again, and has said nothing since."""
+    """The last repeated request to the model; None once the model answers."""
     retries: int = 0
     files: dict[str, str] = {}
-    """Files that events name as changed; a claim of the child."""
+    """Files that events name as changed → summary; a claim of the agent."""
     last_command: Command | None = None
     streamed: str = ""
-    """The end of what the agent writes and has not finished."""
+    """The end of the message that the agent is writing."""
     message: str = ""
     """The last whole message of the agent."""
-    messages: int = 0
-    has_talked: bool = False
-    """It has said something in this turn, and no call has come since."""
     output: str = ""
-    """The end of what the open command has printed."""
+    """The end of the open command's output."""
     faults: list[ReportedFault] = []
     absent: list[ReportedFault] = []
     """MCP servers that could not be used."""
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
-    only_announced: Repeat = NO_REPEAT
-    """Turns in a row that say what the agent will do, and call nothing."""
-    compactions: Repeat = NO_REPEAT
-    """How often the conversation was shortened since a file was changed last."""
-    spent: tuple[UsageDelta, ...] = ()
-    """The last two additions to the usage, the older first."""
-    curve: list[Spending] = []
-    """What it had used after each report of usage; of many each second, each fourth, and so on."""
-    _every: int = 1
-    parents: dict[str, int] = {}
-    """Calls that other calls name as theirs: those of sub-agents. Id → how many."""
     hooks: dict[str, tuple[str, ...]] = {}
-    """Asks over which hooks take long, and these hooks."""
-    servers: tuple[str, ...] = ()
-    """MCP servers of the order."""
-    context: int = 0
-    """Files and texts that the order gave along."""
+    """Id of a question → the slow hooks that it waits for."""
     host: HostProcess | None = None
     ended: Ended | None = None
 
@@ -270,18 +218,18 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def cost_usd_micros(self) -> int | None:
-        """What it has cost in millionths of a dollar; None where nobody says."""
+        """The cost in millionths of a dollar; None if it is unknown."""
         cost = self.usage.estimated_cost_usd
         return None if cost is None else round(cost * 1_000_000)
 
     @property
     def waits(self) -> ShownQuestion | None:
-        """The oldest question that nobody has answered; None after the end."""
+        """The oldest question without an answer; None after the end."""
         return next(iter(self.open_asks.values()), None) if self.ended is None else None
 
     @property
     def state(self) -> str:
-        """What it does now, in one word: starting, waiting, working or ended."""
+        """One word for what it does: starting, waiting, working or ended."""
         if self.ended is not None:
             return "ended"
         if self.open_asks:
@@ -300,8 +248,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             case "sent":
                 self.is_sent = True
             case "host":
-                pid, start, plane = (_number(fact.get(name)) or 0 for name in ("pid", "start", "plane"))
-                self.host = HostProcess(pid, start, plane)
+                self.host = HostProcess(_number(fact.get("pid")) or 0, _number(fact.get("start")) or 0)
             case "hooks":
                 self._hooked(_text(fact.get("ask")), fact.get("names"))
 
@@ -321,10 +268,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.task = _text(order.get("task"))
         self.root, self.mode = _text(workspace.get("root")), _text(workspace.get("mode"))
         self.model = _text(config.get("model")) or None
-        packet = as_object(order.get("context"))
-        self.context = sum(len(as_list(packet.get(name))) for name in ("files", "snippets"))
-        servers = as_list(as_object(as_object(config.get("vendor")).get("abp")).get("mcp_servers"))
-        self.servers = tuple(_text(as_object(row).get("name")) for row in servers)
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
@@ -333,14 +276,45 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.events += 1
         self.last_ts = event.ts
         self.said_hello = self.is_sent = True
-        add = _TAKE.get(type(event))
-        if add is not None:
-            add(self, event)
+        match event:
+            case kinds.AssistantDelta():
+                self.streamed, self.retry = (self.streamed + event.text)[-TEXT_CHARS_MAX:], None
+            case kinds.AssistantMessage():
+                self.message, self.streamed, self.retry = event.text[-TEXT_CHARS_MAX:], "", None
+            case kinds.ToolCall():
+                self._called(event)
+            case kinds.ToolResult():
+                self._resulted(event)
+            case kinds.CommandExecuted():
+                output = (event.output_preview or self.output)[-ERROR_CHARS_MAX:]
+                self.last_command = Command(self.events, event.command, event.exit_code, output)
+            case kinds.FileChanged():
+                if len(self.files) < FILES_MAX:
+                    self.files[event.path] = event.summary
+            case kinds.Failed():
+                self._failed(event)
+            case kinds.Approval():
+                self._asked(event)
+            case kinds.ApprovalAnswered():
+                self._answered(event)
+            case kinds.UsageReported():
+                self.folded = fold(self.folded, event)
+            case kinds.TurnEnded():
+                self.turns += 1
+                self.folded = fold(self.folded, event)
+            case kinds.TaskReported():
+                self._plan(event.body.get("plan"))
+            case kinds.RetryReported():
+                self._retried(event)
+            case kinds.OutputReported():
+                self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]
+            case kinds.Warned() if "absent_server" in as_object(event.ext):
+                self.absent = [*self.absent[1 - KEPT_MAX :], ReportedFault(self.events, event.message, None)]
         if type(event) not in _SILENT:
             self.last = type(event).__name__
 
     def end(self, receipt: Receipt) -> None:
-        """Add the receipt; what the events left open is over."""
+        """Add the receipt; calls and questions that are still open are over."""
         added, cause = receipt.backplane, as_object(receipt.backplane.get("error"))
         end = as_object(added.get("end"))
         self.run_id = receipt.meta.run_id
@@ -357,32 +331,15 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             hint=_text(cause.get("hint")),
             evidence=_text(cause.get("evidence")),
             duration_ms=None if added.get("duration") == "unknown" else receipt.meta.duration_ms,
-            finished_at=receipt.meta.finished_at,
             sha256=receipt.receipt_sha256 or "",
-            harness_ok=receipt.verification.harness_ok,
             added=added,
             diff=receipt.verification.git_diff,
         )
 
-    # What each kind of event adds.
-
-    def _delta(self, event: kinds.AssistantDelta) -> None:
-        self.streamed = (self.streamed + event.text)[-TEXT_CHARS_MAX:]
-        self.retry = None
-
-    def _message(self, event: kinds.AssistantMessage) -> None:
-        self.message, self.streamed, self.retry = event.text[-TEXT_CHARS_MAX:], "", None
-        self.messages += 1
-        self.has_talked = True
-
     def _called(self, event: kinds.ToolCall) -> None:
         self.calls += 1
         self.retry, self.output = None, ""
-        self.only_announced, self.has_talked = NO_REPEAT, False
-        parent = event.parent_tool_use_id
-        if parent is not None and (parent in self.parents or len(self.parents) < OPEN_MAX):
-            self.parents[parent] = self.parents.get(parent, 0) + 1
-        call = ShownCall(self.events, event.tool_name, about(event.input), event.ts, parent, event.input, self.tokens)
+        call = ShownCall(self.events, event.tool_name, about(event.input), event.ts, event.input)
         if len(self.open_calls) < OPEN_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
         if isinstance(event.input, dict):
@@ -408,19 +365,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     def _close(self, event: kinds.ToolResult) -> ShownCall | None:
         if event.tool_use_id is not None:
             return self.open_calls.pop(event.tool_use_id, None)
-        # A host that numbers nothing: the newest open call of this tool.
+        # A host without ids: the newest open call of this tool.
         named = [key for key, call in self.open_calls.items() if call.tool == event.tool_name]
         return self.open_calls.pop(named[-1]) if named else None
-
-    def _ran(self, event: kinds.CommandExecuted) -> None:
-        self.last_command = Command(
-            self.events, event.command, event.exit_code, (event.output_preview or self.output)[-ERROR_CHARS_MAX:]
-        )
-
-    def _changed(self, event: kinds.FileChanged) -> None:
-        self.compactions = NO_REPEAT
-        if len(self.files) < FILES_MAX:
-            self.files[event.path] = event.summary
 
     def _failed(self, event: kinds.Failed) -> None:
         foreign = as_object(event.ext).get("error_code")
@@ -441,36 +388,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         by, reason = _text(event.body.get("by")), _text(event.body.get("reason"))
         self.denied = [*self.denied[1 - KEPT_MAX :], Denial(self.events, tool, what, by, reason)]
 
-    def _counted(self, event: kinds.UsageReported) -> None:
-        before = self.usage
-        self.folded = fold(self.folded, event)
-        after = self.usage
-        added = (after.input_tokens or 0) - (before.input_tokens or 0)
-        if self.events % self._every == 0:
-            self.curve.append(Spending(event.ts, self.tokens, self.cost_usd_micros))
-            if len(self.curve) > CURVE_MAX:
-                self.curve, self._every = self.curve[1::2], self._every * 2
-        if added > 0:
-            cached = (after.cache_read_tokens or 0) - (before.cache_read_tokens or 0)
-            self.spent = (*self.spent[-1:], UsageDelta(added, max(cached, 0)))
-
-    @property
-    def tokens(self) -> int:
-        """All that it has used; what nobody tells counts as nothing."""
-        return (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
-
-    def _turned(self, event: kinds.TurnEnded) -> None:
-        self.turns += 1
-        self.folded = fold(self.folded, event)
-        if self.has_talked and _ANNOUNCES.search(self.message[-ANNOUNCED_CHARS_MAX:]):
-            self.only_announced = _again(self.only_announced, self.message, "announced", self.events)
-        else:
-            self.only_announced = NO_REPEAT
-        self.has_talked = False
-
-    def _told(self, event: kinds.TaskReported) -> None:
-        self._plan(event.body.get("plan"))
-
     def _plan(self, value: Json) -> None:
         if steps := tuple(_steps(as_list(value))):
             self.plan = steps
@@ -482,37 +399,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
         self.retry = ReportedFault(self.events, event.message, str(code) if isinstance(code, int | str) else None)
 
-    def _printed(self, event: kinds.OutputReported) -> None:
-        self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]
 
-    def _warned(self, event: kinds.Warned) -> None:
-        if "absent_server" in as_object(event.ext):
-            self.absent = [*self.absent[1 - KEPT_MAX :], ReportedFault(self.events, event.message, None)]
-        named = as_object(as_object(event.ext).get("raw_message"))
-        # Agents call it so in a member of their own message, or in the words that a host puts beside that.
-        if any("compact" in _text(named.get(name)).lower() for name in _KINDS) or _COMPACTED.search(event.message):
-            self.compactions = _again(self.compactions, event.message, "compacted", self.events)
-
-
-_TAKE: Final[dict[type[Any], Callable[[Picture, Any], None]]] = {
-    kinds.AssistantDelta: Picture._delta,
-    kinds.AssistantMessage: Picture._message,
-    kinds.ToolCall: Picture._called,
-    kinds.ToolResult: Picture._resulted,
-    kinds.CommandExecuted: Picture._ran,
-    kinds.FileChanged: Picture._changed,
-    kinds.Failed: Picture._failed,
-    kinds.Warned: Picture._warned,
-    kinds.Approval: Picture._asked,
-    kinds.ApprovalAnswered: Picture._answered,
-    kinds.UsageReported: Picture._counted,
-    kinds.TurnEnded: Picture._turned,
-    kinds.TaskReported: Picture._told,
-    kinds.RetryReported: Picture._retried,
-    kinds.OutputReported: Picture._printed,
-}
 _SILENT: Final = frozenset({kinds.UsageReported, kinds.SessionNamed, kinds.TurnEnded, kinds.LossReported})
-"""Events that say nothing of what the agent does."""
+"""Events that do not show what the agent does."""
 
 
 def _again(before: Repeat, what: str, key: object, number: int) -> Repeat:

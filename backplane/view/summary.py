@@ -13,7 +13,7 @@ from backplane.view.figures import count, lasting, money
 from backplane.view.html import text
 from backplane.view.page import Shown, remarks_of, verdict
 from backplane.view.text import printable
-from backplane.view.why import HEALTHY
+from backplane.view.why_kinds import HEALTHY
 
 
 def markdown(runs: Iterable[Shown]) -> Iterator[str]:

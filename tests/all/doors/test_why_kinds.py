@@ -23,7 +23,6 @@ import pytest
 
 import backplane
 from backplane import Hook
-from backplane import host as sidecar
 from backplane.contract.events import Approval
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host import Done
@@ -33,8 +32,8 @@ from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
 from backplane.testing import Fault, Turn
 from backplane.view.load import moment_of, picture_of, why
-from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
-from hosts import mock
+from backplane.view.why import Diagnosis, diagnose
+from backplane.view.why_kinds import HEALTHY, Moment
 from tests import test_why
 from tests.api_agent import job, solve
 from tests.in_process import in_process
@@ -55,7 +54,6 @@ def carry(run, name, body, message="m"):
     tell(run, "warning", message=message, ext={name: body})
 def call(run, id="c1", **members):
     tell(run, "tool_call", tool_name="bash", tool_use_id=id, input={"command": "make"}, **members)
-def usage(run, **counts): carry(run, "usage", counts)
 def child(*words, **options):
     import subprocess
     return subprocess.Popen(words, **{"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, **options})
@@ -91,7 +89,6 @@ async def while_live(
     later_ms: int = LATER_MS,
     on_ask: Any = None,
     hooks: tuple[Hook, ...] = (),
-    reads: bool = True,
 ) -> Diagnosis:
     """What `why` says of a run while it lives, seen from beside."""
     found: list[Diagnosis] = []
@@ -100,10 +97,7 @@ async def while_live(
         control.start(work, backend, on_ask=on_ask, hooks=hooks) as run,
         anyio.create_task_group() as tasks,
     ):
-        if reads:
-            tasks.start_soon(run.wait)
-        else:  # A consumer that takes the first event, and no other.
-            await anext(aiter(run))
+        tasks.start_soon(run.wait)
         with anyio.fail_after(WAIT_S):
             while not found:
                 seen = await anyio.to_thread.run_sync(_seen, home, ready, later_ms)
@@ -121,60 +115,18 @@ def began(picture: Any, _: Moment) -> bool:
     return bool(picture.events)
 
 
-def settled(picture: Any, moment: Moment) -> bool:
-    return picture.is_sent and len(moment.processes) > 1 and not any(one.is_busy for one in moment.processes)
-
-
-def heard(picture: Any, moment: Moment) -> bool:
-    return bool(picture.is_sent and moment.words)
-
-
-def waits(what: str) -> Ready:
-    return lambda picture, moment: picture.is_sent and any(one.waits == what for one in moment.processes)
-
-
-def again(line: str, times: int) -> str:
-    return "".join(f"{line}\n" for _ in range(times))
-
-
 READS = f"child({PYTHON}, '-c', 'import sys; sys.stdin.buffer.readline()')"
-LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"
-SERVES = f"child({PYTHON}, '-c', {LISTENS!r})"
 SPINS = f"child({PYTHON}, '-c', 'while True: pass')"
-LOGIN = r"sys.stderr.write('To sign in open https://example.invalid/device and enter the code ABCD-1234\n')"
-MORE = r"sys.stderr.write('Reading additional input from stdin...\n'); sys.stderr.flush(); "
 RETRY = "carry(run, 'retry', {{'status': {}, 'retry_after_ms': 4000}}, {!r})"
-SPENT = "usage(run, input_tokens={}, cache_read_tokens={})"
 
 HOSTS: dict[str, tuple[str, Ready]] = {
     "overloaded": (RETRY.format(529, "overloaded, try 2"), began),
     "quota": (RETRY.format(429, "usage limit reached, resets 2026-12-01"), began),
     "tool_works": (f"call(run); {SPINS}", lambda _, moment: any(one.is_busy for one in moment.processes[1:])),
-    "tool_wants_input": (f"call(run); {READS}", waits("input")),
-    "server_in_foreground": (
-        f"call(run); {SERVES}",
-        lambda *seen: settled(*seen) and any(one.listens for one in seen[1].processes)),
-    "agent_reads_stdin": (f"{MORE}{READS}", lambda *seen: heard(*seen) and waits("input")(*seen)),
-    "login_wanted": (f"{LOGIN}; sys.stderr.flush()", heard),
-    "mcp_hangs": (f"child({PYTHON}, '-c', 'import time; time.sleep(600)')", settled),
-    "compaction_loop": (
-        again("carry(run, 'raw_message', {'type': 'system', 'subtype': 'compact_boundary'})", 3),
-        lambda picture, _: picture.compactions.times == 3),
-    "talks_only": (
-        again("tell(run, 'assistant_message', text='I will now edit the file.'); carry(run, 'turn', {})", 3),
-        lambda picture, _: picture.turns == 3),
-    "sub_agent_spends": (
-        "call(run, 'c1'); usage(run, input_tokens=1000); call(run, 'c2', parent_tool_use_id='c1'); "
-        "tell(run, 'tool_result', tool_name='bash', tool_use_id='c2', output='x', is_error=False); "
-        "usage(run, input_tokens=90000)", lambda picture, _: picture.tokens == 90000),
-    "cache_lost": (
-        f"{SPENT.format(10_000, 0)}; {SPENT.format(22_000, 11_000)}; {SPENT.format(34_000, 11_000)}",
-        lambda picture, _: picture.tokens == 34_000),
+    "tool_wants_input": (
+        f"call(run); {READS}", lambda _, moment: any(one.waits_for_input for one in moment.processes)),
 }  # fmt: skip
 """Kind → what its host does, and how it is seen that it is as far."""
-
-SOON = {"cache_lost"}
-"""Kinds that are told while the run goes on; the others once nothing has come for a while."""
 
 
 @pytest.mark.parametrize("kind", HOSTS)
@@ -182,25 +134,11 @@ async def test_what_a_live_run_waits_for_is_seen_in_its_processes(
     kind: str, backplane_home: Path, tmp_path: Path, anyio_backend: str
 ) -> None:
     body, ready = HOSTS[kind]
-    host = script(tmp_path, TELL + body + SLEEP, hello=hello_of())
-    abp = {"mcp_servers": [{"name": "docs", "command": "docs"}]} if kind == "mcp_hangs" else {}
-    work = order(tmp_path, config=RuntimeConfig(vendor={"abp": abp}))
-    found = await while_live(backplane_home, work, host, ready, later_ms=0 if kind in SOON else LATER_MS)
+    host = script(tmp_path, TELL + body + SLEEP)
+    found = await while_live(backplane_home, order(tmp_path), host, ready)
     assert found.kind == kind, found
     assert found.next
-    assert found.since_ms is not None or kind in SOON or kind.startswith(("compaction", "talks"))
-
-
-def hello_of() -> dict[str, Any]:
-    """Of a host that takes MCP servers."""
-    capabilities = {"streaming": "native", "mcp_client": "native"}
-    return {
-        "t": "hello",
-        "contract_version": "abp/v0.1",
-        "backend": {"id": "script"},
-        "capabilities": capabilities,
-        "heeds": ["mcp_servers"],
-    }
+    assert found.since_ms is not None
 
 
 ANY = PolicyProfile(require_approval_for=("*",))
@@ -241,7 +179,7 @@ async def test_a_denial_by_a_person_is_named(
         return ask.deny("not today")
 
     last = f"put(*[event(run, type='error', message='I cannot')] * {fault:d}, final(run, outcome={outcome!r})); end()"
-    host = script(tmp_path, ASKS.replace("BODY", repr(body)) + last, hello=hello_of())
+    host = script(tmp_path, ASKS.replace("BODY", repr(body)) + last)
     policy = PolicyProfile(require_approval_for=("bash",))
     async with plane(backplane_home) as control:
         work = order(tmp_path, mode="staged", policy=policy)
@@ -261,13 +199,6 @@ async def test_a_hook_that_hangs_is_named(backplane_home: Path, tmp_path: Path, 
     )
     assert found.kind == "hook_hangs", found
     assert "slow one" in found.verdict
-
-
-async def test_a_host_whose_words_nobody_reads(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
-    body = TELL + "while True: tell(run, 'assistant_delta', text='x' * 1000)\n"
-    host = script(tmp_path, body)
-    found = await while_live(backplane_home, order(tmp_path), host, waits("output"), reads=False)
-    assert found.kind == "nobody_reads", found
 
 
 async def test_a_host_that_was_stopped(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
@@ -376,22 +307,6 @@ def test_an_order_that_no_worker_takes(backplane_home: Path, tmp_path: Path, any
     assert (found["kind"], found["run_id"]) == ("queued", id)
 
 
-def test_a_key_beside_a_login(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
-    """The machine's own answer: which ways to log in are there, of the agent whose key was refused."""
-    for name in (".claude/.credentials.json", "bin/claude"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o700)
-    step = {"fail": {"code": "backend_auth_failed", "message": "no"}}
-    refused = memory(mock.work_of(), sidecar.Host(id="claude", capabilities=mock.CAPABILITIES))
-    backplane.run(order(tmp_path, step), backend=refused)
-    there = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "k"}
-    found = json.loads(cli(tmp_path, "why", "--json", **there))
-    assert found["kind"] == "key_and_login", found
-    (tmp_path / ".claude/.credentials.json").unlink()
-    assert json.loads(cli(tmp_path, "why", "--json", **there))["kind"] == "key_refused"
-
-
 async def test_a_run_that_asks_is_not_silent_too(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
     work = order(tmp_path, TOOL, policy=ANY)
     found = await while_live(backplane_home, work, mock_backend("process"), open_ask, on_ask=never)
@@ -412,9 +327,7 @@ def snapshot_of(home: Path, **seen: Any) -> Diagnosis:
 
 def test_a_pipeline_and_a_talker_are_no_trouble(backplane_home: Path, anyio_backend: str) -> None:
     """Processes that look like trouble in a run that is well."""
-    tool = Process(
-        pid=2, command="server", started_ms=test_why.NOW_NS // 1_000_000 - 2_000, listens=(80,), is_busy=True
-    )
-    host = Process(pid=1, command="host", started_ms=0, waits="input")
+    tool = Process(pid=2, command="server", started_ms=test_why.NOW_NS // 1_000_000 - 2_000, is_busy=True)
+    host = Process(pid=1, command="host", started_ms=0, waits_for_input=True)
     with live(backplane_home, called("bash", "make", 3)):
         assert snapshot_of(backplane_home, processes=(host, tool)).kind in HEALTHY

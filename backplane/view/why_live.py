@@ -1,0 +1,136 @@
+"""Find what a live run waits for, from its picture and one look at its processes. Pure.
+
+A run that waits is not silent for another reason too, so the first wait hides what the run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from backplane.process.table import Process
+from backplane.view.asked import decided
+from backplane.view.figures import counted, lasting, milliseconds
+from backplane.view.picture import Picture
+from backplane.view.text import in_workspace
+from backplane.view.why_kinds import Cause, Evidence, Moment, cause, last_lines, newest_call, quota, repeated
+
+QUIET_MS: Final = 30_000
+"""Milliseconds without an event after which a model or tool counts as silent; models think for less."""
+
+STAGING_MS: Final = 5_000
+"""Milliseconds after which a start counts as slow."""
+
+HANGS_MS: Final = 5_000
+"""Milliseconds without an event after which a command that reads a terminal counts as waiting for a person."""
+
+SLACK_MS: Final = 1_500
+"""Error of a process's start time, which the system dates from a boot time in whole seconds."""
+
+ASKED_LINES_MAX: Final = 12
+"""Lines of a question's subject; `watch` and the page show the rest."""
+
+_LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is overloaded"}
+
+
+def live(picture: Picture, moment: Moment) -> Iterator[Cause]:
+    """Yield what holds, the most telling first: a wait, a loop, then what the run does."""
+    waits = _stopped(picture, moment) or _hook(picture) or _question(picture, moment) or _retried(picture)
+    loops = repeated(picture)
+    does = None if waits is not None else _starts(picture, moment) or _tool(picture, moment) or _silent(picture, moment)
+    yield from (found for found in (waits, loops, does) if found is not None)
+
+
+def _age_ms(picture: Picture, moment: Moment) -> int:
+    last = milliseconds(picture.last_ts or picture.started_at)
+    return max(0, moment.now_ms - last) if last is not None else 0
+
+
+def _stopped(picture: Picture, moment: Moment) -> Cause | None:
+    found = [one for one in moment.processes if one.is_stopped]
+    if not found:
+        return None
+    rows = [Evidence(f"process {one.pid} is stopped: {one.command}") for one in found]
+    pids = " ".join(str(one.pid) for one in found[:5])
+    return cause("stopped", picture, rows, since=picture.last_ts or picture.started_at, pids=pids)
+
+
+def _hook(picture: Picture) -> Cause | None:
+    for id, names in picture.hooks.items():
+        ask = picture.open_asks.get(id)
+        if ask is not None:
+            rows = [Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)]
+            return cause("hook_hangs", picture, rows, since=ask.ts, names=", ".join(names))
+    return None
+
+
+def _question(picture: Picture, moment: Moment) -> Cause | None:
+    ask = picture.waits
+    if ask is None:
+        return None
+    asked_ms, limit_ms = milliseconds(ask.ts), ask.body.get("deadline_ms")
+    about = in_workspace(ask.about)
+    shown = [line for line in decided(ask.body) if line.partition(": ")[2] != about]
+    rows = [Evidence(f"{ask.tool}: {about}", ask.number), *map(Evidence, shown[:ASKED_LINES_MAX])]
+    if len(shown) > ASKED_LINES_MAX:
+        rows.append(Evidence(f"… {len(shown) - ASKED_LINES_MAX} more lines: backplane watch"))
+    if isinstance(limit_ms, int) and asked_ms is not None:
+        left, default = lasting(asked_ms + limit_ms - moment.now_ms), ask.body.get("default", "deny")
+        rows.append(Evidence(f"answered with {default!r} in {left}, if no answer comes"))
+    if len(picture.open_asks) > 1:
+        rows.append(Evidence(f"{len(picture.open_asks) - 1} more questions wait behind it"))
+    kind = "question_waits" if ask.kind == "input" else "approval_waits"
+    return cause(kind, picture, rows, since=ask.ts, tool=ask.tool, ask=ask.id)
+
+
+def _retried(picture: Picture) -> Cause | None:
+    retry, after_ms = picture.retry, picture.folded.retry_after_ms
+    if retry is None:
+        return None
+    message = Evidence(retry.message, retry.number)
+    if (used_up := quota(picture, retry.message, [message], picture.last_ts)) is not None:
+        return used_up
+    pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
+    rows = [message, *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
+    what, code = _LIMITS.get(retry.code or ""), f" ({retry.code})" if retry.code else ""
+    return cause("overloaded" if what else "asked_again", picture, rows, since=picture.last_ts, what=what, code=code)
+
+
+def _starts(picture: Picture, moment: Moment) -> Cause | None:
+    if picture.is_sent or _age_ms(picture, moment) < STAGING_MS:
+        return None
+    if picture.has_stage and not picture.said_hello:
+        return cause("no_hello", picture, last_lines(moment.words), since=picture.started_at)
+    return cause("staging", picture, [Evidence(f"workspace: {picture.root}")], since=picture.started_at)
+
+
+def _tool(picture: Picture, moment: Moment) -> Cause | None:
+    """Return whether the newest open call waits for input, works, or is quiet."""
+    call = newest_call(picture)
+    if call is None:
+        return None
+    rows, age_ms = [Evidence(f"{call.tool}: {call.about}", call.number)], _age_ms(picture, moment)
+    own = _started_since(milliseconds(call.ts), moment)
+    reads = [one for one in own if one.waits_for_input]
+    if reads and age_ms >= HANGS_MS:
+        rows += [Evidence(f"process {one.pid}: {one.command}") for one in reads[:2]]
+        return cause("tool_wants_input", picture, rows, since=call.ts)
+    if picture.output.strip():
+        rows.append(Evidence(f"its last line: {picture.output.strip().splitlines()[-1]}"))
+    busy = [one for one in own if one.is_busy]
+    rows += [Evidence(f"process {one.pid} is at work: {one.command}") for one in busy[:2]]
+    kind = "tool_quiet" if age_ms >= QUIET_MS and not busy else "tool_works"
+    return cause(kind, picture, rows, since=call.ts, tool=call.tool, age=lasting(age_ms))
+
+
+def _started_since(began_ms: int | None, moment: Moment) -> list[Process]:
+    return [one for one in moment.processes if began_ms is not None and one.started_ms >= began_ms - SLACK_MS]
+
+
+def _silent(picture: Picture, moment: Moment) -> Cause | None:
+    age_ms = _age_ms(picture, moment)
+    if not picture.is_sent or age_ms < QUIET_MS:
+        return None
+    rows = [Evidence(f"the last event was {picture.last or 'none'}", picture.events or None)]
+    since = picture.last_ts or picture.started_at
+    return cause("model_silent", picture, [*rows, *last_lines(moment.words)], since=since, age=lasting(age_ms))
