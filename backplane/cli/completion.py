@@ -20,7 +20,7 @@ from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
 from backplane.providers import store as sessions
 from backplane.receipts.memory import remembered
-from backplane.runtime.backends import SHIPPED
+from backplane.runtime.backends import OF_OPTIONS, SHIPPED
 from backplane.view.omit import OMISSIBLE
 
 HELP = "Print the completion script of a shell; put it where the shell looks for it, as below."
@@ -131,7 +131,7 @@ def _runs() -> Iterator[str]:
 
 
 def _backends() -> Iterator[str]:
-    yield from sorted({*SHIPPED, *config.load(None, os.environ, streams.folder(), None).backends})
+    yield from sorted({*SHIPPED.keys() - OF_OPTIONS, *config.load(None, os.environ, streams.folder(), None).backends})
 
 
 def _sessions() -> Iterator[str]:

@@ -57,7 +57,7 @@ def _key(run: Remembered, by: str) -> str | None:
 
 def _row(one: Spend, label: str | None) -> str:
     cost = _at_least(one.cost_usd_micros, one.known_usd_micros, money)
-    unknown = f", of {streams.count(one.unknown, 'run')} unknown" if one.unknown else ""
+    unknown = f", cost unknown for {one.unknown}" if one.unknown else ""
     sent = _at_least(one.input_tokens, one.known_input_tokens, count)
     tokens = f"{sent} in, {_at_least(one.output_tokens, one.known_output_tokens, count)} out"
     key = label or (streams.one_line(one.key) if one.key is not None else "(not known)")

@@ -49,7 +49,7 @@ def run(args: Args) -> int:
     if args.dry_run:
         with open_store() as store:
             count = store.count_prunable(**bounds)
-        streams.write(f"{streams.count(count, 'receipt')} would be pruned; nothing was removed\n")
+        streams.write(f"{streams.count(count, 'run')} would be pruned; nothing was removed\n")
         return 0
     try:
         with open_store(readonly=False) as store:
@@ -61,5 +61,5 @@ def run(args: Args) -> int:
             store.make_room(**bounds)
         with open_store(readonly=False) as store:
             count = store.prune(**bounds)
-    streams.write(f"{streams.count(count, 'receipt')} pruned; the chain still verifies\n")
+    streams.write(f"{streams.count(count, 'run')} pruned; the chain still verifies\n")
     return 0

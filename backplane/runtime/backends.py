@@ -51,6 +51,8 @@ SHIPPED: Final[dict[str, tuple[str, ...]]] = {
     **shipped.HOSTS,
 }
 """Hosts that come with the package: name → file under `hosts/` and its arguments."""
+OF_OPTIONS: Final = frozenset({"acp", "api"})
+"""Shipped hosts that are no backend by their name alone: their options name the agent or the service."""
 
 NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
 """Backends that run only when they are named: they do not think."""
@@ -401,7 +403,7 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
         if plugin is not None:
             made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
             return msgspec.structs.replace(made, plugin={"wheel": plugin.wheel, "version": plugin.version})
-        known = {*settings.backends, *SHIPPED}
+        known = {*settings.backends, *SHIPPED.keys() - OF_OPTIONS}
         there = {*known, *plugins.names(known)}
         names, near = ", ".join(sorted(there)), nearest_name(name, there)
         meant = f"did you mean {near}? " if near else ""
@@ -632,10 +634,10 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
 
 
 def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
-    """Every backend there is, ready or not, in the order of their names."""
+    """Return every backend, ready or not, by name; hosts that need options are backends once they are configured."""
     from backplane.runtime import plugins
 
-    own = {*settings.backends, *SHIPPED}
+    own = {*settings.backends, *SHIPPED.keys() - OF_OPTIONS}
     return [_status(name, settings, environ) for name in sorted({*own, *plugins.names(own)})]
 
 
