@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import msgspec
@@ -83,6 +83,10 @@ class Wire:
         self.lines: list[HostLine] = []
         self.handed = 0
         """How many of them were handed out; the others arrived with them and wait."""
+        self.mark = 0
+        """Number of lines that came before the present case of a rule."""
+        self.run_id = ""
+        """Id of the run that was sent last."""
         self.ended = False
         """Its stdout is closed."""
         self.flooded = False
@@ -110,6 +114,10 @@ class Wire:
                 if wanted(line):
                     return line
         return None
+
+    def seen(self, wanted: Callable[[HostLine], bool]) -> HostLine | None:
+        """Return the first line of the present case that is wanted, if it was handed out already."""
+        return next(filter(wanted, self.lines[self.mark : self.handed]), None)
 
     async def send(self, message: Json, *, newline: bytes = b"\n", piece_bytes: int = READ_BYTES_MAX) -> bool:
         """Write a message, or bytes as they are; False when the host does not take it in time."""
@@ -203,8 +211,8 @@ def vendor_of(greeting: Json) -> dict[str, Json]:
     return {"abp": {"backend": "mock" if "mock" in ready else ready[0]}} if ready else {}
 
 
-def order(root: str, task: str, vendor: dict[str, Json], **more: Any) -> dict[str, Json]:
+def order(root: str, task: str, vendor: dict[str, Json]) -> dict[str, Json]:
     """A work order, whole, as hosts get them."""
     id = "0f8a4c52-7d6b-4f0e-9a3c-5b1d2e3f4a5b"
     made = WorkOrder(task, id, workspace=WorkspaceSpec(root), config=RuntimeConfig(vendor=vendor))
-    return {**msgspec.to_builtins(made), **more}
+    return dict(msgspec.to_builtins(made))

@@ -1,10 +1,9 @@
 """Check any program that claims to be a host, rule by rule of `contracts/sidecar.md`.
 
-A command goes in, a report with a level comes out. The program is started many times, with small
-orders in an empty folder; a program that hangs, dies or floods ends each check within its bound.
-Levels: `speaks` (one plain run works), `behaves` (every rule a good host needs, announced
-extensions included), `robust` (hostile input, signals, a listener that goes away), `complete`
-(cancel, ping, ask and many runs at once, under everything that can come together).
+A command goes in, a report with a level comes out. The program is started many times, with small orders in an empty
+folder; a program that hangs, dies or floods ends each check within its bound. Levels: `speaks` (a plain run works),
+`behaves` (what a good host does, announced extensions included), `robust` (hostile input, signals, a listener that goes
+away), `complete` (cancel, ping, ask and many runs at once).
 """
 
 from __future__ import annotations
@@ -20,24 +19,26 @@ import msgspec
 from backplane.config import child_environment
 from backplane.conform.link import Bounds, Program, vendor_of
 from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, look, record
-from backplane.conform.rules import NEEDED, RULES
-from backplane.conform.steps import Bench, Case
+from backplane.conform.rules import NEEDED, Rule, rules
+from backplane.conform.steps import Bench
 from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit
 from backplane.errors import BackendError
 
-__all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
+__all__ = ["LEVELS", "Bounds", "Report", "Result", "checks", "conform"]
 
 TASK: Final = "Reply with the single word ready. Change no file."
 """Small and harmless, whatever agent is behind the host."""
 
 AT_ONCE: Final = 3
-"""Checks made at the same time: most of one is waiting, and a host that only manages alone is told by its own check."""
+"""Rules tried at the same time: trying one is mostly waiting."""
 
-CHECKS: Final[tuple[tuple[str, RuleLevel, str], ...]] = (
-    *((name, level, number) for name, level, number, _ in PLAIN_RULES),
-    *((rule.name, rule.level, rule.number) for rule in RULES),
-)
-"""Name, level and rule of every check, in the order in which they are made."""
+_MUTE: Final = "not tried: it does not speak the protocol"
+
+
+def checks() -> tuple[tuple[str, RuleLevel, str], ...]:
+    """Return name, level and rule of every check, in the order in which they are made."""
+    plain = ((name, level, number) for name, level, number, _ in PLAIN_RULES)
+    return (*plain, *((rule.name, rule.level, rule.rule) for rule in rules()))
 
 
 async def conform(
@@ -47,10 +48,10 @@ async def conform(
     cwd: str | None = None,
     bounds: Bounds | None = None,
     task: str = TASK,
-    rules: Collection[str] | None = None,
+    only: Collection[str] | None = None,
     progress: Callable[[Result], None] | None = None,
 ) -> Report:
-    """Start the program again and again and hold it against the rules.
+    """Start a program again and again and check it by the rules.
 
     Args:
         command: program and arguments.
@@ -58,8 +59,8 @@ async def conform(
         cwd: where it is started; None for our own folder.
         bounds: how long it may take; None for the defaults.
         task: what the orders ask for.
-        rules: only checks of these rules get a child of their own; None means all. The level is then
-            that of the checks made.
+        only: names or numbers of the rules that are tried after the plain run; None means all. The level is that of
+            the checks made.
         progress: called with each result as it is there.
 
     Raises:
@@ -67,10 +68,12 @@ async def conform(
     """
     own = child_environment({}, {}, os.environ) if env is None else env
     program = Program(tuple(command), own, cwd or os.getcwd(), bounds or Bounds())
-    results: list[Result] = []
+    results: dict[str, Result] = {}
 
-    def note(result: Result) -> None:
-        results.append(result)
+    def note(result: Result, follows: str | None = None) -> None:
+        if result.verdict == "fail" and follows in results and results[follows].verdict == "fail":
+            result = msgspec.structs.replace(result, follows=follows)
+        results[result.name] = result
         if progress is not None:
             progress(result)
 
@@ -79,19 +82,16 @@ async def conform(
         for result in _plain_results(plain):
             note(result)
         extensions = _extensions(plain)
-        is_noisy = any(result.name == NOISE and result.verdict == "fail" for result in results)
-        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting), is_noisy)
-        speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
-        wanted = [rule for rule in RULES if rules is None or rule.number in rules]
+        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
+        speaks = all(result.verdict != "fail" for result in results.values() if result.level == "speaks")
+        wanted = [rule for rule in rules() if only is None or rule.rule in only or rule.name in only]
         if speaks:
-            await _alive_results(wanted, bench, note)
+            await _try_rules(wanted, bench, note)
         else:
             for rule in wanted:
                 note(rule.result("skip", _MUTE))
-    return Report(tuple(command), _level(results, extensions), _backend(plain), extensions, tuple(results))
-
-
-_MUTE: Final = "not tried: it does not speak the protocol"
+    found = tuple(results.values())
+    return Report(tuple(command), _level(found, extensions), _backend(plain), extensions, found)
 
 
 def _plain_results(plain: Plain) -> Iterator[Result]:
@@ -108,36 +108,35 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, unfit.shown())
 
 
-async def _alive_results(rules: Sequence[Case], bench: Bench, note: Callable[[Result], None]) -> None:
-    """Try some rules at a time, and tell of them in their order."""
-    places, made = anyio.Semaphore(AT_ONCE), dict[int, Result]()
-    told = iter(range(len(rules)))
-    following = next(told, None)
+async def _try_rules(wanted: Sequence[Rule], bench: Bench, note: Callable[[Result, str | None], None]) -> None:
+    """Try some rules at a time, and note their results in the order of the rules."""
+    places, made = anyio.Semaphore(AT_ONCE), dict[int, tuple[Result, str | None]]()
+    following = 0
 
-    async def make(number: int, rule: Case) -> None:
+    async def make(number: int, rule: Rule) -> None:
         nonlocal following
         async with places:
             folder = str(bench.place(str(number)))
-            made[number] = await _alive_result(rule, msgspec.structs.replace(bench, root=folder))
+            made[number] = await _try_rule(rule, msgspec.structs.replace(bench, root=folder))
         while following in made:
-            note(made[following])
-            following = next(told, None)
+            note(*made[following])
+            following += 1
 
     async with anyio.create_task_group() as tasks:
-        for number, rule in enumerate(rules):
+        for number, rule in enumerate(wanted):
             tasks.start_soon(make, number, rule)
 
 
-async def _alive_result(rule: Case, bench: Bench) -> Result:
+async def _try_rule(rule: Rule, bench: Bench) -> tuple[Result, str | None]:
+    """Return the result, and the name of the rule whose failure would explain a failure."""
     try:
-        return rule.result("pass", await rule.play(bench))
+        return rule.result("pass", await rule.play(bench)), None
     except Unasked as unasked:
-        return rule.result("skip", str(unasked))
+        return rule.result("skip", str(unasked)), None
     except Unfit as unfit:
-        failed = rule.result("fail", unfit.seen, unfit.shown())
-        return msgspec.structs.replace(failed, follows=NOISE if unfit.is_noise and bench.is_noisy else None)
+        return rule.result("fail", unfit.seen, unfit.shown()), NOISE if unfit.is_noise else rule.follows
     except BackendError as error:
-        return rule.result("fail", f"it could not be started again: {error}")
+        return rule.result("fail", f"it could not be started again: {error}"), None
 
 
 def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:
