@@ -13,7 +13,7 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings
-from backplane.errors import BackendError, BackplaneError
+from backplane.errors import BackendError
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
 
@@ -29,11 +29,9 @@ EXAMPLE = "backplane backends\nbackplane backends --probe mine"
 
 def options(p: Parser) -> None:
     add.value(p, "names", metavar="NAME", nargs="*", help="list only these backends")
-    form = p.add_mutually_exclusive_group()
-    add.flag(form, "--probe", help="let each agent show its capabilities to a scripted model")
-    add.flag(form, "--matrix", help="compare documented, announced and tested capabilities")
+    add.flag(p, "--probe", help="let each agent show its capabilities to a scripted model")
     add.config(p)
-    add.json(p, "one JSON object per line and backend", "cli_backends", "cli_backends_probe", "cli_backends_matrix")
+    add.json(p, "one JSON object per line and backend", "cli_backends", "cli_backends_probe")
 
 
 def run(args: Args) -> int:
@@ -47,7 +45,7 @@ def run(args: Args) -> int:
     found = [status for status in found if status.id in args.names or not args.names]
     if args.probe:
         return _probe(found, settings, environ, args)
-    return (_matrix if args.matrix else _list)(found, settings, environ, args)
+    return _list(found, settings, environ, args)
 
 
 def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
@@ -98,8 +96,7 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
 
 def _verdict(finding: Finding) -> str:
     """Say in words what a trial found about a capability."""
-    from backplane.conform.matrix import CLAIMS
-    from backplane.conform.trials import UNHEARD
+    from backplane.conform.trials import CLAIMS, UNHEARD
 
     if finding.proof == "proved":
         return "proved" if finding.claim in CLAIMS else "proved, and not claimed"
@@ -118,43 +115,6 @@ def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
         yield lambda ability: streams.write(f"\r\x1b[K… {name}: {ability}") if shown else None
     finally:
         streams.write("\r\x1b[K" if shown else "")
-
-
-def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], args: Args) -> int:
-    """Print the document's level, the manifest's and the trial's, for the backends that have at least two of them."""
-    from backplane.conform import matrix, trials
-
-    home = config.home_path(environ)
-    columns = matrix.columns()
-    for status in found:
-        try:
-            backend = backends.find(status.id, settings, environ)
-        except BackplaneError:
-            continue
-        kept = trials.kept_proof(status.id, home)
-        manifest = kept_manifest(home, backend.key) or {}
-        if not args.names and status.id not in columns and kept is None:
-            continue
-        findings = trials.findings(kept, trials.stamp(backend, environ)) if kept is not None else {}
-        rows = matrix.rows(status.id, manifest, findings)
-        if args.json:
-            told = matrix.Matrix(id=status.id, on=kept.on if kept is not None else None, rows=rows)
-            streams.write_record(told)
-            continue
-        if kept is not None:
-            when = f"tried {kept.on}"
-        elif trials.provable(backend):
-            when = f"never tried: backplane backends --probe {status.id}"
-        else:
-            when = "there is nothing to try: it drives no agent whose model can be a scripted one"
-        streams.write(f"{status.id}: {when}\n")
-        if rows:
-            streams.write(f"  {'ability':<30} {'document':<11} {'manifest':<11} proof\n")
-        for row in rows:
-            streams.write(f"  {row.ability:<30} {row.document:<11} {row.manifest:<11} {row.proof}\n")
-            if row.reason:
-                streams.write(f"    {streams.one_line(row.reason)}\n")
-    return 0
 
 
 def abilities(manifest: Mapping[str, Any]) -> str:

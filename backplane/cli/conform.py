@@ -9,7 +9,7 @@ import anyio
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser
+from backplane.cli.command import Args, Parser, wrong_words
 
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
@@ -24,16 +24,21 @@ RULES_SHOWN: Final = 8
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
     add.flag(p, "--failed", help="print only failed checks")
+    add.many(p, "--rule", metavar="NAME", help="after a plain run, try only this rule: its name, or its number as S19")
     add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
 
 
 def run(args: Args) -> int:
-    from backplane.conform.runner import conform
+    from backplane.conform.runner import checks, conform
 
+    known = {word for name, _, rule in checks() for word in (name, rule)}
+    for rule in args.rule:
+        if rule not in known:
+            raise wrong_words(f"no rule {rule!r}", "`backplane conform -- COMMAND` shows the names of all rules")
     skipped: dict[str, list[Result]] = {}
     progress = None if args.json else partial(_say, skipped=skipped, only_failed=args.failed)
     cwd = str(streams.folder())
-    report = anyio.run(partial(conform, args.command, cwd=cwd, progress=progress))
+    report = anyio.run(partial(conform, args.command, cwd=cwd, only=args.rule or None, progress=progress))
     failed = report.count("fail")
     if args.json:
         streams.write_record(report)

@@ -21,7 +21,7 @@ NEEDED: Final = ("cancel/1", "ping/1", "many/1")
 """What a host must announce to be complete; an agent with tools announces `ask/1`, too."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule with the transcript that tries it; the file explains the members."""
 
     name: str
@@ -55,37 +55,27 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         program = bench.program
         if self.start_in is not None:
             program = program.started_in(str(bench.place(self.start_in)))
-        if not self.cases:
-            return await _played(program, bench, [self.steps])
-        parts = [(*case.get("steps", [case]), *self.steps) for case in self.cases]
+        parts = [(*case.get("steps", [case]), *self.steps) for case in self.cases] or [self.steps]
+        first = 0
         if not self.alone:
             try:
                 return await _played(program, bench, parts)
-            except Unfit:
-                pass  # One process for all is quick; a process for each names the case, and serves only one run.
-        faults = [
-            fault
-            for case, part in zip(self.cases, parts, strict=True)
-            if (fault := await _fault(program, bench, case, part))
-        ]
-        if faults:
-            first = faults[0]
-            first.seen += f" (and {len(faults) - 1} more cases)" if len(faults) > 1 else ""
-            raise first
+            except Unfit as unfit:
+                if not self.cases:
+                    raise
+                first = unfit.part  # Perhaps only because the host serves one run a process.
+        for case, part in zip(self.cases[first:], parts[first:], strict=True):
+            try:
+                await _played(program, bench, [part])
+            except Unfit as unfit:
+                unfit.seen = f"{case['what']}: {unfit.seen}"
+                raise
         return f"{len(parts)} cases, a process for each"
-
-
-async def _fault(program: Program, bench: Bench, case: Step, steps: tuple[Step, ...]) -> Unfit | None:
-    try:
-        await _played(program, bench, [steps])
-    except Unfit as unfit:
-        unfit.seen = f"{case['what']}: {unfit.seen}"
-        return unfit
-    return None
 
 
 async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]]) -> str:
     """Play transcripts one after the other against one fresh host; return what was seen last."""
+    part = 0
     async with linked(program) as link:
         try:
             if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
@@ -95,9 +85,10 @@ async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]])
                 link.mark = len(link.lines)
                 for step in steps:
                     seen = await _step(link, bench, step) or seen
+                part += 1
         except Unfit as unfit:
             await link.child.stop(grace_s=0)
-            unfit.stderr = bytes(link.child.stderr_tail)
+            unfit.stderr, unfit.part = bytes(link.child.stderr_tail), part
             raise
         return seen
 
@@ -109,7 +100,7 @@ async def _step(link: Wire, bench: Bench, step: Step) -> str | None:
 
 
 @functools.cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[HostRule, ...]:
     """Read the rules, in the order in which they are tried."""
     table = tomllib.loads((find("contracts") / FILE).read_text(encoding="utf-8"))
-    return msgspec.convert(table["rules"], tuple[Rule, ...])
+    return msgspec.convert(table["rules"], tuple[HostRule, ...])

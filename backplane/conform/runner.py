@@ -19,7 +19,7 @@ import msgspec
 from backplane.config import child_environment
 from backplane.conform.link import Bounds, Program, vendor_of
 from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, look, record
-from backplane.conform.rules import NEEDED, Rule, rules
+from backplane.conform.rules import NEEDED, HostRule, rules
 from backplane.conform.steps import Bench
 from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit
 from backplane.errors import BackendError
@@ -108,12 +108,12 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, unfit.shown())
 
 
-async def _try_rules(wanted: Sequence[Rule], bench: Bench, note: Callable[[Result, str | None], None]) -> None:
+async def _try_rules(wanted: Sequence[HostRule], bench: Bench, note: Callable[[Result, str | None], None]) -> None:
     """Try some rules at a time, and note their results in the order of the rules."""
     places, made = anyio.Semaphore(AT_ONCE), dict[int, tuple[Result, str | None]]()
     following = 0
 
-    async def make(number: int, rule: Rule) -> None:
+    async def make(number: int, rule: HostRule) -> None:
         nonlocal following
         async with places:
             folder = str(bench.place(str(number)))
@@ -127,7 +127,7 @@ async def _try_rules(wanted: Sequence[Rule], bench: Bench, note: Callable[[Resul
             tasks.start_soon(make, number, rule)
 
 
-async def _try_rule(rule: Rule, bench: Bench) -> tuple[Result, str | None]:
+async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
     """Return the result, and the name of the rule whose failure would explain a failure."""
     try:
         return rule.result("pass", await rule.play(bench)), None

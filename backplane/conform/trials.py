@@ -1,7 +1,6 @@
-"""What a driven agent can do, shown by letting it: a scripted model asks for each ability, and it is looked at.
+"""Try what a driven agent can do: a scripted model asks it for each ability.
 
-The model is `testing`'s on loopback, the run any other run in a folder and a state folder of its own. The findings are
-kept with their day and the program they were found with; another program makes them stale.
+The model is `testing`'s on loopback, the run any other run in a folder and a state folder of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import msgspec
 
 from backplane import api
 from backplane.agents import shipped
-from backplane.config import BackendSettings, Isolation, Limits, Settings
-from backplane.conform import matrix
+from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract import canonical
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
@@ -33,7 +31,7 @@ from backplane.contract.capability import CAPABILITIES
 from backplane.contract.events import Approval, AssistantDelta, Reasoning, SessionNamed, ToolResult, carried
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
-from backplane.receipts.manifests import keep_manifest, kept_manifest
+from backplane.receipts.manifests import keep_manifest
 from backplane.resources import find as find_shared
 from backplane.runtime import backends
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
@@ -54,16 +52,20 @@ ROOT: Final = "{root}"
 """Placeholder for the folder in calls of a row whose trials work in place; some agents take only absolute paths."""
 
 
+CLAIMS: Final = ("native", "emulated", "restricted")
+"""Levels that say that an ability is there."""
+NONE: Final = "-"
+"""The manifest does not name the ability."""
 UNHEARD: Final = "?"
+"""No manifest came."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of one ability."""
 
     ability: str
-    claim: str = matrix.NONE
-    """Its level in the host's manifest: native, emulated, restricted, unsupported, `-` where it is not named, `?` where
-    no manifest came."""
+    claim: str = NONE
+    """Its level in the host's manifest: native, emulated, restricted, unsupported, `-` or `?`."""
     proof: Literal["proved", "failed", "untried"]
     """untried: it is claimed, and no trial shows it."""
     why: str = ""
@@ -72,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_false(self) -> bool:
         """Return True if the trial did not show the ability, though it is claimed or no manifest came."""
-        return self.claim in (*matrix.CLAIMS, UNHEARD) and self.proof == "failed"
+        return self.claim in (*CLAIMS, UNHEARD) and self.proof == "failed"
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,69 +184,60 @@ AT_ONCE: Final = 2
 """Trials side by side: an agent waits for its own start for most of a trial."""
 
 
-class AbilityTrial:
-    """One ability of one backend, tried; a value for each ability.
+class Trials:
+    """The trials of one backend.
 
     Args:
-        declared: the backend as it is configured.
-        environ: what its own environment is chosen from.
-        folder: a new one, for workspaces and a state folder; the caller removes it.
-        isolation: as of the user's own runs.
+        settings: the user's own; the backend's options and the isolation are taken from there.
+        environ: what the environment of the agent is chosen from.
+        folder: a new one, for workspaces and state folders; the caller removes it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        declared: BackendSettings,
-        environ: Mapping[str, str],
-        folder: Path,
-        isolation: Isolation = "best_effort",
-    ) -> None:
-        self.name, self.declared, self.environ, self.folder = name, declared, environ, folder
-        self.isolation = isolation
-        file, *row = backends.SHIPPED[declared.host or name]
+    def __init__(self, name: str, settings: Settings, environ: Mapping[str, str], folder: Path) -> None:
+        self.name, self.settings, self.environ, self.folder = name, settings, environ, folder
+        self.declared = settings.backends.get(name) or BackendSettings(host=name)
+        file, *row = backends.SHIPPED[self.declared.host or name]
         table = tomllib.loads((find_shared("hosts") / file).with_suffix(".toml").read_text(encoding="utf-8"))
         self.row: dict[str, Any] = table[row[0]]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
-        self._in_place = bool(self.row.get("trial_in_place"))
-        """True for an agent whose conversations are bound to a folder: all trials work in one, in place."""
-        self._runs = 0
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
-        """What the model says; None where this agent has no such calls."""
+        """Return what the model says; None if this agent has no such calls."""
         if way.text is not None:
             return [way.text]
         rows = self.row.get("trials", {}).get(way.calls or ability)
         if rows is None:
             return None
-        return [*map(_turn, _filled(rows, ROOT, str(self.folder / "work"))), Turn(text="that is all")]
+        return [*map(_turn, _filled(rows, ROOT, str(self.folder / ability / "work"))), Turn(text="that is all")]
 
     async def find(self, ability: str) -> Finding | None:
-        """Try the ability; None where there is no way to."""
+        """Try an ability; return None if this agent has no way to show it."""
+        (self.folder / ability).mkdir()
         if ability in CONVERSATIONS:
             return await self._again(ability)
-        way = WAYS.get(ability)
-        turns = self.turns(ability, way) if way is not None else None
-        if way is None or turns is None:
+        way = WAYS[ability]
+        turns = self.turns(ability, way)
+        if turns is None:
             return None
-        seen = await self.run(turns, way.abp, way.policy, way.answer)
+        seen = await self.run(ability, turns, way.abp, way.policy, way.answer)
         return _finding(ability, way.holds(seen), way.wanted, seen)
 
     async def _again(self, ability: str) -> Finding:
-        first = await self.run([Turn(text="noted")], {"session": {"keep": True}}, task=f"the word is {WORD}")
+        keep: dict[str, Json] = {"session": {"keep": True}}
+        first = await self.run(ability, [Turn(text="noted")], keep, task=f"the word is {WORD}")
         ids = [event.body.get("id") for event in first.of(SessionNamed)]
-        wanted = "a conversation that can be named again"
         if not ids:
-            return _finding(ability, False, wanted, first)
-        session = {CONVERSATIONS[ability]: ids[0]}
-        second = await self.run([Turn(text="yes")], {"session": session}, task="which word was it?")
+            return _finding(ability, False, "a conversation that can be named again", first)
+        session: dict[str, Json] = {"session": {CONVERSATIONS[ability]: ids[0]}}
+        second = await self.run(ability, [Turn(text="yes")], session, task="which word was it?")
         again = [event.body.get("id") for event in second.of(SessionNamed)]
         right = bool(again) and (again[0] == ids[0]) == (ability == "session_resume")
         return _finding(ability, right and WORD in second.last, "what was said before", second)
 
     async def run(
         self,
+        ability: str,
         turns: list[Turn],
         abp: dict[str, Json],
         policy: PolicyProfile | None = None,
@@ -252,39 +245,37 @@ class AbilityTrial:
         *,
         task: str = "a trial",
     ) -> TrialRun:
-        """One run against a scripted model."""
+        """Run the agent once with a scripted model."""
 
         async def answered(ask: Approval) -> Decision:
             return answer or Decision(decision="deny", reason="nobody is there")
 
-        self._runs += 1
-        root = self.folder / ("work" if self._in_place else f"work-{self._runs}")
+        folder, in_place = self.folder / ability, bool(self.row.get("trial_in_place"))
+        # The conversations of some agents are bound to a folder: all runs of a trial work in one, in place.
+        root = folder / ("work" if in_place else f"work-{len(list(folder.glob('work-*')))}")
         root.mkdir(exist_ok=True)
         (root / "seen.txt").write_text(SEEN)
         order = WorkOrder(
             task,
-            workspace=WorkspaceSpec(root=str(root), mode="pass_through" if self._in_place else "staged"),
+            workspace=WorkspaceSpec(root=str(root), mode="pass_through" if in_place else "staged"),
             policy=policy or PolicyProfile(),
             config=RuntimeConfig(vendor={"abp": abp}),
         )
-        seen = TrialRun(events=[])
+        home = folder / "home"
         with ModelServer([*SIDE_TURNS, *turns]) as server:
-            backend = backends.find(self.name, self._settings(server.url), self._environ())
-            async with api.start(
-                order, backend=backend, on_ask=answered, settings=self._settings(server.url),
-                home=self.folder / "home",
-            ) as run:  # fmt: skip
-                async for event in run:
-                    seen.events.append(carried(event))
+            settings = self._settings(server.url)
+            backend = backends.find(self.name, settings, {**self.environ, "BACKPLANE_HOME": str(home)})
+            async with api.start(order, backend=backend, on_ask=answered, settings=settings, home=home) as run:
+                events = [carried(event) async for event in run]
             asked = [request for request in server.requests if request.asks == "generate" and request.turn is not None]
-            seen.last = msgspec.json.encode(asked[-1].body).decode() if asked else ""
-        return self._look(run, seen)
-
-    def _look(self, run: Any, seen: TrialRun) -> TrialRun:
-        seen.outcome, seen.patch = run.receipt.outcome, run.receipt.verification.git_diff or ""
-        seen.raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
-        if run.end_error is not None:
-            seen.raw = {**seen.raw, "error": str(run.end_error)}
+        raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
+        seen = TrialRun(
+            events=events,
+            outcome=run.receipt.outcome,
+            patch=run.receipt.verification.git_diff or "",
+            raw={**raw, "error": str(run.end_error)} if run.end_error is not None else raw,
+            last=msgspec.json.encode(asked[-1].body).decode() if asked else "",
+        )
         self.manifest = run.receipt.capabilities or self.manifest
         named = [event.body.get("version") for event in seen.of(SessionNamed)]
         self.version = next((word for word in named if isinstance(word, str)), self.version)
@@ -298,10 +289,7 @@ class AbilityTrial:
         key = {self.row["key_env"]: KEY} if "key_env" in self.row else {}
         env = {**self.declared.env, **_filled(self.row.get("trial_env", {}), PLACE, url), **key}
         mine = msgspec.structs.replace(self.declared, options=options, env=env)
-        return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=self.isolation)
-
-    def _environ(self) -> dict[str, str]:
-        return {**self.environ, "BACKPLANE_HOME": str(self.folder / "home")}
+        return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=self.settings.isolation)
 
 
 def _filled(value: Any, place: str, text: str) -> Any:
@@ -337,12 +325,11 @@ async def prove(
     home: Path,
     progress: Callable[[str], object] = lambda ability: None,
 ) -> Proof:
-    """Try everything that can be tried of one backend's agent, and keep what was found; `progress` hears what is next.
+    """Try everything that can be tried of one backend's agent, and call `progress` with each ability before its trial.
 
     Raises:
         BackplaneError: the backend is not there or not ready, or its model cannot be replaced by a scripted one.
     """
-    declared = settings.backends.get(name) or BackendSettings(host=name)
     backend = backends.find(name, settings, environ)
     if not provable(backend):
         fix = "only agents whose model has an address of its own setting can be tried"
@@ -350,91 +337,51 @@ async def prove(
     missing = backends.missing_program(backend, environ)
     if missing is not None:
         raise missing
-    with tempfile.TemporaryDirectory(prefix="backplane-trials-", ignore_cleanup_errors=True) as folder:
-        found = await _try_all(name, declared, environ, Path(folder), settings.isolation, progress)
-    manifest = next((trial.manifest for trial, _ in found if trial.manifest is not None), None)
-    version = next((trial.version for trial, _ in found if trial.version is not None), None)
-    findings = judge(
-        [told for _, told in found if told is not None], manifest or {}, matrix.untried(declared.host or name)
-    )
-    now = canonical.timestamp_at(time.time_ns())
-    proof = Proof(backend=name, program=stamp(backend, environ), on=now, version=version, findings=findings)
-    keep_manifest(home, _key(name), msgspec.to_builtins(proof))
-    if manifest is not None:
-        keep_manifest(home, backend.key, manifest)
-    return proof
-
-
-async def _try_all(
-    name: str,
-    declared: BackendSettings,
-    environ: Mapping[str, str],
-    folder: Path,
-    isolation: Isolation,
-    progress: Callable[[str], object],
-) -> list[tuple[AbilityTrial, Finding | None]]:
-    """Every ability that has a trial, `AT_ONCE` of them side by side, told in their order."""
-    found: dict[str, tuple[AbilityTrial, Finding | None]] = {}
+    found: dict[str, Finding | None] = {}
     room = anyio.CapacityLimiter(AT_ONCE)
+    with tempfile.TemporaryDirectory(prefix="backplane-trials-", ignore_cleanup_errors=True) as folder:
+        trials = Trials(name, settings, environ, Path(folder))
 
-    async def one(ability: str) -> None:
-        async with room:
-            progress(ability)
-            (folder / ability).mkdir()
-            trial = AbilityTrial(name, declared, environ, folder / ability, isolation)
-            found[ability] = trial, await trial.find(ability)
+        async def one(ability: str) -> None:
+            async with room:
+                progress(ability)
+                found[ability] = await trials.find(ability)
 
-    async with anyio.create_task_group() as tasks:
-        for ability in (*WAYS, *CONVERSATIONS):
-            tasks.start_soon(one, ability)
-    return [found[ability] for ability in (*WAYS, *CONVERSATIONS)]
+        async with anyio.create_task_group() as tasks:
+            for ability in (*WAYS, *CONVERSATIONS):
+                tasks.start_soon(one, ability)
+    if trials.manifest is not None:
+        keep_manifest(home, backend.key, trials.manifest)
+    findings = judge([finding for finding in found.values() if finding is not None], trials.manifest or {})
+    now = canonical.timestamp_at(time.time_ns())
+    return Proof(backend=name, program=stamp(backend, environ), on=now, version=trials.version, findings=findings)
 
 
-def judge(
-    tried: Iterable[Finding], manifest: Mapping[str, Json] | None, untried: Mapping[str, str]
-) -> tuple[Finding, ...]:
-    """What was tried beside what the host claims: what it claims and nobody tried is told, too.
+def judge(tried: Iterable[Finding], manifest: Mapping[str, Json] | None) -> tuple[Finding, ...]:
+    """Put what was tried beside what the host claims; claims that no trial shows are findings, too.
 
     Args:
-        manifest: None where the host never said one.
-        untried: ability → why no trial can show it.
+        manifest: None if the host sent none.
     """
     shown = {finding.ability: finding for finding in tried}
     for ability, others in SHOWN_BY.items():
         if any(other in shown and shown[other].proof == "proved" for other in others):
             shown[ability] = Finding(ability=ability, proof="proved")
-    told = []
+    found = []
     for ability in CAPABILITIES:
-        claim, finding = UNHEARD if manifest is None else matrix.level(manifest.get(ability)), shown.get(ability)
-        if finding is not None:
-            told.append(msgspec.structs.replace(finding, claim=claim))
-        elif claim in matrix.CLAIMS:
-            why = untried.get(ability, "no trial shows it")
-            told.append(Finding(ability=ability, claim=claim, proof="untried", why=why))
-    return tuple(told)
+        level = UNHEARD if manifest is None else manifest.get(ability, NONE)
+        claim = level if isinstance(level, str) else "restricted"
+        if ability in shown:
+            found.append(msgspec.structs.replace(shown[ability], claim=claim))
+        elif claim in CLAIMS:
+            found.append(Finding(ability=ability, claim=claim, proof="untried", why="no trial shows it"))
+    return tuple(found)
 
 
 def provable(backend: backends.Backend) -> bool:
     """Whether the agent's model can be a scripted one."""
     agent = getattr(backend, "agent", None)
     return isinstance(agent, shipped.ShippedAgent) and (agent.base_url is not None or agent.is_tried)
-
-
-def kept_proof(name: str, home: Path) -> Proof | None:
-    """What was found out last; None where nothing was, or by a version that wrote it down otherwise."""
-    kept = kept_manifest(home, _key(name))
-    try:
-        return msgspec.convert(kept, Proof) if kept is not None else None
-    except msgspec.ValidationError:
-        return None
-
-
-def findings(proof: Proof, program: str) -> dict[str, str]:
-    """Ability → proved or failed; stale for all of them when the program is another by now."""
-    fresh = proof.program == program
-    return {
-        finding.ability: finding.proof if fresh else "stale" for finding in proof.findings if finding.proof != "untried"
-    }
 
 
 def stamp(backend: backends.Backend, environ: Mapping[str, str]) -> str:
@@ -447,7 +394,3 @@ def stamp(backend: backends.Backend, environ: Mapping[str, str]) -> str:
         facts = os.stat(real)
         words += [real, str(facts.st_size), str(facts.st_mtime_ns)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
-
-
-def _key(name: str) -> str:
-    return f"proof:{name}"

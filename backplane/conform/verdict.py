@@ -30,7 +30,7 @@ class Result(msgspec.Struct, frozen=True):
     seen: str
     """What was seen; for a skip, why."""
     lines: tuple[str, ...] = ()
-    """Lines of the host that show it, with control characters escaped; the last ones of its stderr where it ended."""
+    """Lines of the host that show it, with control characters escaped, and the last ones of its stderr."""
     follows: str | None = None
     """Name of the failed check that this failure follows from."""
 
@@ -53,7 +53,8 @@ class Unfit(Exception):
     """The host broke the rule that is being checked.
 
     Attributes:
-        stderr: the end of what the host wrote there, if it has ended.
+        stderr: the end of what the host wrote there.
+        part: number of the case that was played.
     """
 
     def __init__(self, seen: str, lines: Sequence[HostLine] = ()) -> None:
@@ -61,6 +62,7 @@ class Unfit(Exception):
         self.seen = seen
         self.lines = tuple(lines)
         self.stderr = b""
+        self.part = 0
 
     @property
     def is_noise(self) -> bool:

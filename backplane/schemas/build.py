@@ -56,7 +56,6 @@ _ENVELOPES: Final[dict[str, Any]] = {
 
 _PRINTED: Final = {
     "cli_backends": "backplane.runtime.backends:BackendStatus",
-    "cli_backends_matrix": "backplane.conform.matrix:Matrix",
     "cli_backends_probe": "backplane.conform.trials:Proof",
     "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
     "cli_compare": "backplane.routing.intervals:Comparison",

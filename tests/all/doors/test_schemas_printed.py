@@ -27,7 +27,6 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "backends": [
         ("backends", "--json"),
         ("backends", "--json", "--probe", "mine"),
-        ("backends", "--json", "--matrix", "mine", "mock"),
     ],
     "run": [
         ("run", "task", *MOCK, WRITES, "--json"),

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from backplane.agents import shipped
-from backplane.conform.matrix import untried
 from backplane.contract.capability import CAPABILITIES
 from tests.all.faults.sizes import LONG
 from tests.all.vendors.found import ROOT
 from tests.all.vendors.found import program as pinned
 from tests.all.vendors.ground import Agent
+from tests.all.vendors.matrix import untried
 from tests.all.vendors.test_claude import Claude
 from tests.all.vendors.test_codex import Codex
 from tests.all.vendors.test_copilot import Copilot
