@@ -31,7 +31,7 @@ def options(p: Parser) -> None:
     add.value(p, "names", metavar="NAME", nargs="*", help="list only these backends")
     add.flag(p, "--probe", help="let each agent show its capabilities to a scripted model")
     add.config(p)
-    add.json(p, "one JSON object per line and backend", "cli_backends", "cli_backends_probe")
+    add.json(p, "one JSON object per backend, one per line", "cli_backends", "cli_backends_probe")
 
 
 def run(args: Args) -> int:

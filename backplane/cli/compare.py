@@ -39,7 +39,7 @@ def options(p: Parser) -> None:
     add.value(p, "task", metavar="TASK", help="what to do, in words")
     add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give two at least")
     add.value(p, "--check", metavar="CMD", help="run this command in a copy with each patch; exit code 0 passes")
-    add.value(p, "--repeat", metavar="N", type=int, default=1, help="rounds; a verdict needs three (default: 1)")
+    add.value(p, "--repeat", metavar="N", type=int, default=1, help="run N rounds; a verdict needs three (default: 1)")
     add.value(p, "-C", "--root", metavar="DIR", default=".", help="work on this folder (default: the current one)")
     add.value(p, "--timeout", metavar="TIME", type=add.seconds, help="end a run after this time, as 90s or 5m")
     add.config(p)

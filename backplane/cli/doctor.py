@@ -63,7 +63,7 @@ EXAMPLE = "backplane doctor\nbackplane doctor --probe"
 def options(p: Parser) -> None:
     add.flag(p, "--probe", help="also try each model service (some tokens each) and MCP server")
     add.config(p)
-    add.json(p, "one JSON object per line and finding", "cli_doctor")
+    add.json(p, "one JSON object per finding, one per line", "cli_doctor")
 
 
 def run(args: Args) -> int:

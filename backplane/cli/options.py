@@ -61,7 +61,7 @@ def session_id(p: Group) -> None:
 
 
 def since(p: Group) -> None:
-    value(p, "--since", metavar="SPAN", help="count only runs begun within this time, as 90s, 5m, 2h, 3d, 1w")
+    value(p, "--since", metavar="SPAN", help="count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w")
 
 
 def config(p: Group) -> None:
@@ -120,7 +120,7 @@ def policy(p: Group) -> None:
 
 def rights(p: Group) -> None:
     policy(p)
-    many(p, "--allow-tool", metavar="TOOL", help="allow only these tools")
+    many(p, "--allow-tool", metavar="TOOL", help="allow this tool, and no other that is not allowed so")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, beside the policy's own rules")
     flag(p, "--lenient", help="accept an order with unknown members")
     many(

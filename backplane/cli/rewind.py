@@ -25,7 +25,7 @@ def options(p: Parser) -> None:
     add.run_id(p)
     add.value(p, "name", metavar="NAME", nargs="?", help="name or id of a checkpoint, or `start`")
     add.flag(p, "--check", help="only say whether it would work")
-    add.json(p, "one JSON object per line and checkpoint", "cli_checkpoints")
+    add.json(p, "one JSON object per checkpoint, one per line", "cli_checkpoints")
 
 
 def _line(one: Checkpoint) -> str:

@@ -43,10 +43,10 @@ def options(p: Parser) -> None:
     add.since(p)
     add.value(p, "-b", "--backend", metavar="NAME", help="list only runs on this backend")
     add.value(p, "--folder", metavar="DIR", help="list only runs in this folder or below")
-    add.value(p, "--tag", metavar="TAG", help="list only runs with this tag, as ticket=42; `ticket` is any of that key")
+    add.value(p, "--tag", metavar="TAG", help="list only runs with this tag; ticket=42 is one value, ticket any")
     add.value(p, "--text", metavar="WORDS", help="list only runs whose task, tags or events have all these words")
     add.value(p, "--limit", metavar="N", type=int, default=30, help="list at most N runs (default: 30)")
-    add.json(p, "one JSON object per line and run", "cli_runs")
+    add.json(p, "one JSON object per run, one per line", "cli_runs")
 
 
 def run(args: Args) -> int:

@@ -32,7 +32,7 @@ def options(p: Parser) -> None:
     add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or default, strict or ci")
     add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or their beginnings, `last`, or `last~2`")
     add.flag(p, "--all", help="judge every stored run")
-    add.json(p, "one JSON object per line and run", "cli_replay")
+    add.json(p, "one JSON object per run, one per line", "cli_replay")
 
 
 def run(args: Args) -> int:

@@ -25,7 +25,7 @@ WORDS_CHARS_MAX: Final = 60
 
 
 def options(p: Parser) -> None:
-    add.json(p, "one JSON object per line and session", "session")
+    add.json(p, "one JSON object per session, one per line", "session")
 
 
 def run(args: Args) -> int:

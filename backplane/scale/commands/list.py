@@ -23,7 +23,7 @@ def options(p: Parser) -> None:
     add.queue(p)
     add.value(p, "--limit", metavar="N", type=int, default=50, help="list the newest N orders (default: 50)")
     add.value(p, "--label", metavar="LABEL", help="list only orders with this label")
-    add.json(p, "one JSON object per line and order", "cli_queue_list")
+    add.json(p, "one JSON object per order, one per line", "cli_queue_list")
 
 
 def run(args: Args) -> int:
