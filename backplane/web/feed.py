@@ -58,30 +58,30 @@ class RunList:
             state: `live`, `failed`, or any other for all.
         """
         found: list[Remembered] = []
+        live: list[Remembered] = []
         with self._lock, Store.open(self._home, readonly=True) as store:
-            for run in remembered(store):
+            for run in remembered(store):  # The live ones come first.
+                live += [run] if run.state == "live" else []
                 if (state == "failed" and not run.has_failed) or (state == "live" and run.state != "live"):
                     continue
                 if mentions(store, run, words.split()):
                     found.append(run)
                 if len(found) == RUNS_MAX:
                     break
-            pictures = self._pictures(store, [run.run_id for run in found if run.state == "live"])
-        if sort in draw.SORTS:
-            found.sort(key=draw.SORTS[sort], reverse=True)
-        found.sort(key=lambda run: (not run.waits, run.state != "live"))
-        now_ms = _now_ms()
-        items = [draw.item(run, pictures.get(run.run_id), now_ms) for run in found]
-        waiting, live = sum(run.waits for run in found), sum(run.state == "live" for run in found)
-        return {"html": "".join(items) or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": live}
+            if sort in draw.SORTS:
+                found.sort(key=draw.SORTS[sort], reverse=True)
+            found.sort(key=lambda run: (not run.waits, run.state != "live"))
+            self._follow(store, [run.run_id for run in live])
+            pictures = {run_id: picture for run_id, (_, picture) in self._live.items()}
+            html = "".join(draw.item(run, pictures.get(run.run_id), _now_ms()) for run in found)
+        waiting = sum(run.waits for run in live)
+        return {"html": html or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": len(live)}
 
-    def _pictures(self, store: Store, live: list[str]) -> dict[str, Picture]:
+    def _follow(self, store: Store, live: list[str]) -> None:
         for gone in self._live.keys() - set(live):
             self._live.pop(gone)[0].close()
         for run_id in live:
-            tail, picture = self._live.setdefault(run_id, (Tail(store.folder(run_id)), Picture(run_id=run_id)))
-            _read(tail, picture)
-        return {run_id: picture for run_id, (_, picture) in self._live.items()}
+            _read(*self._live.setdefault(run_id, (Tail(store.folder(run_id)), Picture(run_id=run_id))))
 
 
 def _read(tail: Tail, picture: Picture, rows: Story | None = None) -> bool:
