@@ -109,7 +109,7 @@ def terminal(tab: Page, name: str, text: str, columns: int) -> None:
 def live(tab: Page, work: Path) -> None:
     """The live view while a command runs, on two widths, and what `why` says afterwards."""
     words = ["run", "Mend the lost timeout", "--backend", "agent", "--on-ask", "deny"]
-    for columns in (80, 160):
+    for columns in (80, 160, 40):
         _, text = typed(words, columns=columns, rows=ROWS, cwd=work)
         frames = [found.end() for found in re.finditer(r"\x1b\[\?2026l", text)]
         at = next(end for end in reversed(frames) if "working" in text[:end].rpartition("\x1b[?2026h")[2])

@@ -38,7 +38,7 @@ def options(p: Parser) -> None:
     queue.add_argument(
         "--on-lost-worker",
         choices=("rerun", "fail"),
-        help="when its worker dies: run once more, or fail (default: fail)",
+        help="run it once more or fail if its worker dies (default: rerun if the policy closes the network)",
     )
     add.flag(queue, "--asks", help="let approvals wait for `queue answer`")
     add.flag(queue, "--wait", help="wait for the end, and store the receipt")
