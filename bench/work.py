@@ -527,7 +527,7 @@ def dispatch(isolation: str, mode: str, count: int) -> Made:
 
 
 def rejudged(runs: int, events: int) -> Made:
-    """CPU seconds in which `backplane replay` judges so many stored runs, of so many events each, anew."""
+    """CPU seconds in which `backplane policy test` judges so many stored runs, of so many events each, anew."""
     from backplane.receipts.store import Store
     from tests.test_replay import OPEN, call, stored
 
@@ -540,7 +540,7 @@ def rejudged(runs: int, events: int) -> Made:
             stored(store, list(trace), OPEN)
     policy = Path(folder, "new.json")
     policy.write_text('{"deny_write": ["src/1*.c"], "require_approval_for": ["bash"]}')
-    command = [sys.executable, "-m", "backplane", "replay", "--policy", str(policy), "--all", "--json"]
+    command = [sys.executable, "-m", "backplane", "policy", "test", str(policy), "--all", "--json"]
     env = {**os.environ, "BACKPLANE_HOME": str(home)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()

@@ -328,7 +328,7 @@ def find(store: Store, name: str) -> Remembered:
             if number == back:
                 return run
         fact = f"{name!r}: there are not so many runs" if back else "there is no run yet"
-        hint = "backplane runs shows them" if back else "backplane run TASK makes one"
+        hint = "backplane runs" if back else "backplane run TASK makes one"
         raise ConfigError("config_invalid", fact, hint=hint)
     begun = [run for run in unsettled(store) if run.run_id.startswith(name.strip().lower())]
     rows = store.beginning(name)

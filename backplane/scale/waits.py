@@ -38,13 +38,13 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
         if status.cancelled is None:
             return HoldReason("queued", "it waits in the queue until a worker takes it", waits, follow)
         verdict = f"it was cancelled ({status.cancelled}), and ends once a worker takes it"
-        return HoldReason("queued", verdict, waits, f"backplane worker --label {status.label}")
+        return HoldReason("queued", verdict, waits, f"backplane queue worker --label {status.label}")
     workers = {worker.id: worker for worker in await engine.workers()}
     own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
     if own is None or own.age_ms > lease_ms:
         others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
         beat = f"did not beat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not known any more"
-        start = f"backplane worker --label {status.label}"
+        start = f"backplane queue worker --label {status.label}"
         takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
         fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
         return HoldReason("interrupted", "its worker is dead", fact, follow if others else start)
@@ -68,7 +68,7 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
     workers = [worker for worker in await engine.workers() if worker.label == status.label]
     alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
     if not alive:
-        return f"no worker of the label {status.label} is there: backplane worker --label {status.label}"
+        return f"no worker of the label {status.label} is there: backplane queue worker --label {status.label}"
     limits, slots = await engine.limits(status.label), sum(worker.slots for worker in alive)
     running = await engine.list(limit=LISTED_MAX, state="running", label=status.label)
     if limits.concurrency is not None and len(running) >= limits.concurrency:

@@ -111,8 +111,8 @@ def test_where_nothing_is_painted_there_are_only_lines(words: Words) -> None:
     assert "tool: bash sleep" in text
 
 
-def test_plain_is_an_option_and_colours_are_its_own_question(words: Words) -> None:
-    _, text = typed([*words(pause_s=0.1), "--plain"])
+def test_plain_is_a_setting_and_colours_are_its_own_question(words: Words) -> None:
+    _, text = typed(words(pause_s=0.1), ACCESSIBLE="1")
     assert set(MOVES.findall(text)) == {"m"}
     piped = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "backplane", *words(pause_s=0.0)]

@@ -501,7 +501,7 @@ def test_a_policy_that_is_given_later_holds_from_then_on(shell: Shell, root: Pat
     shell("sessions", "resume", "last", "touch gone-2", code=1)
     assert (root / "made-0").exists()
     assert not list(root.glob("gone-*"))
-    shell("sessions", "export", "last", "out.json")
+    (root / "out.json").write_text(shell("sessions", "show", "last", "--json"))
     shell("sessions", "import", "out.json")
     shell("sessions", "resume", "last", "touch made-3")
     assert (root / "made-3").exists(), "an imported policy counts for nothing"

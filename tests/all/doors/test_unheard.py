@@ -244,7 +244,7 @@ def test_what_is_not_known_is_a_warning_and_stands_in_the_receipt(work: Path) ->
     "door", [("run", "--dry-run", "-b", "shell"), ("queue", "submit", "--root", ".")], ids=" ".join
 )
 def test_what_has_no_effect_is_told_where_the_order_is_not_run_here_and_now(work: Path, door: Sequence[str]) -> None:
-    if door[0] == "submit":
+    if door[0] == "queue":
         needs_queue()
     order = {"task": "true", "colour": "red", "policy": {"disallowed_tools": ["Bsh"]}}
     done = command(work, *door, "--order", "-", "--param", "abp.nosuch=1", stdin=order)
