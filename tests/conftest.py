@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -369,13 +370,31 @@ ALL_ADDS = (
 COUNTED = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "error")
 SUMMARY = os.environ.get("BACKPLANE_SUITE_SUMMARY")
 BEGAN = time.monotonic()
-LONG = ("tests/all/vendors/", "tests/all/scale/", "tests/all/faults/", "tests/all/doors/", "tests/test_cli.py")
-"""Files that take longest: in the whole suite they begin first, or one worker would be at them alone at the end."""
+LONG = ("tests/all/vendors/", "tests/all/scale/", "tests/all/clients/", "tests/all/faults/", "tests/all/doors/")
+"""Files that take longest: in the whole suite every worker begins with some of them, those of the agents on half of the
+workers. Else the end is a wait for one worker that is alone at them."""
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order of which each worker at first gets an equal part, long files first in each."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    long = [[item for item in items if item.nodeid.startswith(folder)] for folder in LONG]
+    halves = parts[: workers // 2] or parts, parts[workers // 2 :]
+    for place, tests in enumerate(long):
+        to = halves[place > 0]
+        for number, (_, file) in enumerate(itertools.groupby(tests, key=lambda item: item.path)):
+            to[number % len(to)].extend(file)
+    placed = {item.nodeid for tests in long for item in tests}
+    others = [item for item in items if item.nodeid not in placed]
+    for part in parts:
+        free = max(0, len(items) // workers - len(part))
+        part += others[:free]
+        del others[:free]
+    return [*itertools.chain(*parts), *others]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if worker.FOLDER:
-        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
         # Tests that the core has by name from `tests/all/`, where they run too.
         files = {str(item.path) for item in items}
         items[:] = [
@@ -384,6 +403,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not item.nodeid.startswith("tests/stories/")
             or getattr(item, "function").__code__.co_filename not in files  # noqa: B009
         ]
+        items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

@@ -159,21 +159,31 @@ def test_an_order_submitted_again_later_is_the_same_one(
     assert "another order has the id" in capfd.readouterr().err
 
 
-def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Queue) -> None:
-    async def main() -> tuple[OrderResult, OrderResult]:
-        poor, rich = queue.job('test -n "$KEY"', secrets=["KEY"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
-        await queue.engine.submit(poor)
-        first = queue.worker()
-        ended = await queue.engine.result(poor.order.id, timeout_s=100)
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(20) == 0
-        queue.worker(KEY="abcdefgh")
-        await queue.engine.submit(rich)
-        return ended, await queue.engine.result(rich.order.id, timeout_s=100)
+def test_a_worker_gives_the_secrets_that_it_has_and_logs_what_it_takes_and_how_it_ended(queue: Queue) -> None:
+    words = ("--root", ".", "-b", "shell")
+    good, bad = (queue.cli("queue", "submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
 
+    async def main() -> tuple[OrderResult, OrderResult]:
+        absent, given = queue.job("true", secrets=["ABSENT"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
+        for job in (absent, given):
+            await queue.engine.submit(job)
+        results = [await queue.engine.result(job.order.id, timeout_s=100) for job in (absent, given)]
+        return results[0], results[1]
+
+    worker = queue.worker(KEY="abcdefgh")
     missing, given = anyio.run(main)
     assert "this worker does not have it" in str(missing.receipt)
     assert '"outcome":"complete"' in str(given.receipt)
+    until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
+    worker.terminate()
+    assert worker.wait(30) == 0
+    lines = (queue.folder / "worker0.log").read_text().splitlines()
+    listed = queue.cli("queue", "list").stdout
+    for order_id, end in ((good, "complete"), (bad, "failed")):
+        begins, ended = (line for line in lines if order_id in line)
+        assert f"{order_id}  begins, attempt 1: run " in begins
+        assert f"{order_id}  {end}" in ended
+        assert f"{order_id}  {end} " in listed
 
 
 def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
@@ -184,30 +194,6 @@ def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue:
     with Store.open(queue.home) as store:
         told = store.load(store.list()[0].run_id).backplane["route"]
     assert (told["chosen"]["backend"], told["seed"]) == ("thinks", 3)
-
-
-def test_an_order_of_a_killed_worker_has_failed_where_it_may_not_run_again(queue: Queue) -> None:
-    async def main() -> None:
-        job = queue.job("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.25; done", on_lost_worker="fail")
-        await queue.engine.submit(job)
-        worker = queue.worker()
-        with anyio.fail_after(100):
-            while len((await queue.engine.status(job.order.id)).attempts) < 1:
-                await anyio.sleep(0.1)
-        await anyio.sleep(0.5)
-        worker.kill()
-        queue.worker()
-        result = await queue.engine.result(job.order.id, timeout_s=100)
-        assert len(result.attempts) == 2
-        with Store.open(queue.home) as store:
-            row = await anyio.to_thread.run_sync(keep, store, job.order.id, result, queue.content)
-            receipt = store.load(row.run_id)
-        assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
-        assert receipt.outcome == "failed"
-        assert receipt.backplane["error"]["code"] == "backend_crashed"
-        assert "lost worker" in receipt.backplane["error"]["message"]
-
-    anyio.run(main)
 
 
 USES = """
@@ -226,24 +212,37 @@ end()
 """
 
 
-@pytest.mark.parametrize(("task", "found"), [("reports", "may use 70"), ("is silent", "policy_denied")])
-def test_an_order_spends_its_budget_once_over_lost_workers(queue: Queue, task: str, found: str) -> None:
+def test_orders_of_a_killed_worker_fail_or_run_again_and_spend_their_budget_once(queue: Queue) -> None:
     (queue.folder / "uses.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + USES)
     config = queue.folder / "worker.toml"
     config.write_text(f'[backends.uses]\ncommand = ["{sys.executable}", "{queue.folder / "uses.py"}"]\n')
 
-    async def main() -> str:
-        job = replace(queue.job(task, on_lost_worker="rerun", budget_tokens=100), backend="uses")
-        await queue.engine.submit(job)
-        worker = queue.worker("--config", str(config))
+    async def main() -> None:
+        tasks = ("reports", "is silent")
+        spends = [replace(queue.job(task, on_lost_worker="rerun", budget_tokens=100), backend="uses") for task in tasks]
+        lost = queue.job("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.25; done; sleep 60", on_lost_worker="fail")
+        for job in (lost, *spends):
+            await queue.engine.submit(job)
+        worker = queue.worker("--slots", "3", "--config", str(config))
         with anyio.fail_after(100):
-            while not (await queue.engine.status(job.order.id)).attempts or not await queue.engine.told(job.order.id):
-                await anyio.sleep(0.1)
+            for job in (lost, *spends):
+                while not await queue.engine.told(job.order.id):
+                    await anyio.sleep(0.1)
         worker.kill()
-        queue.worker("--config", str(config))
-        return str((await queue.engine.result(job.order.id, timeout_s=100)).receipt)
+        queue.worker("--slots", "3", "--config", str(config))
+        for job, found in zip(spends, ("may use 70", "policy_denied"), strict=True):
+            assert found in str((await queue.engine.result(job.order.id, timeout_s=100)).receipt)
+        result = await queue.engine.result(lost.order.id, timeout_s=100)
+        assert len(result.attempts) == 2
+        with Store.open(queue.home) as store:
+            row = await anyio.to_thread.run_sync(keep, store, lost.order.id, result, queue.content)
+            receipt = store.load(row.run_id)
+        assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
+        assert receipt.outcome == "failed"
+        assert receipt.backplane["error"]["code"] == "backend_crashed"
+        assert "lost worker" in receipt.backplane["error"]["message"]
 
-    assert found in anyio.run(main)
+    anyio.run(main)
 
 
 def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(queue: Queue) -> None:
@@ -413,22 +412,6 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
     ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
     assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
-
-
-def test_a_worker_logs_what_it_takes_and_how_it_ended_and_so_does_the_list(queue: Queue) -> None:
-    words = ("--root", ".", "-b", "shell")
-    good, bad = (queue.cli("queue", "submit", task, *words).stdout.strip() for task in ("true", "exit 3"))
-    worker = queue.worker()
-    until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
-    worker.terminate()
-    assert worker.wait(30) == 0
-    lines = (queue.folder / "worker0.log").read_text().splitlines()
-    listed = queue.cli("queue", "list").stdout
-    for order_id, end in ((good, "complete"), (bad, "failed")):
-        begins, ended = (line for line in lines if order_id in line)
-        assert f"{order_id}  begins, attempt 1: run " in begins
-        assert f"{order_id}  {end}" in ended
-        assert f"{order_id}  {end} " in listed
 
 
 def test_many_orders_are_submitted_at_once(here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from backplane.contract.events import (
     AgentEvent,
     Approval,
     AssistantDelta,
+    AssistantMessage,
     CommandExecuted,
     FileChanged,
     RetryReported,
@@ -66,15 +67,49 @@ THOUGHT_ABOUT = Turn(text="done", fault=Fault(first_byte_ms=1000))
 then tells no end of its command, which the model had been given."""
 
 
-async def _said(ground: Ground) -> Seen:
-    """An answer, every message of it kept: one run that two cases look at."""
-    turns = [Turn(text="hello from the model")]
-    return await ground.once("said", lambda: ground.play(turns, abp={"mode": "passthrough"}))
+STORY = [ToolCall, Approval, FileChanged, ToolResult, ToolCall, Approval, CommandExecuted, ToolResult, AssistantMessage]
+"""Kinds of events of a file, a command and an answer, in their order."""
+
+
+def check_story(seen: Seen) -> None:
+    """Check the events that every agent has of the same order."""
+    assert (seen.receipt.outcome, seen.words, seen.run.error) == ("complete", "hello from the model", None)
+    assert [type(event) for event in seen.events if type(event) in STORY] == STORY
+    # An agent tells a turn's end when its model's answer is whole, or when its tools have run; `api` none at the end.
+    assert len(seen.of(TurnEnded)) in (2, 3)
+    assert [event.tool_name for event in seen.of(ToolCall)] == ["write_file", "bash"]
+    assert [(event.exit_code, "seen" in event.output_preview) for event in seen.of(CommandExecuted)] == [(3, True)]
+    assert [event.is_error for event in seen.of(ToolResult)] == [False, True]
+    assert [event.path for event in seen.of(FileChanged)] == ["new.txt"]
+    for name, line in (("a.txt", "+two"), ("new.txt", "+made")):
+        assert line in seen.patch.partition(f"b/{name}")[2]
+    used = seen.receipt.usage
+    told = (used.input_tokens, used.output_tokens, used.cache_read_tokens)
+    assert told == (3 * USAGE["input"], 3 * USAGE["output"], 3 * USAGE["cache_read"])
+
+
+def story(agent: Agent) -> list[Turn]:
+    """A file, a command and an answer, with their tokens."""
+    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3")]
+    words = Turn(text="hello from the model", fault=THOUGHT_ABOUT.fault)
+    return [msgspec.structs.replace(turn, usage=ScriptUsage(**USAGE)) for turn in (*turns, words)]
+
+
+async def _worked(ground: Ground) -> Seen:
+    """Play a file, a command and an answer, with a picture and every message kept."""
+
+    async def play() -> Seen:
+        abp = {"mode": "passthrough", "images": [msgspec.to_builtins(image_from(PICTURE))]}
+        seen = await ground.play(story(ground.agent), abp=abp, task="which colour?")
+        assert (ground.root / "a.txt").read_text() == "one\n"
+        return seen
+
+    return await ground.once("work", play)
 
 
 @case("plain answer")
 async def _plain(ground: Ground) -> None:
-    seen = await _said(ground)
+    seen = await _worked(ground)
     assert (seen.receipt.outcome, seen.words) == ("complete", "hello from the model")
     assert "".join(event.text for event in seen.of(AssistantDelta)) == seen.words
     assert seen.server.unscripted == ()
@@ -83,18 +118,21 @@ async def _plain(ground: Ground) -> None:
 
 @case("passthrough keeps every message")
 async def _raw(ground: Ground) -> None:
-    seen = await _said(ground)
+    seen = await _worked(ground)
     raws = [
         event.ext["raw_message"] for event in seen.events if isinstance(event.ext, dict) and "raw_message" in event.ext
     ]
     assert len(raws) > 5
 
 
+@case("the same order is the same story")
+async def _story(ground: Ground) -> None:
+    check_story(await _worked(ground))
+
+
 @case("tool turn, patch right")
 async def _tools(ground: Ground) -> None:
-    agent = ground.agent
-    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3"), THOUGHT_ABOUT]
-    seen = await ground.play(turns)
+    seen = await _worked(ground)
     assert seen.receipt.outcome == "complete"
     assert "+made" in seen.patch
     assert "+two" in seen.patch
@@ -105,26 +143,37 @@ async def _tools(ground: Ground) -> None:
     calls = {event.tool_use_id for event in seen.of(ToolCall)}
     assert calls == {event.tool_use_id for event in seen.of(ToolResult)}
     assert len(calls) == 2
-    assert (ground.root / "a.txt").read_text() == "one\n"
 
 
-async def _command(ground: Ground) -> Seen:
-    """A command and an answer: one run that several cases look at, as an agent takes seconds to start."""
+async def caged(ground: Ground) -> Seen:
+    """Play two commands in a cage, with a key that stays outside and a model that nobody has a price of."""
 
     async def play() -> Seen:
-        # A value of the environment is a secret: it is told as stars, so the command compares it.
-        command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
-        usage = ScriptUsage(**USAGE)
-        turns = [msgspec.structs.replace(ground.agent.runs(command), usage=usage), Turn(text="done", usage=usage)]
-        env = {"CASE_WORD": "given-word"}
-        return await ground.play(turns, env=env, model=ground.agent.model(MODEL), key_proxy=True)
+        target = ground.root.parent / "outside.txt"
+        # A value of the environment is a secret: it is told as stars, so the command compares it. Then every
+        # environment in sight, the host's and its agent's too; the pattern does not fit itself.
+        equal = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
+        looks = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c 'scripted-key-[1]' > keys.txt"
+        commands = (f"{equal}; echo in > inside.txt; echo out > {target}; {looks}", LARGE)
+        turns = [*map(ground.agent.runs, commands), THOUGHT_ABOUT]
+        turns = [msgspec.structs.replace(turn, usage=ScriptUsage(**USAGE)) for turn in turns]
+        more: dict[str, Any] = {} if OWN_MODEL in ground.agent.labels else {"model": ground.agent.model(MODEL)}
+        policy, env = PolicyProfile(deny_network=("*",)), {"CASE_WORD": "given-word"}
+        seen = await ground.play(turns, isolation="best_effort", policy=policy, key_proxy=True, env=env, **more)
+        assert not target.exists()
+        return seen
 
-    return await ground.once("command", play)
+    return await ground.once("cage", play)
 
 
-@case("model and environment")
+LARGE = "python3 -c \"print('x' * 1000000); print('marmot\\n' * 20000)\""
+"""A megabyte in one line, then many short lines."""
+OWN_MODEL = "model and environment"
+
+
+@case(OWN_MODEL)
 async def _model(ground: Ground) -> None:
-    seen = await _command(ground)
+    seen = await caged(ground)
     assert "+equal" in seen.patch
     request = seen.server.requests[-1]
     assert request.body.get("model") == MODEL or f"/{MODEL}:" in request.path
@@ -137,10 +186,10 @@ MODEL = "scripted-model-7"
 
 @case("usage as the model's service told it")
 async def _used(ground: Ground) -> None:
-    seen = await _command(ground)
+    seen = await caged(ground)
     told = seen.receipt.usage
-    assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
-    assert told.cache_read_tokens == 2 * USAGE["cache_read"]
+    assert (told.input_tokens, told.output_tokens) == (3 * USAGE["input"], 3 * USAGE["output"])
+    assert told.cache_read_tokens == 3 * USAGE["cache_read"]
     assert told.estimated_cost_usd is None
     # The control plane has seen the service say the same as the agent.
     added = seen.receipt.usage_raw["backplane"]
@@ -151,14 +200,13 @@ async def _used(ground: Ground) -> None:
 
 @case("turns are told")
 async def _told(ground: Ground) -> None:
-    seen = await _command(ground)
-    assert len(seen.of(TurnEnded)) == 2
+    seen = await caged(ground)
+    assert len(seen.of(TurnEnded)) == 3
 
 
 @case("one megabyte of output")
 async def _large(ground: Ground) -> None:
-    command = "python3 -c \"print('x' * 1000000)\""
-    seen = await ground.play([ground.agent.runs(command), THOUGHT_ABOUT])
+    seen = await caged(ground)
     assert seen.receipt.outcome == "complete"
     assert seen.of(CommandExecuted)[-1].exit_code == 0
     assert len(seen.of(ToolResult)[-1].output) > ground.agent.shown_chars_min
@@ -167,21 +215,20 @@ async def _large(ground: Ground) -> None:
 # Approvals and policy -------------------------------------------------------------------------------------------------
 
 
-def _approval(agent: Agent) -> PolicyProfile:
-    return PolicyProfile(require_approval_for=(agent.write_tool,))
-
-
 async def _answered(ground: Ground) -> Seen:
-    """A write that is allowed and one that is denied: one run that two cases look at."""
+    """Play a write that is allowed, one that is denied, and a command that is changed."""
 
     async def play() -> Seen:
-        answers = iter(("allow", "deny"))
+        other = Decision(decision="modify", input={"command": "echo the marmot"})
+        answers = iter((Decision(decision="allow"), Decision(decision="deny", reason="said so"), other))
 
         async def answer(ask: Approval) -> Decision:
-            return Decision(decision=next(answers), reason="said so")  # type: ignore[arg-type]
+            return next(answers)
 
         writes = [ground.agent.writes(f"{name}.txt", "made\n") for name in ("allowed", "denied")]
-        return await ground.play([*writes, Turn(text="done")], policy=_approval(ground.agent), on_ask=answer)
+        turns = [*writes, ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
+        policy = PolicyProfile(require_approval_for=(ground.agent.write_tool, "bash"))
+        return await ground.play(turns, policy=policy, on_ask=answer)
 
     return await ground.once("approval", play)
 
@@ -189,7 +236,7 @@ async def _answered(ground: Ground) -> Seen:
 @case("approval allowed")
 async def _allowed(ground: Ground) -> None:
     seen = await _answered(ground)
-    assert len(seen.of(Approval)) == 2
+    assert len(seen.of(Approval)) == 3
     assert "+made" in seen.patch.partition("b/allowed.txt")[2]
     assert seen.layer("require_approval_for") == "host"
 
@@ -198,7 +245,7 @@ async def _allowed(ground: Ground) -> None:
 async def _denied(ground: Ground) -> None:
     seen = await _answered(ground)
     assert (seen.receipt.outcome, "denied.txt" in seen.patch) == ("complete", False)
-    assert [event.is_error for event in seen.of(ToolResult)] == [False, True]
+    assert [event.is_error for event in seen.of(ToolResult)][:2] == [False, True]
     assert [event.path for event in seen.of(FileChanged)] == ["allowed.txt"]
 
 
@@ -208,7 +255,7 @@ UNANSWERED = "approval unanswered"
 @case(UNANSWERED)
 async def _unanswered(ground: Ground) -> None:
     turns = [ground.agent.writes("new.txt", "made\n"), Turn(text="done")]
-    seen = await ground.play(turns, policy=_approval(ground.agent))
+    seen = await ground.play(turns, policy=PolicyProfile(require_approval_for=(ground.agent.write_tool,)))
     assert (seen.receipt.outcome, seen.patch) == ("complete", "")
     assert seen.of(ToolResult)[0].is_error
 
@@ -218,59 +265,50 @@ CHANGED = "a hook changes the command, and the event names what ran"
 
 @case(CHANGED)
 async def _modified(ground: Ground) -> None:
-    async def answer(ask: Approval) -> Decision:
-        return Decision(decision="modify", input={"command": "echo other > other.txt"})
-
-    turns = [ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
-    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
-    if CHANGED in ground.agent.labels:
-        assert (seen.patch, "takes no other input" in str(seen.of(ToolResult)[0].output)) == ("", True)
-        return
-    assert "other.txt" in seen.patch
+    seen = await _answered(ground)
     assert "first.txt" not in seen.patch
-    assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]
-    assert len(seen.of(Approval)) == 1
+    if CHANGED in ground.agent.labels:
+        assert "takes no other input" in str(seen.of(ToolResult)[2].output)
+        return
+    assert "the marmot" in str(seen.of(ToolResult)[2].output)
+    assert [event.command for event in seen.of(CommandExecuted)] == ["echo the marmot"]
+
+
+async def _against_rules(ground: Ground, place: int) -> Seen:
+    """Play a write outside and a forbidden command; one of them alone where a denied call ends the turn."""
+
+    async def play() -> Seen:
+        target = ground.root.parent / "outside.txt"
+        turns = [ground.agent.writes(str(target), "made\n"), ground.agent.runs("touch forbidden.txt")]
+        if ground.agent.ends_at_denial:
+            turns = [turns[place]]
+        seen = await ground.play([*turns, Turn(text="done")], policy=PolicyProfile(disallowed_tools=("bash",)))
+        assert not target.exists()
+        return seen
+
+    return await ground.once(f"rules {place if ground.agent.ends_at_denial else ''}", play)
 
 
 @case("policy stops a write outside")
 async def _outside(ground: Ground) -> None:
-    target = ground.root.parent / "outside.txt"
-    turns = [ground.agent.writes(str(target), "made\n"), Turn(text="done")]
-    seen = await ground.play(turns)
-    assert not target.exists()
+    seen = await _against_rules(ground, 0)
     assert seen.of(ToolResult)[0].is_error
     assert seen.layer("workspace") == "host" or "policy stops a write outside" in ground.agent.labels
 
 
 @case("policy stops a forbidden command")
 async def _forbidden(ground: Ground) -> None:
-    policy = PolicyProfile(disallowed_tools=("bash",))
-    seen = await ground.play([ground.agent.runs("touch forbidden.txt"), Turn(text="done")], policy=policy)
+    seen = await _against_rules(ground, 1)
     assert seen.patch == ""
+    assert [event.tool_name for event in seen.of(ToolCall)][-1] == "bash"
     assert all(event.is_error for event in seen.of(ToolResult))
     assert not seen.of(CommandExecuted)
     assert seen.layer("disallowed_tools") in ("host", None)
 
 
-async def _in_cage(ground: Ground) -> Seen:
-    """A command in a cage: one run that several cases look at."""
-
-    async def play() -> Seen:
-        target = ground.root.parent / "outside.txt"
-        # Every environment in sight, the host's and its agent's too; the pattern does not fit itself.
-        looks = "cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c 'scripted-key-[1]' > keys.txt"
-        turns = [ground.agent.runs(f"echo in > inside.txt; echo out > {target}; {looks}"), Turn(text="done")]
-        policy = PolicyProfile(deny_network=("*",))
-        seen = await ground.play(turns, isolation="best_effort", policy=policy, key_proxy=True)
-        assert not target.exists()
-        return seen
-
-    return await ground.once("cage", play)
-
-
 @case("commands held by the operating system")
 async def _caged(ground: Ground) -> None:
-    seen = await _in_cage(ground)
+    seen = await caged(ground)
     assert "+in" in seen.patch
     assert (seen.layer("workspace"), seen.layer("deny_network")) == ("os", "os")
 
@@ -280,9 +318,9 @@ KEY_HELD = "a key that no command can read"
 
 @case(KEY_HELD)
 async def _key_held(ground: Ground) -> None:
-    seen = await _in_cage(ground)
+    seen = await caged(ground)
     use = seen.receipt.usage_raw["backplane"]["key_proxy"]
-    assert use["with_key"] >= 2
+    assert use["with_key"] >= 3
     assert (use["without_key"], use["unanswered"], use["state"]) == (0, 0, "enforced")
     assert all("scripted-key-1" in str(request.headers) for request in seen.server.requests)
     # keys.txt, made in the run
@@ -324,12 +362,11 @@ async def _cut_command(ground: Ground) -> None:
     assert running(SLEEPER) == []
 
 
-@case("the turn is stopped, the conversation goes on")
-async def _stopped(ground: Ground) -> None:
+async def _interrupted(ground: Ground, **session: Any) -> Seen:
+    """Stop a turn during its command, in a conversation that is kept."""
     began = ground.root / "began"
     turns = [ground.agent.runs(f'python3 -c "{SLEEPER}"')]
-    keep = {"session": {"keep": True}}
-    run = ground.begin(turns, mode="pass_through", abp=keep, task="it is zebra")
+    run = ground.begin(turns, mode="pass_through", abp=_session(**session), task="now it is gnu")
     async with run as seen, anyio.create_task_group() as tasks:
 
         async def stop() -> None:
@@ -339,20 +376,18 @@ async def _stopped(ground: Ground) -> None:
         tasks.start_soon(stop)
         async for event in seen.run:
             seen.events.append(carried(event))
-    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
     assert running(SLEEPER) == []
-    second = await _in(ground, [Turn(text="zebra")], task="which word?", abp=_session(resume=seen.session))
-    assert "it is zebra" in json.dumps(second.server.requests[-1].body)
-    assert second.receipt.outcome == "complete"
+    began.unlink()
+    return seen
 
 
-@case("more words during the work")
-async def _more(ground: Ground) -> None:
+async def _said_more(ground: Ground, session: str) -> Seen:
+    """Go on with a conversation, and say more while a command is running."""
     began = ground.root / "began"
     waiting = "import os, time; open('began', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
-    command = f'python3 -c "{waiting}"'
-    turns = [ground.agent.runs(command), Turn(text="heard", times=None)]
-    async with ground.begin(turns, mode="pass_through") as seen, anyio.create_task_group() as tasks:
+    turns = [ground.agent.runs(f'python3 -c "{waiting}"'), Turn(text="heard", times=None)]
+    run = ground.begin(turns, mode="pass_through", task="which word?", abp=_session(resume=session))
+    async with run as seen, anyio.create_task_group() as tasks:
 
         async def say() -> None:
             await until(began.exists)
@@ -362,8 +397,26 @@ async def _more(ground: Ground) -> None:
         tasks.start_soon(say)
         async for event in seen.run:
             seen.events.append(carried(event))
-    assert seen.receipt.outcome == "complete"
-    assert "and mind the marmot" in json.dumps(seen.server.requests[-1].body)
+    return seen
+
+
+STOPPED, MORE = "the turn is stopped, the conversation goes on", "more words during the work"
+
+
+@case(STOPPED)
+async def _stopped(ground: Ground) -> None:
+    stopped, more = (await _talked(ground))[-2:]
+    assert (stopped.receipt.outcome, stopped.end["reason"]) == ("partial", "partial")
+    assert "now it is gnu" in json.dumps(more.server.requests[0].body)
+    assert "which word?" in json.dumps(more.server.requests[0].body)
+    assert more.receipt.outcome == "complete"
+
+
+@case(MORE)
+async def _more(ground: Ground) -> None:
+    *_, more = await _talked(ground)
+    assert more.receipt.outcome == "complete"
+    assert "and mind the marmot" in json.dumps(more.server.requests[-1].body)
 
 
 @case("max turns")
@@ -515,28 +568,41 @@ async def _resumed(ground: Ground, first: Seen) -> Seen:
     return await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
 
 
-async def _forked(ground: Ground) -> Seen:
-    """A conversation that was forked before it went on: one that several cases look at, its three runs as one."""
+async def _talked(ground: Ground) -> list[Seen]:
+    """Play a conversation that is forked before it goes on; the fork is stopped in a turn, and goes on after that.
 
-    async def play() -> Seen:
+    An agent that forks none, or shows that by another's, has the turn stopped in a conversation of its own.
+
+    Returns:
+        The conversation gone on with, unless it is not forked; the stopped turn; what came after that.
+    """
+
+    async def play() -> list[Seen]:
+        if not forks(ground.agent):
+            stopped = await _interrupted(ground, keep=True)
+            return [stopped, await _said_more(ground, stopped.session)]
         first = await _begun(ground)
-        fork = await _in(ground, [Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
-        assert fork.session != first.session
+        stopped = await _interrupted(ground, fork=first.session)
+        assert stopped.session != first.session
         third = await _resumed(ground, first)
         assert third.session == first.session
-        return third
+        return [third, stopped, await _said_more(ground, stopped.session)]
 
     return await ground.once("conversation", play)
 
 
+def forks(agent: Agent) -> bool:
+    return FORK not in (*agent.labels, *agent.alike)
+
+
 @case("resume, usage of this run alone")
 async def _resume(ground: Ground) -> None:
-    if FORK in ground.agent.labels:
+    if forks(ground.agent):
+        second, *_ = await _talked(ground)
+    else:
         first = await _begun(ground)
         second = await _resumed(ground, first)
         assert second.session == first.session
-    else:
-        second = await _forked(ground)
     asked = json.dumps(second.server.requests[-1].body)
     assert "the word is zebra" in asked
     assert "it is noted" in asked
@@ -548,10 +614,11 @@ FORK = "fork leaves the first as it was"
 
 @case(FORK)
 async def _fork(ground: Ground) -> None:
-    third = await _forked(ground)
+    third, stopped, _ = await _talked(ground)
     asked = json.dumps(third.server.requests[-1].body)
     assert "the word is zebra" in asked
     assert "now it is gnu" not in asked
+    assert "the word is zebra" in json.dumps(stopped.server.requests[0].body)
 
 
 @case("resume of what is not kept")
@@ -588,7 +655,10 @@ def _session(**body: Any) -> dict[str, Any]:
     return {"session": body}
 
 
-@case("structured output right")
+RIGHT = "structured output right"
+
+
+@case(RIGHT)
 async def _right(ground: Ground) -> None:
     seen = await ground.play(ground.agent.structured({"n": 7}), abp={"output_schema": SCHEMA})
     assert seen.receipt.outcome == "complete"
@@ -622,12 +692,10 @@ async def _missing(ground: Ground) -> None:
 
 @case("a picture beside the task")
 async def _shown(ground: Ground) -> None:
-    image = image_from(PICTURE)
-    seen = await ground.play([Turn(text="red")], abp={"images": [msgspec.to_builtins(image)]}, task="which colour?")
-    assert (seen.receipt.outcome, seen.words) == ("complete", "red")
+    seen = await _worked(ground)
     asked = json.dumps(seen.server.requests[-1].body)
     assert "which colour?" in asked
-    assert str(image.data) in asked
+    assert str(image_from(PICTURE).data) in asked
     # By an address it is not shown, and the order says so.
     far = await ground.play([Turn(text="red")], abp={"images": [{"url": "https://a.example/b.png"}]})
     assert (far.receipt.outcome, far.end["code"]) == ("failed", "capability_unsupported")
@@ -664,26 +732,3 @@ def _cell(agent: Agent, name: str) -> str:
 def of(kind: type[Agent], names: Iterable[str] = CASES) -> list[str]:
     """The cases that an agent shows itself."""
     return [name for name in names if name not in kind.alike]
-
-
-async def check_functions(ground: Ground, call: Turn, **given: Any) -> None:
-    """Have the agent call a function of this program by a turn of its own, allowed and then forbidden.
-
-    Args:
-        call: calls `word_of` of the server `functions` with the house `blue`, in the agent's own words.
-    """
-    asked: list[str] = []
-
-    def word_of(house: str) -> str:
-        """Say the word of a house."""
-        asked.append(house)
-        return "walrus"
-
-    turns = [call, Turn(text="done")]
-    seen = await ground.play(turns, tools=[word_of], **given)
-    assert (asked, "walrus" in str(seen.of(ToolResult)[0].output)) == (["blue"], True)
-    assert "Say the word of a house." in json.dumps(seen.server.requests[-1].body)
-    assert "mcp__functions__word_of" in [event.body.get("name") for event in seen.of(Approval)]
-    policy = PolicyProfile(disallowed_tools=("mcp__functions__*",))
-    await ground.play(turns, tools=[word_of], policy=policy, **given)
-    assert asked == ["blue"]

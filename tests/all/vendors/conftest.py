@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.all.vendors.ground import Agent, Ground, Seen
+from tests.all.vendors.ground import Agent, Ground
 
 
 @pytest.fixture(autouse=True)
@@ -17,13 +18,14 @@ def home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
 
 
-@pytest.fixture(scope="module")
-def kept() -> dict[tuple[str, str], Seen]:
+@pytest.fixture(scope="session")
+def kept() -> dict[tuple[str, str], Any]:
+    """Runs that several tests of a worker look at."""
     return {}
 
 
 @pytest.fixture
-def ground(agent: Agent, tmp_path: Path, kept: dict[tuple[str, str], Seen]) -> Ground:
+def ground(agent: Agent, tmp_path: Path, kept: dict[tuple[str, str], Any]) -> Ground:
     root = tmp_path / "work"
     root.mkdir()
     (root / "a.txt").write_text("one\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
@@ -22,7 +22,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.runtime.run import Run
-from backplane.testing import SIDE_TURNS, ModelServer, Turn
+from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 
 WAIT_S_MAX = 20.0
 """For something to happen in an agent on a busy machine."""
@@ -39,6 +39,10 @@ def house(*word: str, **env: str) -> dict[str, Any]:
     return {"name": "house", "command": sys.executable, "args": [str(HOUSE), *word], **({"env": env} if env else {})}
 
 
+Played = TypeVar("Played")
+"""A run that has ended, or several."""
+
+
 class Agent(Protocol):
     """One driven agent, as its cases need it."""
 
@@ -47,6 +51,8 @@ class Agent(Protocol):
     """The shipped host that drives it."""
     conversations_in: str
     """The mode of runs whose conversation is kept: `staged`, or `pass_through` where it stays with its folder."""
+    ends_at_denial: bool = False
+    """Its turn ends where a call is denied."""
     write_tool: str
     """What the contract calls the tool that writes a file."""
     env: dict[str, str]
@@ -76,6 +82,10 @@ class Agent(Protocol):
 
     def writes(self, path: str, content: str) -> Turn: ...
     def runs(self, command: str) -> Turn: ...
+    def calls(self, server: str, tool: str, **input: Any) -> Turn:
+        """How its model calls a tool of a server."""
+        return Turn(calls=(Call(name=f"mcp__{server}__{tool}", input=input),))
+
     def structured(self, value: Any) -> tuple[Turn, ...]:
         """The model's turns that answer with a value."""
         ...
@@ -137,15 +147,16 @@ class Ground:
 
     agent: Agent
     root: Path
-    kept: dict[tuple[str, str], Seen] = field(default_factory=dict)
-    """Runs that several tests of a file look at, by agent and name."""
+    kept: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Runs that several tests look at, by agent and name."""
 
-    async def once(self, name: str, play: Callable[[], Awaitable[Seen]]) -> Seen:
-        """Play a run unless a test of this file has played it."""
+    async def once(self, name: str, play: Callable[[], Awaitable[Played]]) -> Played:
+        """Play runs unless a test has played them; an agent takes seconds to start."""
         key = self.agent.name, name
         if key not in self.kept:
             self.kept[key] = await play()
-        return self.kept[key]
+        found: Played = self.kept[key]
+        return found
 
     @contextlib.asynccontextmanager
     async def begin(

@@ -30,8 +30,6 @@ QUESTIONS = {
     "copilot": Call(name="ask_user", input={"question": "Which colour?", "choices": ["Red", "Blue"]}),
     "kimi": Call(name="AskUserQuestion", input={"questions": [ONE]}),
 }
-WORD = {"codex": Call(name="word", namespace="mcp__house"), "copilot": Call(name="house-word")}
-"""How a model calls the tool of the server `house`."""
 
 
 @pytest.fixture
@@ -84,12 +82,12 @@ async def test_a_result_that_a_hook_withholds_is_not_shown(name: str, ground: Gr
     assert "b.txt" in seen.patch
 
 
-@pytest.mark.parametrize("name", WORD)
+@pytest.mark.parametrize("name", ["codex", "copilot"])
 async def test_a_servers_tool_gets_its_changed_input(name: str, ground: Ground) -> None:
     def answer(call: HookCall) -> Decision:
         return Decision(decision="modify", input={"of": "badger"})
 
-    turns = [Turn(calls=(WORD[name],)), Turn(text="done")]
+    turns = [ground.agent.calls("house", "word"), Turn(text="done")]
     more: dict[str, Any] = {"abp": {"mcp_servers": [house("walrus")]}, "model": MODEL}
     seen = await ground.play(turns, hooks=(Hook("pre_tool", answer, ("mcp__*",)),), **more)
     assert (seen.receipt.outcome, "badger" in told(seen)) == ("complete", True)

@@ -11,7 +11,7 @@ import pytest
 
 from backplane.contract.events import CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
 from backplane.testing import Call, Fault, Turn, When
-from tests.all.vendors.cases import CASES, SCHEMA, check_functions
+from tests.all.vendors.cases import CASES, SCHEMA
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground, Seen, house
 
@@ -141,11 +141,6 @@ async def test_a_sub_agents_words_are_a_tasks_and_its_tools_have_a_parent(ground
     assert "part is done" in [event.body.get("text") for event in seen.of(TaskReported)]
     assert (seen.receipt.outcome, seen.words) == ("complete", "all is done")
     assert seen.receipt.usage.input_tokens == 20 * len(seen.server.requests)
-
-
-async def test_a_function_of_the_program_is_a_tool_under_the_policy_from_a_cage(ground: Ground) -> None:
-    call = Call(name="mcp__functions__word_of", input={"house": "blue"})
-    await check_functions(ground, Turn(calls=(call,)), isolation="best_effort")
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:

@@ -16,7 +16,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn
-from tests.all.vendors.cases import ALIVE, CASES, IN_WORDS, LOOP, MODEL, TEXT_STOPPED, UNANSWERED, check_functions, of
+from tests.all.vendors.cases import ALIVE, CASES, IN_WORDS, LOOP, MODEL, TEXT_STOPPED, UNANSWERED, of
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground, Seen, house
 
@@ -51,6 +51,9 @@ class Codex(Agent):
 
     def runs(self, command: str) -> Turn:
         return Turn(calls=(Call(name="exec_command", input={"cmd": command}),))
+
+    def calls(self, server: str, tool: str, **input: Any) -> Turn:
+        return asks(tool, input, namespace=f"mcp__{server}")
 
     def structured(self, value: Any) -> tuple[Turn, ...]:
         return (Turn(text=json.dumps(value)),)
@@ -184,15 +187,10 @@ async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground:
     assert seen.receipt.outcome == "complete"
 
 
-async def test_a_function_of_the_program_is_a_tool_under_the_policy_from_a_cage(ground: Ground) -> None:
-    call = asks("word_of", {"house": "blue"}, namespace="mcp__functions")
-    await check_functions(ground, call, isolation="best_effort", model=MODEL)
-
-
 async def test_the_first_turn_waits_for_a_slow_server_of_tools(ground: Ground) -> None:
     row = house("walrus")
     slow = ["-c", 'sleep 3; exec "$0" "$@"', row["command"], *row["args"]]
-    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    turns = [ground.agent.calls("house", "word"), Turn(text="done")]
     seen = await ground.play(turns, abp={"mcp_servers": [{**row, "command": "sh", "args": slow}]}, model=MODEL)
     assert "walrus" in str(seen.of(ToolResult)[0].output)
 

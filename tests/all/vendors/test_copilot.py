@@ -23,9 +23,9 @@ from tests.all.vendors.cases import (
     CLOCK,
     FAILING,
     LOOP,
+    RIGHT,
     UNANSWERED,
     WRONG,
-    check_functions,
     of,
 )
 from tests.all.vendors.found import vendor
@@ -44,7 +44,7 @@ class Copilot(Agent):
     name = host = "copilot"
     conversations_in = "staged"
     write_tool = "write_file"
-    alike = (UNANSWERED, LOOP, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT, *FAILING)
+    alike = (UNANSWERED, LOOP, CLOCK, ALIVE, ALL_CUT, RIGHT, WRONG, ABSENT, *FAILING)
     writable = (str(CACHE),)
     shown_chars_min = 100
 
@@ -67,6 +67,9 @@ class Copilot(Agent):
 
     def runs(self, command: str) -> Turn:
         return Turn(calls=(Call(name="bash", input={"command": command, "description": "a step"}),))
+
+    def calls(self, server: str, tool: str, **input: Any) -> Turn:
+        return calls(f"{server}-{tool}", **input)
 
     def structured(self, value: Any) -> tuple[Turn, ...]:
         return (Turn(text=json.dumps(value)),)
@@ -102,10 +105,6 @@ async def test_a_failed_call_is_seen_by_a_hook_too(ground: Ground) -> None:
     assert seen.receipt.outcome == "complete"
     assert seen.of(ToolResult)[0].is_error
     assert len(seen_by_hook) == 1
-
-
-async def test_functions_are_its_tools(ground: Ground) -> None:
-    await check_functions(ground, calls("functions-word_of", house="blue"))
 
 
 @pytest.mark.parametrize(

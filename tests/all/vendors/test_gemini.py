@@ -21,10 +21,10 @@ from tests.all.vendors.cases import (
     FAILING,
     IN_WORDS,
     LOOP,
+    RIGHT,
     TEXT_STOPPED,
     UNANSWERED,
     WRONG,
-    check_functions,
     of,
 )
 from tests.all.vendors.found import vendor
@@ -40,7 +40,7 @@ class Gemini(Agent):
     name = host = "gemini"
     conversations_in = "staged"
     write_tool = "write_file"
-    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, ALIVE, LOOP, ALL_CUT, WRONG, ABSENT, *FAILING)
+    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, ALIVE, LOOP, ALL_CUT, RIGHT, WRONG, ABSENT, *FAILING)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -67,6 +67,9 @@ class Gemini(Agent):
     def runs(self, command: str) -> Turn:
         call = Call(name="run_shell_command", input={"command": command, "description": "a step"})
         return Turn(calls=(call,))
+
+    def calls(self, server: str, tool: str, **input: Any) -> Turn:
+        return calls(f"mcp_{server}_{tool}", **input)
 
     def structured(self, value: Any) -> tuple[Turn, ...]:
         return (Turn(text=json.dumps(value)),)
@@ -112,7 +115,3 @@ async def test_thoughts_and_cached_tokens_are_counted_and_a_budget_holds(ground:
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
     assert len(seen.server.requests) == seen.receipt.usage.request_units
     assert seen.receipt.usage.cache_read_tokens == 40_000 * seen.receipt.usage.request_units
-
-
-async def test_functions_are_its_tools(ground: Ground) -> None:
-    await check_functions(ground, calls("mcp_functions_word_of", house="blue"))

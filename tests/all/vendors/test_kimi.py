@@ -20,9 +20,10 @@ from tests.all.vendors.cases import (
     CLOCK,
     FAILING,
     IN_WORDS,
+    RIGHT,
     TEXT_STOPPED,
+    UNANSWERED,
     WRONG,
-    check_functions,
     of,
 )
 from tests.all.vendors.found import program, vendor
@@ -38,7 +39,7 @@ class Kimi(Agent):
     name = host = "kimi"
     conversations_in = "pass_through"
     write_tool = "write_file"
-    alike = (TEXT_STOPPED, CLOCK, ALIVE, ALL_CUT, WRONG, ABSENT, *FAILING)
+    alike = (UNANSWERED, TEXT_STOPPED, CLOCK, ALIVE, ALL_CUT, RIGHT, WRONG, ABSENT, *FAILING)
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
@@ -98,19 +99,12 @@ async def test_a_write_that_it_would_not_ask_about_is_asked_about(ground: Ground
     assert not seen.of(FileChanged)
 
 
-async def test_files_are_found_and_searched(ground: Ground) -> None:
-    turns = [calls("Glob", pattern="*.txt"), calls("Grep", pattern="one"), Turn(text="done")]
-    seen = await ground.play(turns)
-    assert ["a.txt" in str(event.output) for event in seen.of(ToolResult)] == [True, True]
-
-
-async def test_functions_are_its_tools(ground: Ground) -> None:
-    await check_functions(ground, calls("mcp__functions__word_of", house="blue"))
-
-
 async def test_its_key_lies_in_no_file_and_its_commands_start_without_it(ground: Ground) -> None:
+    """And files are found and searched."""
     looks = 'grep -r scripted-key-1 "$KIMI_CODE_HOME" /proc/self/environ'
     command = f'{looks}; test -z "$KIMI_API_KEY" && echo without > seen.txt'
-    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    turns = [ground.agent.runs(command), calls("Glob", pattern="a*.txt"), calls("Grep", pattern="one")]
+    seen = await ground.play([*turns, Turn(text="done")])
     assert "config.toml" not in seen.of(CommandExecuted)[0].output_preview
     assert "+without" in seen.patch
+    assert ["a.txt" in str(event.output) for event in seen.of(ToolResult)[1:]] == [True, True]

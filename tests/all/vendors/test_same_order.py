@@ -1,8 +1,4 @@
-"""The same order through every agent with a host of its own, and through `api` over each protocol: the same story.
-
-What may differ is stated here and nowhere else: where the mark of a turn's end stands among the events (an agent tells
-it when its model's answer is whole, or when its tools have run), and that `api` tells none after its last answer.
-"""
+"""The same order through `api` over each protocol is the story that every driven agent tells, and failures alike."""
 
 from __future__ import annotations
 
@@ -10,20 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from backplane.contract.events import (
-    Approval,
-    AssistantMessage,
-    CommandExecuted,
-    FileChanged,
-    ToolCall,
-    ToolResult,
-    TurnEnded,
-)
-from backplane.testing import Call, Fault, ScriptUsage, Turn
+from backplane.testing import Call, Fault, Turn
 from backplane.upstream.presets import PROTOCOLS
+from tests.all.vendors.cases import check_story, story
 from tests.all.vendors.ground import Agent, Ground, installed
 from tests.all.vendors.test_claude import Claude
 from tests.all.vendors.test_codex import Codex
@@ -33,11 +20,6 @@ from tests.all.vendors.test_kimi import Kimi
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-STORY = [ToolCall, Approval, FileChanged, ToolResult, ToolCall, Approval, CommandExecuted, ToolResult, AssistantMessage]
-"""Kinds of events, in their order."""
-PATCH = [("a.txt", "+two"), ("new.txt", "+made")]
-USAGE = ScriptUsage(input=130, output=7, cache_read=50)
-REQUESTS = 3
 TOO_LONG = "backend_context_length"
 FAULTS = {
     "backend_auth_failed": Fault(status=401, message="no such key"),
@@ -93,24 +75,13 @@ def agent(request: pytest.FixtureRequest) -> Agent:
     return installed(AGENTS[request.param])
 
 
-async def test_the_same_order_is_the_same_story(ground: Ground) -> None:
-    writes = msgspec.structs.replace(ground.agent.writes("new.txt", "made\n"), usage=USAGE)
-    runs = msgspec.structs.replace(ground.agent.runs("echo two >> a.txt; echo seen; exit 3"), usage=USAGE)
-    seen = await ground.play([writes, runs, Turn(text="done", usage=USAGE, fault=Fault(first_byte_ms=1000))])
-    assert (seen.receipt.outcome, seen.words, seen.run.error) == ("complete", "done", None)
-    assert [type(event) for event in seen.events if type(event) in STORY] == STORY
-    assert len(seen.of(TurnEnded)) in (REQUESTS - 1, REQUESTS)
-    assert [event.tool_name for event in seen.of(ToolCall)] == ["write_file", "bash"]
-    assert [(event.exit_code, "seen" in event.output_preview) for event in seen.of(CommandExecuted)] == [(3, True)]
-    assert [event.is_error for event in seen.of(ToolResult)] == [False, True]
-    assert [event.path for event in seen.of(FileChanged)] == ["new.txt"]
-    assert [line in seen.patch.partition(f"b/{name}")[2] for name, line in PATCH] == [True, True]
-    used = seen.receipt.usage
-    told = (used.input_tokens, used.output_tokens, used.cache_read_tokens)
-    assert told == (REQUESTS * 130, REQUESTS * 7, REQUESTS * 50)
-
-
 OF_API = tuple(name for name in AGENTS if name.startswith("api-"))
+
+
+@pytest.mark.parametrize("agent", OF_API, indirect=True)
+async def test_the_same_order_is_the_same_story(ground: Ground) -> None:
+    """Each driven agent shows that as a case of `cases.py`."""
+    check_story(await ground.play(story(ground.agent)))
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,10 @@ TOKENS: dict[str, Row] = {
 }
 """Every request uses 100,000 tokens, and the command is not allowed."""
 
+TOKENS_ALIKE = ("copilot", "gemini", "kimi")
+"""The control plane counts and judges these alone, and the agents show with `disallowed_tools` and with a budget in
+dollars (`test_requests.py`, `test_gemini.py`) that they heed it."""
+
 PROFILE = ("config.model", "abp.mcp_servers", *ENDS)
 """What another agent behind the host `acp` is asked for, with the model of `ENDS`."""
 
@@ -323,7 +327,8 @@ async def test_no_setting_is_silently_ignored(agent: Agent, tmp_path: Path, need
         turns = [agent.runs(LOOKS), agent.writes("new.txt", "made\n"), Turn(text="done", times=None)]
         await table.play(WORK, turns, key_proxy=True)
         await table.play(ENDS, [again])
-        await table.play(TOKENS, [again], key_proxy=True)
+        if agent.name not in TOKENS_ALIKE:
+            await table.play(TOKENS, [again], key_proxy=True)
     assert {name: cell for name, cell in table.cells.items() if cell.startswith("silent")} == {}
     assert table.starts <= STARTS_MAX
 
