@@ -449,14 +449,14 @@ def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: 
         command, env = queue.command(*words), queue.env(queue.home)
         follower = subprocess.Popen(command, env=env, cwd=queue.folder, stdout=file, stderr=file)
     try:
-        until(lambda: "no worker of the label gpuu is there: backplane queue worker --label gpuu\n" in log.read_text())
+        until(lambda: "no worker of the label gpuu is there: " in log.read_text())
         follower.send_signal(signal.SIGINT)
         assert follower.wait(30) == 128 + signal.SIGINT
     finally:
         follower.kill()
         follower.wait(10)
     assert log.read_text().count("it waits in the queue until a worker takes it") == 1
-    assert "\nthe order goes on: backplane queue show " in log.read_text()
+    assert "\nthe order goes on: " in log.read_text()
 
 
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:

@@ -275,25 +275,29 @@ async def _modified(ground: Ground) -> None:
 
 
 async def _against_rules(ground: Ground, place: int) -> Seen:
-    """Play a write outside and a forbidden command; one of them alone where a denied call ends the turn."""
+    """Play a write outside and a forbidden command; each alone where a denial ends the turn, or nobody is asked."""
+    alone = ground.agent.ends_at_denial or OUTSIDE in ground.agent.labels
 
     async def play() -> Seen:
         target = ground.root.parent / "outside.txt"
         turns = [ground.agent.writes(str(target), "made\n"), ground.agent.runs("touch forbidden.txt")]
-        if ground.agent.ends_at_denial:
+        if alone:
             turns = [turns[place]]
         seen = await ground.play([*turns, Turn(text="done")], policy=PolicyProfile(disallowed_tools=("bash",)))
         assert not target.exists()
         return seen
 
-    return await ground.once(f"rules {place if ground.agent.ends_at_denial else ''}", play)
+    return await ground.once(f"rules {place}" if alone else "rules", play)
 
 
-@case("policy stops a write outside")
+OUTSIDE = "policy stops a write outside"
+
+
+@case(OUTSIDE)
 async def _outside(ground: Ground) -> None:
     seen = await _against_rules(ground, 0)
     assert seen.of(ToolResult)[0].is_error
-    assert seen.layer("workspace") == "host" or "policy stops a write outside" in ground.agent.labels
+    assert seen.layer("workspace") == "host" or OUTSIDE in ground.agent.labels
 
 
 @case("policy stops a forbidden command")

@@ -32,8 +32,8 @@ HEAD = """# Agents, tested case by case
 
 Each agent runs for real against a scripted model (`tests/all/vendors/`). `pass`: the agent or its host does this.
 `emulated`: the host or the control plane does what the agent cannot. `refused`: an order that asks for it is refused.
-`cut`: the agent shows its model less, and the host reports what the model was shown. `alike`: the code is the same for
-every agent of the table, and the case runs with others of them.
+`cut`: the agent shows its model less, and the host reports what the model was shown. `alike`: the same code does this
+for other agents, and the case runs with one of them. Cases that look at the same run share it.
 
 """
 
@@ -47,7 +47,8 @@ sent (`heeds` in the host's hello). `no effect needed`: a host without a model h
 
 The control plane carries out all other settings, for every host. Four need a part that may be missing; without it the
 order is refused (`config_invalid`): `on_lost_worker` and `secrets` need a queue, `remote_root` another machine, and
-`route` the router (its `type` and `priority` always count).
+`route` the router (its `type` and `priority` always count). A budget of tokens and a list of allowed tools are the
+control plane's as well: they are tried with the other agents, not with Copilot CLI, Gemini CLI and Kimi again.
 
 """
 ACP = """
