@@ -1,4 +1,4 @@
-"""`doctor`: what this machine and this configuration can do, and what is missing, with the fix.
+"""`doctor`: check this machine and the configuration.
 
 It installs and changes nothing, and starts only `git --version` and trials of the sandbox. Only `--probe` uses the
 network and starts the configured MCP servers.
@@ -6,7 +6,9 @@ network and starts the configured MCP servers.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -14,7 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,8 +34,12 @@ from backplane.runtime.faults import setting_faults
 from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
+from backplane.upstream import presets
+from backplane.upstream.baseurl import Check as Finding
+from backplane.upstream.baseurl import key_doubts, path_doubts
 from backplane.upstream.cost import MICROS, price_of
-from backplane.upstream.endpoint import cut_urls
+from backplane.upstream.endpoint import Endpoint, cut_urls
+from backplane.view.figures import counted
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -42,6 +49,8 @@ SQLITE_MIN: Final = (3, 22)
 FREE_BYTES_MIN: Final = 1 << 30
 """Less free space than this ends runs early: a staged copy of a middling repository takes it."""
 PROBE_S: Final = 10.0
+TOOLS_MAX: Final = 8
+"""Most names of tools on a line; more are counted."""
 
 State = Literal["ok", "note", "missing"]
 
@@ -96,10 +105,14 @@ def examine(
     yield from _configured(environ, cwd, file, over_network)
 
 
+def _check(name: str, good: bool, fact: str, fix: str = "", *, needed: bool = True) -> DoctorCheck:
+    """Return a check whose fix counts only if it failed; one that is not needed is a note then."""
+    return DoctorCheck(name, "ok" if good else "missing" if needed else "note", fact, "" if good else fix)
+
+
 def _python() -> DoctorCheck:
     fact = f"backplane {__version__} on Python {sys.version.split()[0]}, {sys.executable}"
-    good = sys.version_info >= PYTHON_MIN
-    return DoctorCheck("python", "ok" if good else "missing", fact, "" if good else "install Python 3.11 or newer")
+    return _check("python", sys.version_info >= PYTHON_MIN, fact, "install Python 3.11 or newer")
 
 
 def _git(environ: Mapping[str, str]) -> DoctorCheck:
@@ -107,16 +120,11 @@ def _git(environ: Mapping[str, str]) -> DoctorCheck:
     try:
         done = run_tool(["git", "--version"], env={"PATH": search_path(environ)}, timeout_s=PROBE_S)
     except BackplaneError as error:
-        return DoctorCheck("git", "missing", error.message, fix)
+        return _check("git", False, error.message, fix)
     text = done.stdout.decode("utf-8", "replace").strip()
-    good = done.code == 0 and _version(text) >= GIT_MIN
-    return DoctorCheck("git", "ok" if good else "missing", text or f"exit code {done.code}", "" if good else fix)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The first dotted number in a text."""
-    word = next((word for word in text.split() if word[:1].isdigit()), "")
-    return tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
+    found = re.search(r"(\d+)\.(\d+)", text)
+    new = found is not None and (int(found[1]), int(found[2])) >= GIT_MIN
+    return _check("git", done.code == 0 and new, text or f"exit code {done.code}", fix)
 
 
 def _sqlite() -> DoctorCheck:
@@ -128,39 +136,32 @@ def _sqlite() -> DoctorCheck:
             mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     except (OSError, sqlite3.Error) as error:
         fact = f"cannot be tried: {error.strerror if isinstance(error, OSError) and error.filename else error}"
-        return DoctorCheck("sqlite", "missing", fact, "set TMPDIR to a folder that can be written and has some space")
+        return _check("sqlite", False, fact, "set TMPDIR to a folder that can be written and has some space")
     good = mode == "wal" and sqlite3.sqlite_version_info >= SQLITE_MIN
     fact = f"SQLite {sqlite3.sqlite_version}, journal mode {mode}"
-    return DoctorCheck("sqlite", "ok" if good else "missing", fact, "" if good else "use a Python with a newer SQLite")
-
-
-NAME_BYTES_MAX = 255
-"""Longest part of a path, in bytes, on Linux file systems."""
+    return _check("sqlite", good, fact, "use a Python with a newer SQLite")
 
 
 def _home(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
     home = config.home_path(environ)
-    # `Path.exists` raises where a folder above may not be entered.
-    place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
-    if len(home.name.encode()) > NAME_BYTES_MAX:
-        fix = f"set BACKPLANE_HOME to a folder whose name has at most {NAME_BYTES_MAX} bytes"
-        yield DoctorCheck("state", "missing", f"{str(home)[:200]}… is too long a name", fix)
-        return
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    try:
+        # `Path.exists` raises if a folder above may not be entered.
+        place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
+        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        os.stat(home)
+        fact = str(home)
+    except OSError as error:
+        writable = writable and error.errno != errno.ENAMETOOLONG
+        fact = f"{home} (made at the first run)"
+    if not writable:
         fix = "set BACKPLANE_HOME to a folder that this user can write"
-        yield DoctorCheck("state", "missing", f"{home} cannot be written", fix)
+        yield _check("state", False, f"{str(home)[:200]} cannot be written", fix)
         return
-    mode = place.stat().st_mode & 0o077 if home == place else 0
-    fact = str(home) if os.path.exists(home) else f"{home} (made at the first run)"
-    if mode:
-        yield DoctorCheck("state", "note", f"{home} is open to other users", f"chmod 700 {home}")
-    else:
-        yield DoctorCheck("state", "ok", fact)
+    is_open = home == place and place.stat().st_mode & 0o077 != 0
+    fact = f"{home} is open to other users" if is_open else fact
+    yield _check("state", not is_open, fact, f"chmod 700 {home}", needed=False)
     free = shutil.disk_usage(place).free
-    few = free < FREE_BYTES_MIN
-    yield DoctorCheck(
-        "free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else ""
-    )
+    yield _check("free space", free >= FREE_BYTES_MIN, f"{free / 2**30:.1f} GiB", "free some space", needed=False)
 
 
 def _left_behind(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
@@ -171,29 +172,31 @@ def _left_behind(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
         with Store.open(home, readonly=True) as store:
             lines = left_behind(home, store)
     except BackplaneError as error:
-        yield DoctorCheck("store", "missing", error.message, error.hint or "")
+        yield _failed("store", error)
         return
     for line in lines:
         fact, _, fix = line.partition("; ")
-        yield DoctorCheck("cut off", "note", fact, fix)
+        yield _check("cut off", False, fact, fix, needed=False)
 
 
-# Containment layers: what the machine has, each tried. What a run had is in its receipt. ------------------------------
+def _failed(name: str, error: BackplaneError, fix: str = "", *, needed: bool = True) -> DoctorCheck:
+    return _check(name, False, error.message, error.hint or fix, needed=needed)
+
+
+# Layers of the sandbox: each is tried. What a run had is in its receipt. ----------------------------------------------
 
 
 def _layers(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
-    guarded = "sweeps all that a host leaves behind" if GUARD_WORKS else "only Linux has it"
-    yield DoctorCheck("guard", "ok" if GUARD_WORKS else "note", guarded)
+    fact = "ends every process that a host leaves behind" if GUARD_WORKS else "only Linux has it"
+    yield _check("guard", GUARD_WORKS, fact, needed=False)
     for layer in probe(environ).layers():
+        purpose = _PURPOSES[layer.name]
         version = f", version {layer.version}" if layer.version else ""
-        held = _HOLDS[layer.name]
-        if layer.usable:
-            yield DoctorCheck(layer.name, "ok", f"works{version}; holds: {held}")
-        else:
-            yield DoctorCheck(layer.name, "note", f"{layer.why}; not held without it: {held}", layer.fix)
+        fact = f"works{version}; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
+        yield _check(layer.name, layer.usable, fact, layer.fix, needed=False)
 
 
-_HOLDS: Final[Mapping[Name, str]] = {
+_PURPOSES: Final[Mapping[Name, str]] = {
     "bubblewrap": "processes, beyond the control plane's own end; rules on files; a private /tmp",
     "network namespace": "rules on the network",
     "landlock": "writing outside the workspace; sockets and signals of others",
@@ -210,54 +213,47 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         found = file or config.find_file(environ, cwd)
         settings = config.load(file, environ, cwd)
     except BackplaneError as error:
-        yield DoctorCheck("configuration", "missing", error.message, error.hint or "correct the file, or name another")
+        yield _failed("configuration", error, "correct the file, or name another")
         return
-    yield DoctorCheck("configuration", "ok", str(found) if found else "none; the built-in settings are in force")
+    yield _check("configuration", True, str(found) if found else "none; the built-in settings are in force")
     for variable in config.unknown_variables(environ):
-        yield DoctorCheck("environment", "note", f"{variable} is no setting of this version", f"unset {variable}")
-    statuses = backends.known(settings, environ)
+        fact = f"{variable} is no setting of this version"
+        yield _check("environment", False, fact, f"unset {variable}", needed=False)
     for place, fault in setting_faults(settings, environ):
-        yield DoctorCheck(place.removeprefix("/"), "missing", fault.message, fault.hint or "")
-    for status in statuses:
+        yield _failed(place.removeprefix("/"), fault)
+    for status in backends.known(settings, environ):
         # A shipped backend is an offer, a configured one has to work.
         needed = status.id in settings.backends or status.id == settings.default_backend
         if status.ready:
             yield _ready(status.id, settings, environ, needed=needed)
-            continue
-        yield DoctorCheck(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
+        else:
+            yield _check(f"backend {status.id}", False, status.why, status.fix, needed=needed)
     yield from _services(settings, environ, over_network)
-    if settings.mcp_servers:
-        from backplane.cli.servers import check_servers
-
-        for name, check in check_servers(settings, environ, str(cwd), over_network=over_network):
-            yield DoctorCheck(f"mcp {name}", check.state, check.fact, check.fix)
+    yield from _servers(settings, environ, str(cwd), over_network)
 
 
 def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, needed: bool) -> DoctorCheck:
-    """A backend that can be started; of an agent, which login it has, and what a first try costs."""
-    backend = backends.find(name, settings, environ)
+    """Check the login of a backend that can be started, and say what a first try costs."""
+    backend, place = backends.find(name, settings, environ), f"backend {name}"
     agent = backend.agent if isinstance(backend, backends.ProcessBackend) else None
     if agent is None:
-        return DoctorCheck(f"backend {name}", "ok", "ready")
-    key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
+        return _check(place, True, "ready")
     if old := backends.too_old(backend, environ):
         fact, _, fix = old.partition("; ")
-        return DoctorCheck(f"backend {name}", "missing" if needed else "note", fact, fix)
+        return _check(place, False, fact, fix, needed=needed)
+    key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
     cost = f"; asks {cut_urls(agent.base_url)}{cost}" if agent.base_url is not None else cost
     if agent.options.own_state:
         fact = f"your own login, {login}" if login else "your own login is to be used, and none is found"
-        fix = f"log in with {agent.options.program}"
-        return DoctorCheck(f"backend {name}", "ok" if login else "note", f"ready; {fact}{cost}", fix)
+        return _check(place, bool(login), f"ready; {fact}{cost}", f"log in with {agent.options.program}", needed=False)
     given = settings.backends[name].env if name in settings.backends else {}
     if key is None or environ.get(key) or key in given:
-        return DoctorCheck(f"backend {name}", "ok", f"ready{f'; its key is in {key}' if key else ''}{cost}")
-    fact = f"the program is there, and no key in {key}"
-    if login is None:
-        return DoctorCheck(f"backend {name}", "missing" if needed else "note", f"{fact}{cost}", f"export {key}=…")
-    fix = f"export {key}=…, or use your login: [backends.{name}] options = {{ own_state = true }}"
-    return DoctorCheck(
-        f"backend {name}", "missing" if needed else "note", f"{fact}; your own login is {login}{cost}", fix
-    )
+        return _check(place, True, f"ready{f'; its key is in {key}' if key else ''}{cost}")
+    fact, fix = f"the program is there, and no key in {key}", f"export {key}=…"
+    if login is not None:
+        fact += f"; your own login is {login}"
+        fix += f", or use your login: [backends.{name}] options = {{ own_state = true }}"
+    return _check(place, False, f"{fact}{cost}", fix, needed=needed)
 
 
 def _cost(tokens: int | None, model: str | None) -> str:
@@ -269,10 +265,89 @@ def _cost(tokens: int | None, model: str | None) -> str:
     return f"; a try sends about {tokens:,} tokens{dollars}"
 
 
-def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[DoctorCheck]:
-    if all(backend.host is None for backend in settings.backends.values()):
-        return
-    from backplane.cli.services import check_backends
+# Model services and MCP servers: looked at always, asked with `--probe`. ----------------------------------------------
 
-    for name, check in check_backends(settings, environ, over_network=over_network):
-        yield DoctorCheck(f"service {name}", check.state, check.fact, check.fix)
+
+def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[DoctorCheck]:
+    """Check addresses and keys. A key goes into a request's header, and is never printed."""
+    for name, backend in settings.backends.items():
+        if backend.host != presets.HOST:
+            continue
+        try:
+            options = presets.with_address(backend.options, {**environ, **backend.env})
+            service = presets.read_options(options, f"backends.{name}.options")
+        except BackplaneError as error:
+            yield _failed(f"service {name}", error)
+            continue
+        key = environ.get(service.key_env, "").strip() if service.key_env else ""
+        if not over_network:
+            found = [*key_doubts(service.base_url, has_key=bool(key)), *path_doubts(service.protocol, service.base_url)]
+            found.append(Finding("ok", f"asks {cut_urls(service.base_url)}"))
+        elif service.key_env and not key:
+            found = [Finding("missing", f"{service.key_env} is not set", f"export {service.key_env}=…")]
+        else:
+            found = _probe(service, key or None, environ)
+        for one in found:
+            yield DoctorCheck(f"service {name}", one.state, one.fact, one.fix)
+
+
+def _probe(service: presets.Service, key: str | None, environ: Mapping[str, str]) -> list[Finding]:
+    import anyio
+
+    from backplane.upstream import probe
+
+    headers = {
+        label: environ.get(value[1:], "") if value.startswith("$") else value
+        for label, value in service.headers.items()
+    }
+    endpoint = Endpoint(
+        protocol=service.protocol, base_url=service.base_url.strip(), api_key=key, headers=headers,
+        query=dict(service.query or {}), key_in_query=service.key_in_query, connect_s=probe.CONNECT_S,
+        first_byte_s=probe.FIRST_BYTE_S,
+    )  # fmt: skip
+    return anyio.run(probe.probe, endpoint, service.model, service.key_env or "")
+
+
+def _servers(
+    settings: config.Settings, environ: Mapping[str, str], cwd: str, over_network: bool
+) -> Iterator[DoctorCheck]:
+    for name, asked in settings.mcp_servers.items():
+        place = f"mcp {name}"
+        try:
+            row = backends.server_row(name, asked, environ, [])
+        except BackplaneError as error:
+            yield _failed(place, error)
+            continue
+        program = asked.command[0] if asked.command is not None else None
+        if program is None:
+            parts = urlsplit(asked.url or "")
+            good, fact = parts.scheme in ("http", "https") and bool(parts.hostname), f"{asked.url}; --probe asks it"
+            fact = fact if good else f"{asked.url} is no address of a server"
+            fix = 'url = "https://HOST/PATH"'
+        else:
+            found = shutil.which(program, path={**environ, **row.get("env", {})}.get("PATH"))
+            good, fix = found is not None, "install it, or name its path"
+            fact = f"{found}; --probe starts it" if good else f"its program {program} is not found or not executable"
+        yield _asked(place, name, row, environ, cwd) if good and over_network else _check(place, good, fact, fix)
+
+
+def _asked(place: str, name: str, row: Mapping[str, Any], environ: Mapping[str, str], cwd: str) -> DoctorCheck:
+    """Start or reach an MCP server, and list its tools."""
+    import anyio
+
+    from backplane.tools.mcp import open_servers
+
+    faults: list[str] = []
+
+    async def warn(_: str, words: str) -> None:
+        faults.append(words)
+
+    async def ask() -> list[str]:
+        async with open_servers({name: row}, env=dict(environ), cwd=cwd, warn=warn) as servers:
+            return [spec.name for spec in servers.specs]
+
+    tools = anyio.run(ask)
+    if faults:
+        return _check(place, False, faults[0], "run its command by hand, or take it out of the configuration")
+    more = f" and {len(tools) - TOOLS_MAX} more" if len(tools) > TOOLS_MAX else ""
+    return _check(place, True, f"{counted(len(tools), 'tool')}: {', '.join(tools[:TOOLS_MAX])}{more}")
