@@ -212,12 +212,12 @@ LATE = {
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
+    "scale.commands.worker._gauges": "the SDK, an extra",
     "scale.place.contents": "httpx, for contents on a server",
     "scale.place.open": "the engine, which takes a second",
     "scale.content._client": "httpx, for contents on a server",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
-    "telemetry.queue._repeat": "the SDK, in a thread while the worker is at work",
-    "telemetry.sender._load": "the SDK, in a thread while the run is at work",
+    "telemetry.sender._work": "the SDK, in a thread while the run is at work",
     "tools.specs.fault_in": "jsonschema, for the first call of a tool",
 }
 """Functions with an import of their own: what it loads takes longer than a start, and few runs want it."""

@@ -1,21 +1,22 @@
-"""Hands spans and measurements to OpenTelemetry's SDK: the only file that knows it. Needs the extra `otel`.
+"""Sends spans, measurements and a queue's depth by OpenTelemetry's SDK; the only file that imports it (extra `otel`).
 
-Blocks as long as the exporter does, so it is called in a thread.
+The SDK's own processors hold what is to be sent, send it from their threads, and stop at their own limits.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from opentelemetry import metrics as api_metrics
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult, MetricReader
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -32,135 +33,163 @@ from opentelemetry.trace import (
 )
 
 from backplane.telemetry import spans as ours
-from backplane.telemetry.context import log, trace_id
+from backplane.telemetry.context import trace_id
 
-# Warnings of a collector that does not answer would stand on the terminal of a program that has set up no log.
+# Without a log of the program's own, the warnings of a dead collector would stand on its terminal.
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
 
 SERVICE: Final = "backplane"
+QUEUED_SPANS: Final = 2 * ours.SPANS_MAX
+"""Spans that wait for the collector: two of the longest runs. The SDK drops the oldest beyond that."""
 
-QUEUE_DEPTH: Final = "backplane.queue.depth"
-QUEUE_AGE: Final = "backplane.queue.age"
 QUEUE_LABEL: Final = "backplane.queue.label"
 
 TIMEOUT: Final = "OTEL_EXPORTER_OTLP_TIMEOUT"
-
 SEND_S_MAX: Final = 1
-"""For a collector to take a batch, where the environment sets no other limit: most take milliseconds."""
+"""Seconds for a collector to accept a batch (default of `TIMEOUT`); the SDK's 10 would delay the end of a command."""
 
-BATCH_SPANS: Final = 512
-"""Sent at once, as the SDK does."""
+LEAVE_MS_MAX: Final = 3_000
+"""Milliseconds for a collector to accept what was not sent yet at the end; the rest is dropped."""
+
+Depths = Mapping[str, tuple[int, int]]
+"""Label → number of waiting orders, and the age of the oldest in milliseconds."""
+
+
+class Exporter:
+    """Sends runs as spans and measurements.
+
+    Args:
+        processor: takes the spans (default: in batches to the collector that the standard variables name).
+        reader: takes the measurements (default: periodically to that collector).
+    """
+
+    def __init__(self, processor: SpanProcessor | None = None, reader: MetricReader | None = None) -> None:
+        self._ids = _Ids()
+        self._tracers = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
+        self._tracers.add_span_processor(
+            processor or BatchSpanProcessor(OTLPSpanExporter(timeout=_limit_s()), QUEUED_SPANS)
+        )
+        self._tracer = self._tracers.get_tracer(SERVICE, _version())
+        self._meters = _meters(reader)
+        meter = self._meters.get_meter(SERVICE, _version())
+        self._duration = meter.create_histogram(ours.DURATION_METRIC, unit="s")
+        self._tokens = meter.create_histogram(ours.TOKENS_METRIC, unit="{token}")
+        self._cost = meter.create_histogram(ours.COST, unit="USD")
+
+    def send(self, spans: Sequence[ours.RunSpan], run_id: str, parent: tuple[int, int] | None = None) -> None:
+        """Send a run.
+
+        Args:
+            spans: the run's own first, parents before their children.
+            parent: trace and span in which the run was started; the run's own span links to it.
+        """
+        self._ids.trace = trace_id(run_id)
+        sampled = TraceFlags(TraceFlags.SAMPLED)
+        links = [] if parent is None else [Link(SpanContext(*parent, is_remote=True, trace_flags=sampled))]
+        # A context without a span: the spans of the program around us are no parents of a run.
+        contexts: dict[int | None, Any] = {
+            None: set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
+        }
+        for span in spans:
+            self._ids.span = span.id
+            made = self._tracer.start_span(
+                span.name,
+                context=contexts[span.parent],
+                kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
+                attributes=span.attributes,
+                links=links if span.parent is None else None,
+                start_time=span.start_ns,
+            )
+            contexts[span.id] = set_span_in_context(made)
+            for note in span.notes:
+                made.add_event(note.name, note.attributes, note.time_ns)
+            if span.error is not None:
+                made.set_status(Status(StatusCode.ERROR, span.error))
+            made.end(span.end_ns)
+        self._measure(spans[0])
+
+    def _measure(self, run: ours.RunSpan) -> None:
+        given = run.attributes
+        common = _some(given, ours.PROVIDER, ours.REQUEST_MODEL)
+        agent = {**common, **_some(given, ours.AGENT_NAME, ours.ERROR)}
+        self._duration.record((run.end_ns - run.start_ns) / 1e9, agent)
+        for kind in ("input", "output"):
+            if (count := given.get(ours.USAGE[f"{kind}_tokens"])) is not None:
+                self._tokens.record(count, {**common, **_some(given, ours.OPERATION), ours.TOKEN_TYPE: kind})
+        if ours.COST in given:
+            self._cost.record(given[ours.COST], agent)
+
+    def close(self) -> None:
+        """Send what is left, for at most about `LEAVE_MS_MAX`. Blocks."""
+        self._tracers.shutdown()
+        self._meters.shutdown(LEAVE_MS_MAX)
+
+
+def _some(given: ours.Attributes, *names: str) -> ours.Attributes:
+    return {name: given[name] for name in names if name in given}
+
+
+class _Ids(IdGenerator):
+    """Ids that we choose, so that sending a run twice gives the same spans."""
+
+    trace = span = 1
+
+    def generate_trace_id(self) -> int:
+        return self.trace
+
+    def generate_span_id(self) -> int:
+        return self.span
+
+
+@contextmanager
+def sending_queue(read: Callable[[], Depths], label: str, reader: MetricReader | None = None) -> Iterator[None]:
+    """Send a queue's depth and age periodically while the block runs, and at its end.
+
+    Args:
+        read: returns them; may block and raise, in a thread of the SDK.
+        label: always sent, with 0 while nothing waits.
+        reader: takes the values (default: every `OTEL_METRIC_EXPORT_INTERVAL` to the collector).
+    """
+    labels, found = {label}, dict[str, tuple[int, int]]()
+
+    def depths(_: object) -> list[Observation]:
+        found.clear()
+        found.update(read())
+        # A label that has emptied is sent as 0: otherwise its last value would stay in the collector.
+        labels.update(found)
+        return [Observation(found.get(name, (0, 0))[0], {QUEUE_LABEL: name}) for name in sorted(labels)]
+
+    def ages(_: object) -> list[Observation]:
+        return [Observation(found.get(name, (0, 0))[1] / 1000, {QUEUE_LABEL: name}) for name in sorted(labels)]
+
+    provider = _meters(reader)
+    meter = provider.get_meter(SERVICE, _version())
+    meter.create_observable_gauge("backplane.queue.depth", [depths], unit="{order}")
+    meter.create_observable_gauge("backplane.queue.age", [ages], unit="s")
+    try:
+        yield
+    finally:
+        provider.shutdown(LEAVE_MS_MAX)
+
+
+def _meters(reader: MetricReader | None) -> MeterProvider:
+    reader = reader or PeriodicExportingMetricReader(OTLPMetricExporter(timeout=_limit_s()))
+    return MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
+
+
+def _resource() -> Resource:
+    """Return our name; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it."""
+    # `Resource.create` searches all installed packages for detectors, in threads, which takes a second.
+    return Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
 
 
 def _version() -> str:
-    """Of this package, the scope's; empty where it runs from a folder and is not installed."""
+    """Return the version of this package; empty if it runs from a folder and is not installed."""
     try:
         return version(SERVICE)
     except PackageNotFoundError:
         return ""
 
 
-class _Ids(IdGenerator):
-    """The ids that we have chosen: exporting a run twice gives the same spans."""
-
-    def __init__(self, trace: int) -> None:
-        self._trace = trace
-        self.next_span = 1
-
-    def generate_trace_id(self) -> int:
-        return self._trace
-
-    def generate_span_id(self) -> int:
-        return self.next_span
-
-
-def resource() -> Resource:
-    """Who we are; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` go over it."""
-    # Not `Resource.create`, which looks through all that is installed for detectors, in threads: a second of work.
-    return Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
-
-
-def send(told: ours.RunTelemetry, run_id: str, processor: SpanProcessor, parent: tuple[int, int] | None = None) -> None:
-    """Give a run's spans to a processor, and let it finish.
-
-    Args:
-        parent: trace and span that the run was started in; the run's own span links to it.
-    """
-    ids = _Ids(trace_id(run_id))
-    provider = TracerProvider(resource=resource(), id_generator=ids, shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    tracer = provider.get_tracer(SERVICE, _version())
-    contexts: dict[int, Any] = {}
-    sampled = TraceFlags(TraceFlags.SAMPLED)
-    links = [] if parent is None else [Link(SpanContext(*parent, is_remote=True, trace_flags=sampled))]
-    # A context without a span in it: what the program around us traces is no parent of a run.
-    nothing = set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
-    for span in told.spans:
-        ids.next_span = span.id
-        made = tracer.start_span(
-            span.name,
-            context=contexts[span.parent] if span.parent is not None else nothing,
-            kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
-            attributes=span.attributes,
-            links=links if span.parent is None else None,
-            start_time=span.start_ns,
-        )
-        contexts[span.id] = set_span_in_context(made)
-        for note in span.notes:
-            made.add_event(note.name, note.attributes, note.time_ns)
-        if span.error is not None:
-            made.set_status(Status(StatusCode.ERROR, span.error))
-        made.end(span.end_ns)
-    provider.shutdown()
-
-
-def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
-    """Give a run's measurements to a reader."""
-    meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
-    instruments: dict[str, api_metrics.Histogram] = {}
-    for one in told.measures:
-        if one.metric not in instruments:
-            instruments[one.metric] = meter.create_histogram(one.metric, unit=one.unit)
-        instruments[one.metric].record(one.value if one.parts == 1 else one.value / one.parts, one.attributes)
-
-
-def gauge(depths: Mapping[str, tuple[int, int]], reader: MetricReader) -> None:
-    """Record a queue's depth and age for a metric reader; `depths` as for `export_queue`."""
-    meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
-    count, age = meter.create_gauge(QUEUE_DEPTH, unit="{order}"), meter.create_gauge(QUEUE_AGE, unit="s")
-    for label, (orders, oldest_ms) in depths.items():
-        count.set(orders, {QUEUE_LABEL: label})
-        age.set(oldest_ms / 1000, {QUEUE_LABEL: label})
-
-
-def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None) -> None:
-    """Send a run to the collector that the standard variables name. Raises what the exporter does."""
-    exporter = OTLPSpanExporter(timeout=_limit_s())
-    send(told, run_id, BatchSpanProcessor(exporter, ours.SPANS_MAX, max_export_batch_size=BATCH_SPANS), parent)
-    reader = InMemoryMetricReader()
-    measure(told, reader)
-    if not _export_metrics(reader):
-        log(f"the collector accepted no measurements of run {run_id}")
-
-
-def export_queue(depths: Mapping[str, tuple[int, int]]) -> None:
-    """Send a queue's depth and age to the collector. Raises what the exporter does.
-
-    Args:
-        depths: label → how many orders wait, and the age of the oldest in milliseconds.
-    """
-    reader = InMemoryMetricReader()
-    gauge(depths, reader)
-    if not _export_metrics(reader):
-        log("the collector did not accept the queue's depth")
-
-
-def _export_metrics(reader: InMemoryMetricReader) -> bool:
-    """Send what a reader has; return whether the collector took it."""
-    data = reader.get_metrics_data()
-    return data is None or OTLPMetricExporter(timeout=_limit_s()).export(data) is MetricExportResult.SUCCESS
-
-
 def _limit_s() -> float | None:
-    """Return how long a collector may take for a batch; the exporters' default, 10 s, would delay a process's exit."""
     return None if TIMEOUT in os.environ else SEND_S_MAX

@@ -20,7 +20,6 @@ from backplane.receipts.build import failure_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.commands.common import do, find_queue, name_clocks, open_queue, within
 from backplane.scale.runner import Runner
-from backplane.telemetry.queue import sending
 
 if TYPE_CHECKING:
     from backplane.runtime.plane import Run
@@ -85,7 +84,9 @@ def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractC
     """Send the queue's depth to a collector while the block runs, where the environment names one."""
     if plane.sender is None:
         return nullcontext()
-    return sending(engine.depths, label, plane.environ)
+    from backplane.telemetry.export import sending_queue
+
+    return sending_queue(engine.depths, label)
 
 
 def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
