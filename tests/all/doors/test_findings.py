@@ -145,7 +145,7 @@ put(told(run, "tool_call", tool_name="bash", tool_use_id="1", input={"command": 
     [
         (USES, (), False),
         (WRITES + USES, (), True),
-        (WRITES + USES, ("--in-place"), False),
+        (WRITES + USES, ("--in-place",), False),
     ],
 )
 def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
@@ -163,7 +163,7 @@ def test_a_violation_offers_to_apply_a_patch_only_where_there_is_one(
     ("words", "state"),
     [
         ((), "backplane apply "),
-        (("--apply"), "applied"),
+        (("--apply",), "applied"),
         (("--apply", "--in-place"), "made in place"),
         (("--apply", "--fail-on", "false-claims"), "backplane apply "),
     ],
