@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from backplane.schemas.added import BACKPLANE
+from backplane.schemas.build import build
 from backplane.schemas.validate import validator_of
 
 _validator = functools.cache(validator_of)
@@ -15,7 +15,7 @@ _validator = functools.cache(validator_of)
 def faults(added: Any) -> list[str]:
     """What is wrong with `usage_raw.backplane` of a receipt: members that nothing describes, or of another shape."""
     wrong = [f"{error.json_path}: {error.message[:200]}" for error in _validator("backplane").iter_errors(added)]
-    return [*(f"{at} is not described" for at in undescribed(added, BACKPLANE, "$")), *wrong]
+    return [*(f"{at} is not described" for at in undescribed(added, build("backplane"), "$")), *wrong]
 
 
 def undescribed(value: Any, schema: Any, at: str) -> Iterator[str]:

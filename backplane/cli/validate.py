@@ -41,8 +41,6 @@ def run(args: Args) -> int:
             place = f"{streams.one_line(finding.pointer)}: " if finding.pointer else ""
             place = f"note: {place}" if finding.note else place
             streams.write(f"{shown}: {found.kind}: {line}{place}{streams.one_line(finding.message)}\n")
-        if found.omitted:
-            streams.write(f"{shown}: {found.omitted} more\n")
     return 1 if wrong else 0
 
 

@@ -11,7 +11,6 @@ from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.capability import CAPABILITIES
 from backplane.contract.envelope import ASK_MEMBERS
 from backplane.contract.events import EVENT_TYPES
-from backplane.contract.receipt import CONTRACT_VERSION
 from backplane.errors import CODES
 from backplane.ir import LOSS_CODES
 
@@ -97,15 +96,7 @@ RULES: Final[dict[str, Json]] = {
 }
 """What holds between the members of one struct."""
 
-FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
-    ("WorkOrder", "id"): {"pattern": _UUID_WRITTEN},
-    ("RunMetadata", "run_id"): {"pattern": _UUID_WRITTEN},
-    ("RunMetadata", "work_order_id"): {"pattern": _UUID_WRITTEN},
-    ("RunMetadata", "contract_version"): {"const": CONTRACT_VERSION},
-    ("RunMetadata", "started_at"): {"pattern": TIME_WRITTEN},
-    ("RunMetadata", "finished_at"): {"pattern": TIME_WRITTEN},
-    **{(kind.__name__, "ts"): {"pattern": TIME_WRITTEN} for kind in EVENT_TYPES.values()},
-    ("Receipt", "usage_raw"): {"type": "object", "properties": {"backplane": {"$ref": "#/$defs/Backplane"}}},
+PRINTED_FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},
     ("cli_checkpoints", "at"): {"pattern": TIME_WRITTEN},
     ("cli_checkpoints", "tree"): {"pattern": "^[0-9a-f]{40}$"},
@@ -117,7 +108,4 @@ FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("cli_why", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_translate_loss", "code"): {"enum": list(LOSS_CODES)},
 }
-"""The same of what we write; what a command prints goes by its schema's name, as its types share theirs."""
-
-WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
-"""Members whose default is made anew each time, so that no default stands in the schema, and yet we write them."""
+"""The same of what commands print, by the name of the schema, as its types share theirs."""

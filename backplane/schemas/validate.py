@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -31,19 +32,14 @@ from backplane.contract.unheard import (
 )
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.policy.rules import TOOL_LISTS, unknown_names, unknown_tools, unmatched_paths
+from backplane.protocol import DEPTH_MAX
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Largest document looked at: receipts of a million events stay below it, memory as well."""
 
-DEPTH_MAX: Final = 128
-"""Deepest nesting, as on the line."""
-
 FINDINGS_MAX: Final = 1000
-"""More than anybody reads; the rest is counted."""
-
-COUNTED_MAX: Final = 2000
-"""Findings beyond those that are counted; what follows is not looked at, as each takes up to a millisecond."""
+"""More than anybody reads; the rest is not looked for, as each takes up to a millisecond."""
 
 
 class DocumentFault(msgspec.Struct, frozen=True):
@@ -67,8 +63,6 @@ class Findings(msgspec.Struct, frozen=True):
     kind: str
     """Name of the schema it was held against, `transcript`, or `unknown`."""
     findings: tuple[DocumentFault, ...] = ()
-    omitted: int = 0
-    """Findings beyond `FINDINGS_MAX`; after `COUNTED_MAX` of them the last finding says that it was the end."""
 
     @property
     def valid(self) -> bool:
@@ -100,18 +94,11 @@ def validate(data: bytes, name: str) -> Findings:
 
 
 def _bounded(name: str, kind: str, found: Iterator[DocumentFault]) -> Findings:
-    kept: list[DocumentFault] = []
-    omitted = 0
-    for finding in found:
-        if len(kept) < FINDINGS_MAX:
-            kept.append(finding)
-        elif omitted < COUNTED_MAX:
-            omitted += 1
-        else:
-            fact = f"over {FINDINGS_MAX + COUNTED_MAX} findings: from here on it was not looked at"
-            kept.append(DocumentFault(finding.pointer, fact, finding.line))
-            break
-    return Findings(name, kind, tuple(kept), omitted)
+    kept = tuple(islice(found, FINDINGS_MAX + 1))
+    if len(kept) > FINDINGS_MAX:
+        last = msgspec.structs.replace(kept[-1], message=f"over {FINDINGS_MAX} findings: the rest was not checked")
+        kept = (*kept[:-1], last)
+    return Findings(name, kind, kept)
 
 
 def _document(value: Json, kind: str, data: bytes, faults: list[DocumentFault]) -> Iterator[DocumentFault]:
@@ -124,43 +111,26 @@ def _document(value: Json, kind: str, data: bytes, faults: list[DocumentFault]) 
         yield from _beyond_schema(value, kind, data)
 
 
-_DOUBLE_AT: Final = "the key stands twice in one object"
-
-
 def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
     """Read strict JSON; the value is None where it cannot be read."""
     if data.startswith(b"\xef\xbb\xbf"):
         return None, [DocumentFault("", "begins with a byte order mark, which is not JSON")]
     try:
-        text = data.decode()
-        if _too_deep(text):
+        data.decode()
+        if canonical.deeper(data, DEPTH_MAX):
             return None, [DocumentFault("", f"nested deeper than {DEPTH_MAX} levels")]
-        value = canonical.decode(text)
+        value = canonical.decode(data)
         canonical.encode(value)
     except (ValueError, RecursionError) as error:
-        # A fault of the text's end is at its last line.
         position = re.search(r"\(byte (\d+)\)", str(error))
         line = data.count(b"\n", 0, int(position[1])) + 1 if position else None
         return None, [DocumentFault("", f"not strict JSON: {error}", line)]
-    return value, [DocumentFault(pointer, _DOUBLE_AT) for pointer in _doubled(text)]
+    if canonical.duplicate_key(data, value) is None:
+        return value, []
+    return value, [DocumentFault(pointer, "the key stands twice in one object") for pointer in _doubled(data)]
 
 
-_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
-"""A string without an end goes to that of the text, or each quote in it would be looked at again."""
-
-
-def _too_deep(text: str) -> bool:
-    if text.count("{") + text.count("[") <= DEPTH_MAX:
-        return False
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
-        if depth > DEPTH_MAX:
-            return True
-    return False
-
-
-def _doubled(text: str) -> Iterator[str]:
+def _doubled(text: bytes) -> Iterator[str]:
     """Pointers of keys that stand twice, wherever they are."""
     stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=Pairs))]
     while stack:

@@ -343,7 +343,7 @@ class McpSession:
             }
             for one in found.findings[:FINDINGS_MAX]
         ]
-        omitted = found.omitted + len(found.findings) - len(shown)
+        omitted = len(found.findings) - len(shown)
         return _result({"kind": found.kind, "valid": found.valid, "findings": shown, "omitted": omitted})
 
 

@@ -15,7 +15,7 @@ EXAMPLE = "backplane receipts show last --json | jq .usage"
 
 def options(p: Parser) -> None:
     add.run_id(p, optional=True)
-    add.json(p, "the whole receipt in canonical bytes", "receipt_written")
+    add.json(p, "the whole receipt in canonical bytes", "receipt")
 
 
 def run(args: Args) -> int:
