@@ -129,8 +129,10 @@ def test_a_web_page_is_told_as_one() -> None:
     protocol: Any = "anthropic"
     page = b"<!doctype html><title>Sign in to\nthe proxy</title>"
     for status in (200, 404, 503):
-        fault = {"status": status, "content_type": "text/html", "body": page.decode()}
-        with playing(turn(**(fault if status != 200 else {"raw": page, "content_type": "text/html"}))) as server:
+        fault = {"status": status, "headers": {"content-type": "text/html"}, "body": page.decode()}
+        with playing(
+            turn(**(fault if status != 200 else {"raw": page, "headers": {"content-type": "text/html"}}))
+        ) as server:
             found = check(protocol, server.base_url(protocol))
         assert found[-1].state == "missing"
         assert "HTTPS_PROXY" in found[-1].fix

@@ -271,7 +271,7 @@ async def test_tokens_are_what_the_service_says_of_every_answer(protocol: Protoc
     [
         Fault(cut_after_bytes=300),
         Fault(raw=b"no answer at all"),
-        Fault(raw=b'data: {"type": "message_start", "message": []}\n\n', content_type="text/event-stream"),
+        Fault(raw=b'data: {"type": "message_start", "message": []}\n\n', headers={"content-type": "text/event-stream"}),
         Fault(raw=gzip.compress(b"{}"), headers={"content-encoding": "gzip"}),
         Fault(failure=Failure(code="overloaded_error", message="too many at once")),
     ],

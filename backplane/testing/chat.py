@@ -31,9 +31,7 @@ def whole(turn: Turn, ask: RenderRequest) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": turn.text, "refusal": turn.refusal}
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
-    if turn.calls and turn.fault.old_function_call:
-        message["function_call"] = {"name": turn.calls[0].name, "arguments": arguments(turn.calls[0])}
-    elif turn.calls:
+    if turn.calls:
         message["tool_calls"] = [_call(call, place, ask) for place, call in enumerate(turn.calls)]
     choice = {"index": 0, "message": message, "finish_reason": _stop(turn), "logprobs": None}
     answer = {**_head(ask, "chat.completion"), "choices": [choice]}
@@ -77,9 +75,6 @@ def models(names: tuple[str, ...]) -> dict[str, Any]:
 
 def _call_chunks(turn: Turn, ask: RenderRequest, place: int, call: Call) -> list[Frame]:
     pieces = cut_text(arguments(call), turn.pieces)
-    if turn.fault.old_function_call:
-        first = {"name": call.name, "arguments": ""}
-        return [_chunk(ask, "call", {"function_call": part}) for part in (first, *({"arguments": p} for p in pieces))]
     whole_call = _call(call, place, ask)
     member = call.kind
     key = "input" if member == "custom" else "arguments"
@@ -104,8 +99,6 @@ def _chunk(ask: RenderRequest, label: str, delta: dict[str, Any], stop: str | No
 
 
 def _stop(turn: Turn) -> str:
-    if turn.stop is None and turn.calls and turn.fault.old_function_call:
-        return turn.stop_raw or "function_call"
     return turn.stop_raw or STOPS.get(turn.stopped, "stop")
 
 

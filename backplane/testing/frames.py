@@ -78,7 +78,8 @@ def with_faults(
         done: labels of the closing frames that say nothing new.
         failed: what comes instead of the end when the answer fails half-way.
     """
-    drop = [*fault.drop, *(terminal if fault.drop_terminal else ()), *(done if fault.drop_done else ())]
+    groups = {"END": terminal, "CLOSING": done}
+    drop = [label for name in fault.drop for label in groups.get(name, (name,))]
     ends = next((i for i, frame in enumerate(frames) if is_one_of(frame.label, terminal)), len(frames))
     body, end = list(frames[:ends]), list(frames[ends:])
     if failed is not None:

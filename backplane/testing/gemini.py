@@ -34,14 +34,10 @@ def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     sent = turn.usage.input if turn.usage else 0
     counted = {"promptTokenCount": sent, "totalTokenCount": sent} if turn.usage else None
     rows = [("reasoning", part) for part in _thoughts(turn, turn.pieces)]
-    texts = _texts(turn, turn.pieces)
-    if turn.fault.cumulative:
-        texts = [{"text": "".join(part["text"] for part in texts[: end + 1])} for end in range(len(texts))]
-    rows += [("text", part) for part in texts]
+    rows += [("text", part) for part in _texts(turn, turn.pieces)]
     rows += [("call", _call(call)) for call in turn.calls]
     frames = [Frame(label, _answer(ask, [part], counted)) for label, part in rows]
-    last = texts[-1] if texts and turn.fault.cumulative else {"text": ""}
-    return [*frames, Frame("finish", _answer(ask, [last], _usage(turn.usage), _stop(turn)))]
+    return [*frames, Frame("finish", _answer(ask, [{"text": ""}], _usage(turn.usage), _stop(turn)))]
 
 
 def error(status: int, message: str) -> dict[str, Any]:

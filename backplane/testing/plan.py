@@ -170,7 +170,7 @@ def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> De
     note = ended(COMMENT, fault) if "event" in kind else "\n"
     return Delivery(
         status=fault.status,
-        headers={"content-type": fault.content_type or kind, **fault.headers},
+        headers={"content-type": kind, **fault.headers},
         pieces=pieces,
         length=None if is_stream or fault.close_delimited else whole,
         close_delimited=fault.close_delimited,

@@ -69,32 +69,25 @@ class Fault(_Data, frozen=True):
 
     status: int = 200
     headers: dict[str, str] = {}
+    """Sent beside the usual ones, or in their place."""
     body: Json = None
     """Sent as JSON, a string as it is; None: the vendor's own form of an error of this status."""
     message: str | None = None
     """The words in the vendor's own form of an error."""
     raw: bytes | None = None
     """The body of an answer of status 200, whatever was asked; base64 in JSON."""
-    content_type: str | None = None
     answer_as: Literal["asked", "stream", "whole"] = "asked"
     """A stream to who asked for none, or the other way round."""
     failure: Failure | None = None
 
     drop: tuple[str, ...] = ()
     """Frames that are left out, by label with `*`: the event's name, or for formats without one
-    `role`, `reasoning`, `text`, `refusal`, `call`, `finish`, `usage`, `done`."""
-    drop_terminal: bool = False
-    """Leave out the frames that say how the answer ended."""
-    drop_done: bool = False
-    """Leave out the closing frames that say nothing new: `[DONE]`, `message_stop`, `*.done`."""
+    `role`, `reasoning`, `text`, `refusal`, `call`, `finish`, `usage`, `done`. `END` names those that say how the answer
+    ended, `CLOSING` those after them that say nothing new: `[DONE]`, `message_stop`, `*.done`."""
     repeat: tuple[str, ...] = ()
     """Frames that come twice, by label."""
     garbage: str | None = None
     """One frame of this data before the terminal ones."""
-    cumulative: bool = False
-    """Each piece repeats the whole text so far (`gemini_ai_studio`)."""
-    old_function_call: bool = False
-    """The first call in the old form (`openai_compatible`)."""
 
     crlf: bool = False
     keep_alives: int = 0

@@ -39,10 +39,10 @@ QUICK = (("tries_max", 1), ("idle_s", 0.5), ("first_byte_s", 0.5))
 
 ROWS = {
     "in good order": Row(Fault()),
-    "missing terminal events": Row(Fault(drop_terminal=True), code="stream_closed", settings=ONCE),
-    "missing closing frames": Row(Fault(drop_done=True)),
+    "missing terminal events": Row(Fault(drop=("END",)), code="stream_closed", settings=ONCE),
+    "missing closing frames": Row(Fault(drop=("CLOSING",))),
     "missing terminal events and closing frames": Row(
-        Fault(drop_terminal=True, drop_done=True), code="stream_closed", settings=ONCE
+        Fault(drop=("END", "CLOSING")), code="stream_closed", settings=ONCE
     ),
     "frames split at every byte": Row(Fault(split_bytes=1)),
     "frames split at every third byte": Row(Fault(split_bytes=3)),
@@ -52,8 +52,8 @@ ROWS = {
     "a frame of garbage": Row(Fault(garbage="{oops")),
     "a stream without length or chunks": Row(Fault(close_delimited=True)),
     "JSON to a request for a stream": Row(Fault(answer_as="whole")),
-    "a stream with the content type of text": Row(Fault(content_type="text/plain")),
-    "a stream with the content type of JSON": Row(Fault(content_type="application/json")),
+    "a stream with the content type of text": Row(Fault(headers={"content-type": "text/plain"})),
+    "a stream with the content type of JSON": Row(Fault(headers={"content-type": "application/json"})),
     "terminal frames that come twice": Row(Fault(repeat=("finish", "usage", "done", "message_delta", "message_stop",
                                                          "response.completed"))),
     "starts that come twice": Row(Fault(repeat=("role", "message_start", "content_block_start", "response.created",
@@ -63,11 +63,11 @@ ROWS = {
     "a slow first byte": Row(Fault(first_byte_ms=200)),
     "an error in the middle": Row(Fault(failure=Failure(message="it broke")), code="backend_unavailable"),
     "a page of HTML": Row(
-        Fault(raw=b"<html><body>Welcome</body></html>", content_type="text/html"), text="",
+        Fault(raw=b"<html><body>Welcome</body></html>", headers={"content-type": "text/html"}), text="",
         code="dialect_mapping_failed",
     ),
     "JSON that is no answer": Row(
-        Fault(raw=b'{"detail": "no such thing"}', content_type="application/json"), text="",
+        Fault(raw=b'{"detail": "no such thing"}', headers={"content-type": "application/json"}), text="",
         code="dialect_mapping_failed",
     ),
     "an empty body": Row(Fault(raw=b""), text="", code="dialect_mapping_failed"),
@@ -102,7 +102,7 @@ def test_what_a_fault_makes_of_an_answer(protocol: str, fault: str) -> None:
 
 CALL_FAULTS = {
     "in good order": Fault(),
-    "missing closing frames": Fault(drop_done=True),
+    "missing closing frames": Fault(drop=("CLOSING",)),
     "frames split at every byte": Fault(split_bytes=1),
     "JSON to a request for a stream": Fault(answer_as="whole"),
     "items that nobody added": Fault(drop=("response.output_item.added",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -132,7 +133,14 @@ def test_chat_calls_in_pieces_are_put_together() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_chat_calls_in_the_old_form_are_read(stream: bool) -> None:
-    done = one("openai_compatible", Turn(calls=(READS,), fault=Fault(old_function_call=True)), stream=stream)
+    call = {"function_call": {"name": "read", "arguments": '{"path":"a"}'}}
+    ended = {"index": 0, "finish_reason": "function_call"}
+    if stream:
+        choices = [{"index": 0, "delta": call, "finish_reason": None}, {**ended, "delta": {}}]
+        raw = "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices) + "data: [DONE]\n\n"
+    else:
+        raw = json.dumps({"choices": [{**ended, "message": call}]})
+    done = one("openai_compatible", Turn(fault=Fault(raw=raw.encode())), stream=stream)
     assert [(call.name, call.input) for call in done.turn.calls] == [("read", {"path": "a"})]
     assert done.turn.stop == "tool_use"
 
@@ -291,7 +299,10 @@ def test_the_gemini_key_goes_into_the_address_only_where_a_setting_says_so() -> 
 
 def test_gemini_text_that_repeats_the_whole_so_far_is_told_once_and_named() -> None:
     text = "The answer is forty-two, which everybody knows."
-    done = one("gemini_ai_studio", Turn(text=text, pieces=4, fault=Fault(cumulative=True)))
+    parts = [{"content": {"role": "model", "parts": [{"text": text[:size]}]}} for size in (12, 24, 36, len(text))]
+    chunks = [{"candidates": [part]} for part in (*parts, {**parts[-1], "finishReason": "STOP"})]
+    raw = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode()
+    done = one("gemini_ai_studio", Turn(fault=Fault(raw=raw)))
     assert (done.said, done.turn.text) == (text, text)
     assert "sent before" in done.carried("loss")[0]["reason"]
 

@@ -35,7 +35,7 @@ ONE_CHOICE = (
 async def test_counters_that_are_none_are_not_known_and_nothing_is_earned_by_them(
     usage: str, tmp_path: Path, backplane_home: Path
 ) -> None:
-    raw = Fault(raw=(ONE_CHOICE % usage).encode(), content_type="application/json")
+    raw = Fault(raw=(ONE_CHOICE % usage).encode(), headers={"content-type": "application/json"})
     run, _, _ = await solve(backplane_home, [Turn(fault=raw)], job(tmp_path, config=RuntimeConfig(max_budget_usd=1.0)))
     assert run.receipt.outcome == "partial"
     assert run.receipt.usage.estimated_cost_usd is None

@@ -39,7 +39,7 @@ CUTS: Final = {
     "cut": Fault(cut_after_bytes=MIDDLE, pause_ms=5),
     "reset": Fault(cut_after_bytes=MIDDLE, pause_ms=5, reset=True),
     "error": Fault(failure=Failure(code="overloaded_error", message="too many at once"), pause_ms=5),
-    "unended": Fault(drop_terminal=True, drop_done=True, pause_ms=5),
+    "unended": Fault(drop=("END", "CLOSING"), pause_ms=5),
 }
 """How: the connection is closed, or reset, an error comes in the stream, or it ends without saying so."""
 MOMENTS: Final = ("before the first word", "in the middle", "after a tool turn")
