@@ -21,7 +21,7 @@ from backplane.process.launch import StartCommand
 from backplane.protocol import Lines, Overlong, bare, strict
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What one child may write in one check; no answer to our small orders comes near."""
+"""Most bytes that a child may write in one check; answers to our small orders have far fewer."""
 
 READ_BYTES_MAX: Final = 64 * 1024
 OVERLONG: Final = "over 16 MiB"
@@ -55,21 +55,21 @@ class HostLine(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How long a host may take, in seconds."""
+    """Seconds that a host may take."""
 
     hello_s: float = 10.0
     run_s: float = 60.0
-    """From the run to its end. An agent that calls a model needs longer than an echo."""
+    """Time of a run. An agent that calls a model needs longer than an echo."""
     exit_s: float = 2.0
-    """From the end of stdin, or SIGTERM, to the exit."""
+    """Time to exit after the end of stdin, or SIGTERM."""
     grace_s: float = 2.0
-    """From `cancel` to the end of the run."""
+    """Time to end a run after `cancel`."""
     pong_s: float = 2.0
-    """From `ping` to `pong`; the contract names no bound, a person who waits does."""
+    """Time to answer a `ping`. The contract names no bound; a person who waits does."""
     closed_s: float = 5.0
-    """From the end of its listener to its own end."""
+    """Time to exit after its stdout was closed."""
     quiet_s: float = 0.15
-    """How long silence is listened to where silence is the rule."""
+    """Time for which a host is read that has to be silent."""
     slack_s: float = 0.5
     """Added to a bound that a rule names, for a busy machine."""
 
@@ -82,7 +82,7 @@ class Wire:
         self.bounds = bounds
         self.lines: list[HostLine] = []
         self.handed = 0
-        """How many of them were handed out; the others arrived with them and wait."""
+        """Number of lines that `next` returned; the others wait."""
         self.mark = 0
         """Number of lines that came before the present case of a rule."""
         self.run_id = ""
@@ -173,7 +173,7 @@ def _read(raw: bytes) -> HostLine:
 
 
 class Program(msgspec.Struct, frozen=True):
-    """How a child is started."""
+    """The command of a child, and its surroundings."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -201,7 +201,7 @@ async def linked(program: Program) -> AsyncIterator[Wire]:
 
 
 def vendor_of(greeting: Json) -> dict[str, Json]:
-    """What an order says to this host alone: a control plane is told which of its backends to use.
+    """Return the settings that orders have for this host: a control plane needs the name of a backend.
 
     The scripted one where there is one, as the others may cost money; else the first that is ready.
     """

@@ -37,7 +37,7 @@ class Plain(msgspec.Struct, frozen=True):
     answer: tuple[HostLine, ...]
     """Lines after the run, to the end of stdout."""
     how: Exit | None
-    """How it ended by itself after all that; None when it had to be stopped."""
+    """The exit; None if the host had to be stopped."""
     swept: int
     stderr: bytes
     """Its end."""
@@ -72,7 +72,7 @@ class Plain(msgspec.Struct, frozen=True):
 
     @property
     def ending(self) -> str:
-        """How it ended, and the last line of its stderr."""
+        """The exit in words, and the last line of stderr."""
         said = self.stderr.strip().splitlines()
         how = f"it ended with {self.how.describe()}" if self.how else "it is still running"
         return f"{how}; stderr: {printable(said[-1]) if said else 'empty'}"

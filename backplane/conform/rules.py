@@ -18,7 +18,7 @@ Step = dict[str, Any]
 
 FILE: Final = "conform.toml"
 NEEDED: Final = ("cancel/1", "ping/1", "many/1")
-"""What a host must announce to be complete; an agent with tools announces `ask/1`, too."""
+"""Extensions that a complete host announces; one with tools announces `ask/1`, too."""
 
 
 class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

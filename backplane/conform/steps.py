@@ -30,15 +30,15 @@ CHUNK_BYTES: Final = 3000
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """What the orders of every rule need."""
+    """Values for the orders of every rule."""
 
     program: Program
     root: str
     task: str
     extensions: tuple[str, ...]
-    """What the host announced in its plain run."""
+    """Extensions that the host announced in its plain run."""
     vendor: dict[str, Json]
-    """What every order says to this host alone."""
+    """Settings of every order for this host."""
 
     def place(self, name: str) -> Path:
         """Make a folder below the rule's own root."""
@@ -344,7 +344,7 @@ ASK_MEMBERS: Final = {
     "result": ("name", "input", "output", "is_error"),
     "spend": ("input",),
 }
-"""What an ask has by the page; our own reader forgives more."""
+"""Members of an ask by the protocol; our own reader needs fewer."""
 
 
 async def _asked(link: Wire, seen: Sequence[str] = ()) -> HostLine:

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from backplane.contract.events import AgentEvent
 
 RUN_S: Final = 60.0
-"""For one trial: a run of an agent takes two seconds, a loaded machine needs ten times that."""
+"""Limit of one trial: a run of an agent takes two seconds, on a loaded machine ten times that."""
 
 SEEN: Final = "heard\n"
 WORD: Final = "marmot"
 SCHEMA: Final[Json] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 KEY: Final = "trial-key-of-no-service"
 PLACE: Final = "{url}"
-"""In a row's options for trials, the scripted model's address."""
+"""Placeholder for the address of the scripted model in a row's options."""
 ROOT: Final = "{root}"
 """Placeholder for the folder in calls of a row whose trials work in place; some agents take only absolute paths."""
 
@@ -61,7 +61,7 @@ UNHEARD: Final = "?"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one ability."""
+    """The result for one ability."""
 
     ability: str
     claim: str = NONE
@@ -69,7 +69,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     proof: Literal["proved", "failed", "untried"]
     """untried: it is claimed, and no trial shows it."""
     why: str = ""
-    """What was seen instead, or why nothing was tried; empty where it is proved."""
+    """The observation that contradicts the claim, or why nothing was tried; empty if proved."""
 
     @property
     def is_false(self) -> bool:
@@ -78,7 +78,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about one backend's agent."""
+    """The results for one backend's agent."""
 
     backend: str
     program: str
@@ -98,7 +98,7 @@ class TrialRun(msgspec.Struct):
     patch: str = ""
     raw: dict[str, Any] = {}
     last: str = ""
-    """What the model was told last, as JSON."""
+    """The last request to the model, as JSON."""
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -119,19 +119,19 @@ class TrialRun(msgspec.Struct):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How an ability is tried."""
+    """A way to try an ability."""
 
     holds: Callable[[TrialRun], bool]
     wanted: str
-    """What should have been seen, in words."""
+    """The expected observation, in words."""
     abp: dict[str, Json] = {}
     policy: PolicyProfile = PolicyProfile()
     answer: Decision | None = None
-    """To what is asked; None where nobody is there."""
+    """The answer to asks; None denies them."""
     calls: str = ""
     """The ability whose calls are made; empty takes its own."""
     text: Turn | None = None
-    """What the model says in place of calls."""
+    """A turn of the model in place of calls."""
 
 
 _TEXT: Final = Turn(text="four pieces of an answer", reasoning="a thought")
@@ -379,7 +379,7 @@ def judge(tried: Iterable[Finding], manifest: Mapping[str, Json] | None) -> tupl
 
 
 def provable(backend: backends.Backend) -> bool:
-    """Whether the agent's model can be a scripted one."""
+    """Return True if the agent can be given a scripted model."""
     agent = getattr(backend, "agent", None)
     return isinstance(agent, shipped.ShippedAgent) and (agent.base_url is not None or agent.is_tried)
 

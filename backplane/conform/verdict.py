@@ -1,4 +1,4 @@
-"""What one check finds: the values that travel from the checks to the report. Nothing is done here."""
+"""Results of checks, from one check to the whole report. Only values, no work."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Result(msgspec.Struct, frozen=True):
     rule: str
     """Number of the rule in `contracts/sidecar.md`."""
     did: str
-    """What was done."""
+    """The input that the host got."""
     verdict: Verdict
     seen: str
-    """What was seen; for a skip, why."""
+    """The observation; for a skip, the reason."""
     lines: tuple[str, ...] = ()
     """Lines of the host that show it, with control characters escaped, and the last ones of its stderr."""
     follows: str | None = None

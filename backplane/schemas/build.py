@@ -75,7 +75,7 @@ _PRINTED: Final = {
     "cli_version": "backplane.cli.version:Version",
     "cli_why": "backplane.view.why:Diagnosis",
 }
-"""What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""
+"""Types that only commands print, as places: they are imported when a schema is built."""
 
 SHAPES: Final[dict[str, Any]] = {
     "work_order": WorkOrder,
@@ -143,7 +143,7 @@ def build(name: str) -> Json:
 
 
 def _told(kind: type[Any]) -> dict[str, str]:
-    """What stands below each member in a struct's source; a member without a word there has none."""
+    """Return the docstrings below the members in a struct's source."""
     (owner,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(owner, ast.ClassDef)
     told = {}

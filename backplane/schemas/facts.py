@@ -1,4 +1,4 @@
-"""What a member's Python type does not say: patterns, bounds, names that there are. Data alone.
+"""Facts that Python types do not express: patterns, bounds, known names. Data alone.
 
 The patterns are those of ECMA-262: they run in every validator, whatever language it is written in.
 """
@@ -83,7 +83,7 @@ FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("Ping", "seq"): {"minimum": 0, **_COUNTER},
     ("Pong", "seq"): {"minimum": 0, **_COUNTER},
 }
-"""What a member's Python type does not say."""
+"""Facts of members that their Python types do not express."""
 
 RULES: Final[dict[str, Json]] = {
     "BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]},
@@ -94,7 +94,7 @@ RULES: Final[dict[str, Json]] = {
         ]
     },
 }
-"""What holds between the members of one struct."""
+"""Rules between the members of one struct."""
 
 PRINTED_FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},

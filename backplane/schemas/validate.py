@@ -56,12 +56,12 @@ class DocumentFault(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What a document is and what is wrong with it."""
+    """The kind of a document, and its faults."""
 
     name: str
-    """What the caller calls it, usually a file name."""
+    """Name of the document, usually a file name."""
     kind: str
-    """Name of the schema it was held against, `transcript`, or `unknown`."""
+    """Name of its schema, `transcript`, or `unknown`."""
     findings: tuple[DocumentFault, ...] = ()
 
     @property
@@ -214,7 +214,7 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
 
 
 def _nearest(error: Any) -> list[Any]:
-    """Of a value that has several shapes, what is wrong with it in the shape that its type names."""
+    """Return the errors of a value in the one of several shapes that its type selects."""
     of_type = [one for one in error.context if one.validator != "type" or one.absolute_path != error.absolute_path]
     return of_type if error.validator == "anyOf" and of_type else [error]
 
@@ -265,7 +265,7 @@ def _words(error: Any) -> str:
 
 
 def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[DocumentFault]:
-    """What a schema cannot say: integers without a point, days that exist, order of times, the hash, our settings."""
+    """Find faults that no schema finds: integers with a point, dates that do not exist, wrong order, hash, settings."""
     found = [*_wrong_type(value, build.SHAPES[kind], ""), *_wrong_times(value, "")]
     found += [*_unheard(value, kind), *_without_match(value, kind)]
     if kind in ("envelope_final", "envelope_fatal") and "receipt" in value:
@@ -342,7 +342,7 @@ _TIMES: Final = ("ts", "started_at", "finished_at")
 
 
 def _wrong_times(value: Json, place: str) -> list[DocumentFault]:
-    """Times that have the form and are none, such as the 30th of February."""
+    """Find times that do not exist, such as the 30th of February."""
     if not isinstance(value, dict):
         return []
     found = []
@@ -374,7 +374,7 @@ def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[DocumentFau
 
 
 def _is_lines(data: bytes) -> bool:
-    """Whether it is one object a line, more than one."""
+    """Return True if the data are several lines with an object each."""
     first, newline, rest = data.strip().partition(b"\n")
     if not newline or not first.startswith(b"{") or not rest.lstrip().startswith(b"{"):
         return False
@@ -405,7 +405,7 @@ def _transcript(data: bytes) -> Iterator[DocumentFault]:
 
 
 def _is_told(value: Json) -> bool:
-    """Whether a line tells of a line, as the shipped transcripts do."""
+    """Return True if a line describes a line, as in the shipped transcripts."""
     return isinstance(value, dict) and ("verdict" in value or set(value) == {"set"})
 
 

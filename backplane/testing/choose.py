@@ -24,7 +24,7 @@ HISTORY: Final[dict[ProtocolName, str]] = {
 OF_THE_MODEL: Final = ("assistant", "model", "function_call", "custom_tool_call", "reasoning")
 """Roles and types of what the model itself said."""
 LABELS: Final = ("type", "role", "id", "call_id", "tool_call_id", "tool_use_id")
-"""Members whose words are not what somebody said."""
+"""Members whose words belong to no message."""
 LIMITS: Final = (
     "/max_tokens",
     "/max_completion_tokens",
@@ -35,7 +35,7 @@ LIMITS: Final = (
 
 
 class RequestTarget(NamedTuple):
-    """Where a request goes and what it says: all that a condition may look at."""
+    """A request as conditions see it: its target and its content."""
 
     protocol: ProtocolName | None
     asks: str

@@ -1,4 +1,4 @@
-"""From a turn's frames to the bytes of a body, with the faults that belong to bytes.
+"""Render a turn's frames as the bytes of a body, with the faults that concern bytes.
 
 A frame is one event of a stream with a label by which a fault can name it. Nothing is sent here.
 """
@@ -27,12 +27,12 @@ class Frame(NamedTuple):
 
 
 class RenderRequest(NamedTuple):
-    """What a renderer must know of the request."""
+    """The facts of a request that a renderer needs."""
 
     model: str
     number: int
     wants_usage: bool = True
-    """Whether a stream's usage was asked for, where the format makes it optional."""
+    """True if the request asks for a stream's usage, which is optional in some formats."""
 
 
 def cut_text(text: str, pieces: int) -> list[str]:

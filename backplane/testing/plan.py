@@ -1,4 +1,4 @@
-"""What a request gets: whose path it is, who is refused, and how a turn's answer is to be written.
+"""Plan the answer to a request: find its vendor, refuse it, or render a turn.
 
 Pure: a request goes in, a `Delivery` comes out; the socket is elsewhere.
 """
@@ -28,7 +28,7 @@ from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
 from backplane.upstream.presets import ProtocolName
 
 CHARS_A_TOKEN: Final = 4
-"""For counting requests: any number will do, as long as it grows with the text."""
+"""Characters per token in counts; any number does that makes counts grow with the text."""
 
 VENDORS: Final = {
     "openai_compatible": chat,
@@ -52,7 +52,7 @@ ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
     (r"/models/(?P<model>[^/:]+):countTokens$", "gemini_ai_studio", "count"),
     (r"/models(/(?P<model>[^/:]+))?$", None, "models"),
 )
-"""End of the path, whose it is, what is asked. Lists of models are told apart by headers and path."""
+"""End of the path, vendor, kind of request. Headers and path tell the vendor of a list of models."""
 
 _DOUBLED: Final = re.compile(r"/(v\d\w*)/\1/")
 """A version twice, which no service has: the program adds one to an address that has it."""
@@ -62,7 +62,7 @@ _DOUBLED: Final = re.compile(r"/(v\d\w*)/\1/")
 
 
 def read_body(head: Head) -> Json:
-    """Return a request's JSON, text that is none as it is, and None where there is nothing to read."""
+    """Return a request's JSON; other text unchanged; None for an empty body."""
     data = decoded(head)
     if not data:
         return None

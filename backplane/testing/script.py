@@ -1,4 +1,4 @@
-"""What a scripted model says: turns as plain data, the same for all four wire formats, faults included.
+"""Turns of a scripted model as plain data, faults included; the same for all four wire formats.
 
 A script can be written as JSON and read back; nothing here is sent or received.
 """
@@ -21,7 +21,7 @@ MODEL: Final = "scripted-model"
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A script is typed by hand: a member that nobody knows is a slip of the pen."""
+    """A value of a script, which people type: an unknown member is an error."""
 
 
 class Call(_Data, frozen=True):
@@ -41,7 +41,7 @@ class Call(_Data, frozen=True):
     signature: str | None = None
     """The vendor's proof on the call, where the format has one."""
     namespace: str | None = None
-    """Of a tool that the client offered in one; only the protocol Responses has them."""
+    """Namespace of the tool; only the protocol Responses has namespaces."""
 
 
 class ScriptUsage(_Data, frozen=True):
@@ -61,11 +61,11 @@ class Failure(_Data, frozen=True):
     """The vendor's own word: `overloaded_error`, `context_length_exceeded`, `UNAVAILABLE`, …"""
     message: str = "scripted failure"
     status: int = 500
-    """What a request that does not stream gets instead."""
+    """Status of the answer to a request that does not stream."""
 
 
 class Fault(_Data, frozen=True):
-    """How an answer goes wrong; the default is an answer in good order."""
+    """Faults of an answer; the default has none."""
 
     status: int = 200
     headers: dict[str, str] = {}
@@ -120,7 +120,7 @@ class When(_Data, frozen=True):
     anywhere: str | None = None
     """Part of the body, written as compact JSON."""
     tools: bool | None = None
-    """Whether tools are offered."""
+    """True if the request offers tools."""
     tool: str | None = None
     """A tool of this name is offered."""
     model: str | None = None
@@ -158,7 +158,7 @@ class Turn(_Data, frozen=True):
     when: When | None = None
     """None: the turn is one of the queue. Turns with a condition are looked at first, in order."""
     times: int | None = 1
-    """How often it answers; None is for ever."""
+    """Number of requests that the turn answers; None is without end."""
 
     @property
     def stopped(self) -> Stop:
@@ -167,13 +167,13 @@ class Turn(_Data, frozen=True):
 
 
 class Script(_Data, frozen=True):
-    """What the server says to whom."""
+    """The turns of a server, and the requests that it accepts."""
 
     turns: tuple[Turn, ...] = ()
     conversations: dict[str, tuple[Turn, ...]] = {}
     """Scripts of their own for the requests whose body has this marker, or whose key is it."""
     models: tuple[str, ...] = (MODEL,)
-    """What is listed; any model is answered."""
+    """Names in the list of models; requests may name any model."""
     keys: tuple[str, ...] = ()
     """The keys that are let in; empty: any, and none at all."""
     protocols: tuple[ProtocolName, ...] = PROTOCOLS
@@ -186,7 +186,7 @@ SIDE_TURNS: Final[tuple[Turn, ...]] = (
     Turn(text="A title", times=None, when=When(tools=False)),
     Turn(text="ok", times=None, when=When(max_tokens=1)),
 )
-"""For a script that a real agent plays: titles, probes and guesses, asked beside the work, get these."""
+"""Turns for real agents, which ask for titles, probes and guesses beside their work."""
 
 Scripted = Script | Turn | Sequence[Turn | Mapping[str, Any]] | Mapping[str, Any]
 """Everything a script may be given as; a list is its turns."""

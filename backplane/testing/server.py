@@ -37,7 +37,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it came in, credentials included: scripts are played with dummy keys."""
 
     number: int
-    """From 1, in the order of arrival."""
+    """Number of the request, from 1, in the order of arrival."""
     connection: int
     """Which connection it came on, from 1."""
     at_ms: int
@@ -58,7 +58,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     turn: int | None = None
     """The place of the turn that answers it; None when none does."""
     status: int = 200
-    """What it is answered with."""
+    """Status of the answer."""
 
 
 class ModelServer:

@@ -24,7 +24,7 @@ HEAD_BYTES_MAX: Final = 65_536
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 """Agents send whole conversations with images; a quarter of a GiB is beyond any vendor's limit."""
 IDLE_S_MAX: Final = 600
-"""How long a connection may wait for its next request, and a stalled answer for its client to leave."""
+"""Limit of the wait for the next request, and of a stalled answer for its client to leave."""
 LINGER_NONE: Final = struct.pack("ii", 1, 0)
 """Closing then throws away what is unsent and resets the connection."""
 
@@ -37,7 +37,7 @@ class Left(Exception):
 
 
 class BadRequest(Exception):
-    """What came is no request that is understood here; `status` says why."""
+    """Raised for a request that cannot be read; `status` says why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def goes_on(self) -> bool:
-        """Whether both ends are done with a request and another one may follow."""
+        """True if both ends are done with a request and another may follow."""
         return self._http.our_state is h11.DONE
 
     def write(self, delivery: Delivery) -> AnswerEnd:
