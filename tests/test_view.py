@@ -52,6 +52,8 @@ def test_a_million_marks_over_one_character_are_not_drawn() -> None:
     [
         (0, "0.0 s"),
         (4230, "4.2 s"),
+        (59_949, "59.9 s"),
+        (59_960, "1 min"),
         (65_000, "1 min 5 s"),
         (3_600_000, "1 h"),
         (8_100_000, "2 h 15 min"),
@@ -73,8 +75,11 @@ def test_a_span_is_read(text: str, seconds: int | None) -> None:
 def test_what_is_unknown_is_not_nothing() -> None:
     assert (figures.money(None), figures.count(None)) == ("?", "?")
     assert (figures.money(0), figures.count(0)) == ("$0.0000", "0")
-    assert (figures.money(12_340), figures.money(2_500_000)) == ("$0.0123", "$2.50")
-    assert [figures.count(number) for number in (950, 12_340, 4_500_000)] == ["950", "12.3k", "4.5M"]
+    assert [figures.money(micros) for micros in (10, 12_340, 999_960, 2_500_000)] == [
+        *("<$0.0001", "$0.0123", "$1.00", "$2.50")
+    ]
+    counts = {950: "950", 12_340: "12.3k", 999_949: "999.9k", 999_950: "1.0M", 4_500_000: "4.5M"}
+    assert {number: figures.count(number) for number in counts} == counts
 
 
 # A patch --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A run as people see it: one picture of its events and receipt, drawn as lines or as HTML. Pure.
+"""Draws runs for people: one picture of a run's events and receipt, as lines or as HTML. Pure, except `load`.
 
-What is drawn is written by `cli` (and by whoever serves a page); what it is read from is `receipts`' affair.
+`load` reads runs from the store; `cli` and `web` write what is drawn.
 """

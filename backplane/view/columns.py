@@ -1,4 +1,4 @@
-"""Lines of a terminal: how wide text is there, and text cut to that. Pure."""
+"""Measures and cuts text by the columns that it takes on a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 COMBINING_MAX: Final = 8
-"""Marks drawn over one character; writing systems need four, and a thousand are drawn over the whole screen."""
+"""Marks kept over one character; writing systems need four, and a thousand would cover the screen."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Printable text in one colour, by its name; empty for the terminal's own."""
+    """Printable text in one colour, given by name; an empty name is the terminal's own colour."""
 
     text: str
     colour: str = ""
@@ -23,7 +23,7 @@ Line = tuple[Span, ...]
 
 
 def width(text: str) -> int:
-    """Columns that printable text takes on a terminal."""
+    """Return the columns that printable text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -34,7 +34,7 @@ def _columns(character: str) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Printable text of one line, cut to so many columns with `…` where something is left out."""
+    """Return printable text of one line cut to a number of columns; `…` stands for what is left out."""
     if text.isascii():
         return text if len(text) <= columns else text[: max(columns - 1, 0)] + "…"[: max(columns, 0)]
     shown: list[str] = []
@@ -58,13 +58,13 @@ def _cut(shown: list[str], columns: int) -> str:
 
 
 def padded(text: str, columns: int) -> str:
-    """Printable text in a column of exactly this width."""
+    """Return printable text cut or padded to exactly this width."""
     text = fitted(text, columns)
     return text + " " * (columns - width(text))
 
 
 def fitted_line(line: Line, columns: int) -> Line:
-    """A line cut to so many columns."""
+    """Return a line cut to a number of columns."""
     shown: list[Span] = []
     for span in line:
         if columns <= 0:
@@ -78,7 +78,7 @@ def fitted_line(line: Line, columns: int) -> Line:
 
 
 def tail(text: str, columns: int, rows: int) -> list[str]:
-    """The end of a printable text that has no end yet, as the last rows that it takes on a terminal."""
+    """Return the last rows that an unfinished printable text takes on a terminal."""
     cut = text[-columns * rows :] if columns > 0 else ""
     found: list[str] = [""]
     used = 0

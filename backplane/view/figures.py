@@ -13,11 +13,11 @@ _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 
 
 
 def standing(state: str, outcome: str | None, reason: str | None, *, waits: bool = False) -> tuple[str, str]:
-    """How a run stands in a word, and its tone: good, warn, bad, or live.
+    """Return a word for how a run stands, and its tone: good, warn, bad or live.
 
     Args:
-        state: live, cut_off or ended; the outcome and the reason of its end count in the last, a reason in the second.
-        waits: a live run waits for a person.
+        state: live, cut_off or ended; an ended run also has an outcome and a reason, one that was cut off a reason.
+        waits: True if a live run waits for a person.
     """
     if state == "live" and waits:
         return "waiting", "warn"
@@ -28,7 +28,7 @@ def standing(state: str, outcome: str | None, reason: str | None, *, waits: bool
 
 
 def milliseconds(timestamp: str) -> int | None:
-    """A time in the contract's print form as milliseconds since 1970; None where it is none."""
+    """Parse a time of the contract as milliseconds since 1970; return None if it is no time."""
     try:
         return round(datetime.fromisoformat(timestamp).timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -36,10 +36,10 @@ def milliseconds(timestamp: str) -> int | None:
 
 
 def lasting(ms: int) -> str:
-    """A span of time in its two largest units, as `4.2 s`, `3 min 5 s`, `2 h 10 min`."""
-    if ms < 60_000:
+    """Return a span of time in its two largest units, as `4.2 s`, `3 min 5 s`, `2 h 10 min`."""
+    if ms < 59_950:  # From there on one digit would print as `60.0 s`.
         return f"{max(ms, 0) / 1000:.1f} s"
-    seconds = ms // 1000
+    seconds = max(ms // 1000, 60)
     for size, unit in _UNITS:
         if seconds >= size:
             rest, below = seconds % size, next((one for one in _UNITS if one[0] < size), (1, "s"))
@@ -49,12 +49,12 @@ def lasting(ms: int) -> str:
 
 
 def elapsed(seconds: int) -> str:
-    """A span of time that goes on, in whole seconds: `4 s`, `3 min 5 s`."""
+    """Return a span of time that goes on, in whole seconds: `4 s`, `3 min 5 s`."""
     return f"{max(seconds, 0)} s" if seconds < 60 else lasting(seconds * 1000)
 
 
 def ago(ms: int) -> str:
-    """How long ago something was, in one unit, as `5 min ago`; a time to come is `now`."""
+    """Return an age in one unit, as `5 min ago`; a time to come is `now`."""
     seconds = ms // 1000
     for size, unit in _UNITS:
         if seconds >= size:
@@ -63,27 +63,29 @@ def ago(ms: int) -> str:
 
 
 def span_s(text: str) -> int | None:
-    """Seconds of a span as `90`, `90s`, `5m`, `2h`, `3d` or `1w`; None where it is none."""
+    """Parse a span as `90`, `90s`, `5m`, `2h`, `3d` or `1w` as seconds; return None if it is no span."""
     found = re.fullmatch(r"([0-9]{1,9})(s|m|min|h|d|w)?", text.strip())
     return int(found[1]) * _UNIT_S[found[2] or "s"] if found else None
 
 
 def money(micros: int | None) -> str:
-    """US dollars from millionths of one; `?` where the amount is unknown, as that is not nothing."""
+    """Return US dollars from millionths of a dollar; `?` if unknown, and a known cost is never printed as zero."""
     if micros is None:
         return "?"
-    return f"${micros / 1e6:.2f}" if micros >= 1_000_000 else f"${micros / 1e6:.4f}"
+    if 0 < micros < 50:
+        return "<$0.0001"
+    return f"${micros / 1e6:.2f}" if micros >= 999_950 else f"${micros / 1e6:.4f}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, as `1 call` and `2 calls`."""
+    """Return a number with its noun, as `1 call` and `2 calls`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def count(number: int | None) -> str:
-    """A number in few characters, as `950`, `12.3k`, `4.5M`; `?` where it is unknown."""
+    """Return a number in few characters, as `950`, `12.3k`, `4.5M`; `?` if it is unknown."""
     if number is None:
         return "?"
     if number < 10_000:
         return f"{number}"
-    return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.1f}M"
+    return f"{number / 1000:.1f}k" if number < 999_950 else f"{number / 1e6:.1f}M"

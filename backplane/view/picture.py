@@ -139,7 +139,7 @@ class HostProcess(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, by its receipt."""
+    """The end of a run, by its receipt."""
 
     outcome: str
     reason: str

@@ -1,4 +1,4 @@
-"""Foreign text made harmless for whoever reads it. Pure, and light: every command loads it."""
+"""Escapes foreign text for a terminal or a page. Pure, and light: every command loads it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 SHOWN_CHARS_MAX: Final = 400
-"""Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
+"""Characters of a text in an error's line, enough for the reason; the rest is cut."""
 
-# What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
-# Compiled by `re` on first use: it costs a millisecond, and no start waits for it.
+# Characters that a terminal acts on, that reverse text, that are invisible, or that UTF-8 or XML cannot write.
+# `re` compiles the pattern on first use: it takes a millisecond, and no start waits for it.
 UNPRINTABLE: Final = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -19,17 +19,17 @@ _SHORT: Final = {"\r": "\\r"}
 
 
 def printable(text: str) -> str:
-    """Foreign text with its control characters written out; newlines and tabs stay."""
+    """Return foreign text with its control characters written out; newlines and tabs stay."""
     return re.sub(UNPRINTABLE, _escaped, text)
 
 
 def in_workspace(text: str) -> str:
-    """Text with paths in a run's copy of the workspace as they are in the workspace: that copy goes with the run."""
+    """Return text with paths in a run's copy of the workspace as they are in the workspace."""
     return re.sub(STAGED, lambda found: "" if found[1] else ".", text)
 
 
 def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:
-    """Foreign text on one line, cut to `chars_max`; of evidence the end says more than the beginning."""
+    """Return foreign text on one line, cut to `chars_max`; `keep="end"` keeps the end, as for evidence."""
     whole = str(text)
     cut = whole if len(whole) <= chars_max else "…" + whole[-chars_max:] if keep == "end" else whole[:chars_max] + "…"
     return printable(cut).replace("\n", "\\n").replace("\t", " ")

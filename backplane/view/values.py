@@ -1,4 +1,4 @@
-"""Free-form values of events as words: what a call is about, what a tool gave. Pure."""
+"""Turns free-form values of events into words: the subject of a call, the output of a tool. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 from backplane.contract.canonical import Json
 
 CHARS_MAX: Final = 16 * 1024
-"""Of what a call is about; what is shown at once is shorter."""
+"""Characters kept of a call's subject; views show fewer."""
 
 TELLING: Final = (
     *("command", "cmd", "file_path", "filePath", "absolute_path", "path"),
     *("pattern", "query", "url", "prompt", "description"),
 )
-"""Members of a tool's input that say what it is about, the most telling first."""
+"""Members of a tool's input that name its subject, the most telling first."""
 
 
 def about(value: Json) -> str:
-    """What a tool's input is about: its most telling member, else all of it as JSON; empty where it says nothing."""
+    """Return the subject of a tool's input: its most telling member, else all of it as JSON; empty if it has none."""
     if isinstance(value, dict):
         for name in TELLING:
             if isinstance(value.get(name), str):
@@ -30,23 +30,23 @@ def about(value: Json) -> str:
 
 
 def _changed(changes: Json) -> list[str]:
-    """The files of a list of changes, as an agent that writes by patches has it."""
+    """Return the files in a list of changes, the input of an agent that writes patches."""
     rows = changes if isinstance(changes, list) else []
     return [str(row["path"]) for row in rows if isinstance(row, dict) and isinstance(row.get("path"), str)]
 
 
 def words_of(value: Json) -> str:
-    """A tool's output as text: of a list of blocks the first one's, of other JSON its line."""
+    """Return a tool's output as text: the first text of a list of blocks, any other JSON on one line."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("text"), str):
         value = value[0]["text"]
     return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
 
 
 def as_object(value: object) -> dict[str, Any]:
-    """A free-form value that should be an object; an empty one for anything else."""
+    """Return a free-form value if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """A free-form value that should be a list; an empty one for anything else."""
+    """Return a free-form value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []

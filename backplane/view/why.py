@@ -28,7 +28,7 @@ LINE_CHARS_MAX: Final = 200
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run waits for, or why it ended as it did."""
+    """The cause that a run waits for, or ended with, and what to do."""
 
     run_id: str
     kind: Kind
