@@ -5,9 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple, cast
 
-from backplane.testing import Call, ModelServer, ProtocolName, ScriptUsage, Turn
+from backplane.testing import Call, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
+from backplane.testing.frames import Frame, RenderRequest, as_events, json_text
+from backplane.testing.plan import VENDORS
 
 WAIT_S = 10.0
 PATHS: dict[ProtocolName, str] = {
@@ -76,6 +80,43 @@ def raw(server: ModelServer, protocol: ProtocolName = "openai_compatible", strea
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as sock:
         sock.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
         return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+# Answers as raw bodies ------------------------------------------------------------------------------------------------
+
+ASK: Final = RenderRequest("scripted-model", 1)
+Rework = Callable[[list[Frame]], list[Frame]]
+
+
+def reworked(
+    protocol: str, turn: Turn, rework: Rework, *, crlf: bool = False, comments: int = 0, split: int = 0
+) -> Turn:
+    """A turn whose stream has other frames, line ends, or comments between its frames."""
+    events = as_events(rework(VENDORS[cast("ProtocolName", protocol)].stream(turn, ASK)))
+    body = b"".join(b": keep-alive\n\n" * comments + event for event in events)
+    body = body.replace(b"\n", b"\r\n") if crlf else body
+    return Turn(fault=Fault(raw=body, headers={"content-type": "text/event-stream"}, split_bytes=split))
+
+
+def one_document(protocol: str, turn: Turn) -> Turn:
+    """A turn whose answer to a request for a stream is one document."""
+    body = json_text(VENDORS[cast("ProtocolName", protocol)].whole(turn, ASK)).encode()
+    return Turn(fault=Fault(raw=body, headers={"content-type": "application/json"}))
+
+
+def same(frames: list[Frame]) -> list[Frame]:
+    return frames
+
+
+def twice(*labels: str) -> Rework:
+    def rework(frames: list[Frame]) -> list[Frame]:
+        return [one for one in frames for _ in range(2 if any(fnmatchcase(one.label, name) for name in labels) else 1)]
+
+    return rework
+
+
+def with_garbage(frames: list[Frame]) -> list[Frame]:
+    return [*frames[:-2], Frame("garbage", "{oops"), *frames[-2:]]
 
 
 # What is said, and what should be heard -------------------------------------------------------------------------------

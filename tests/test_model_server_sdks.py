@@ -17,7 +17,7 @@ from backplane.testing import PROTOCOLS, Failure, Fault, ModelServer, ProtocolNa
 from backplane.testing.frames import RenderRequest
 from backplane.testing.plan import VENDORS
 from tests.dialects import referees
-from tests.scripted import READ, TURNS, Heard, expected
+from tests.scripted import READ, TURNS, Heard, expected, reworked, same
 
 DIALECTS: dict[ProtocolName, str] = {
     "openai_compatible": "openai",
@@ -26,9 +26,8 @@ DIALECTS: dict[ProtocolName, str] = {
     "gemini_ai_studio": "gemini",
 }
 KEY = "dummy"
-ROUGH = Fault(crlf=True, split_bytes=1, keep_alives=2)
-NO_COMMENTS = Fault(crlf=True, split_bytes=1)
-"""One client takes a keep-alive comment for a broken answer (google-genai 3.4.0)."""
+COMMENTS = {protocol: 0 if protocol == "gemini_ai_studio" else 2 for protocol in DIALECTS}
+"""Keep-alive comments before each frame; one client takes a comment for a broken answer (google-genai 3.4.0)."""
 
 
 @pytest.fixture(autouse=True)
@@ -187,9 +186,9 @@ def test_a_vendors_client_says_that_a_streamed_answer_was_cut_short() -> None:
 @each_protocol
 def test_a_vendors_client_hears_the_same_through_a_rough_line(protocol: ProtocolName) -> None:
     referees.need(DIALECTS[protocol])
-    fault = NO_COMMENTS if protocol == "gemini_ai_studio" else ROUGH
-    turn = Turn(reasoning="hm", text="Hello, wörld.", calls=(READ,), fault=fault)
-    with ModelServer(turn) as server:
+    turn = Turn(reasoning="hm", text="Hello, wörld.", calls=(READ,))
+    rough = reworked(protocol, turn, same, crlf=True, comments=COMMENTS[protocol], split=1)
+    with ModelServer(rough) as server:
         assert HEAR[protocol](server, True) == expected(turn, protocol)
 
 

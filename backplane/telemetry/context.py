@@ -1,4 +1,4 @@
-"""Whether telemetry is wanted, and a run's ids in it: its UUID is the trace's id, span ids come of event numbers.
+"""Decides whether telemetry is wanted, and makes a run's ids: its UUID is the trace's, spans are numbered by event.
 
 Pure, and light: every run asks it.
 """

@@ -1,6 +1,6 @@
-"""Which turn of a script answers a request: conditions first, then the queue.
+"""Chooses the turn of a script that answers a request: conditions first, then the queue.
 
-Keeps count of what was played; not safe for several threads at once, the server takes a lock.
+Counts what was played; not safe for several threads at once, the server takes a lock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HISTORY: Final[dict[ProtocolName, str]] = {
     "gemini_ai_studio": "contents",
 }
 OF_THE_MODEL: Final = ("assistant", "model", "function_call", "custom_tool_call", "reasoning")
-"""Roles and types of what the model itself said."""
+"""Roles and types of the model's own messages."""
 LABELS: Final = ("type", "role", "id", "call_id", "tool_call_id", "tool_use_id")
-"""Members whose words belong to no message."""
+"""Members that are no text of a message."""
 LIMITS: Final = (
     "/max_tokens",
     "/max_completion_tokens",
@@ -35,7 +35,7 @@ LIMITS: Final = (
 
 
 class RequestTarget(NamedTuple):
-    """A request as conditions see it: its target and its content."""
+    """The facts of a request that a condition may look at."""
 
     protocol: ProtocolName | None
     asks: str
@@ -46,7 +46,7 @@ class RequestTarget(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A turn and where it stands: the conversation's marker ("" for the script's own turns) and its place."""
+    """A turn with its conversation's marker ("" for the script's own turns) and its place there."""
 
     turn: Turn
     conversation: str
@@ -61,7 +61,7 @@ class Plot:
         self._played: dict[tuple[str, int], int] = {}
 
     def choose(self, question: RequestTarget) -> Chosen | None:
-        """Return the turn that answers, counted as played; None when nothing is left."""
+        """Return the turn that answers, counted as played, or None if no turn is left."""
         name = self._conversation(question)
         turns = self.script.conversations[name] if name else self.script.turns
         rows = [(place, turn) for place, turn in enumerate(turns) if self._is_left(name, place, turn)]
@@ -85,27 +85,24 @@ class Plot:
 
 
 def holds(when: When, question: RequestTarget) -> bool:
-    """Say whether all that a condition sets is so."""
-    body, tools = question.body, tool_names(question.body)
+    """Return True if every condition that is set holds."""
+    body = question.body
     limits = [value for value in (at(body, pointer) for pointer in LIMITS) if isinstance(value, int)]
     checks = (
         when.last is None or when.last in last_words(question),
         when.anywhere is None or when.anywhere in json_text(body),
-        when.tools is None or when.tools == bool(tools),
-        when.tool is None or when.tool in tools,
+        when.tools is None or when.tools == (at(body, "/tools") not in (MISSING, None, [])),
         when.model is None or fnmatch.fnmatchcase(question.model, when.model),
         when.has is None or at(body, when.has) is not MISSING,
-        when.lacks is None or at(body, when.lacks) is MISSING,
         when.is_text is None or isinstance(at(body, when.is_text), str),
         when.max_tokens is None or any(limit <= when.max_tokens for limit in limits),
         when.stream is None or when.stream == question.stream,
-        when.protocol is None or when.protocol == question.protocol,
     )
     return all(checks)
 
 
 def at(body: Json, pointer: str) -> Any:
-    """Return what a JSON pointer names, `MISSING` when it is not there."""
+    """Return the value at a JSON pointer, or `MISSING`."""
     here: Any = body
     for step in pointer.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
@@ -118,21 +115,8 @@ def at(body: Json, pointer: str) -> Any:
     return here
 
 
-def tool_names(body: Json) -> list[str]:
-    """Return the names of the tools that a request offers; a hosted tool's is its type."""
-    offered = at(body, "/tools")
-    names: list[str] = []
-    for tool in offered if isinstance(offered, list) else ():
-        if not isinstance(tool, Mapping):
-            continue
-        declared = tool.get("functionDeclarations", tool.get("function_declarations"))
-        rows = declared if isinstance(declared, list) else [tool.get("function") or tool.get("custom") or tool]
-        names += [str(row.get("name") or row.get("type")) for row in rows if isinstance(row, Mapping)]
-    return names
-
-
 def last_words(question: RequestTarget) -> str:
-    """Return all that was said after the model's last words, a line each."""
+    """Return the texts after the model's last message, one per line."""
     history = at(question.body, f"/{HISTORY[question.protocol or 'openai_compatible']}")
     if isinstance(history, str):
         return history
@@ -145,7 +129,7 @@ def last_words(question: RequestTarget) -> str:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield the texts inside a JSON value, labels and ids left out."""
+    """Yield the texts inside a JSON value, without labels and ids."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Plan the answer to a request: find its vendor, refuse it, or render a turn.
+"""Plans the answer to a request: whose path it is, whether it is refused, and how a turn's answer is written.
 
-Pure: a request goes in, a `Delivery` comes out; the socket is elsewhere.
+Pure: a request goes in, a `Delivery` comes out; `wire` has the socket.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from backplane.contract.canonical import Json
 from backplane.testing import chat, gemini, messages, responses
 from backplane.testing.choose import Plot, RequestTarget
 from backplane.testing.frames import (
-    COMMENT,
     RenderRequest,
     as_array,
     as_events,
     cut_bytes,
-    ended,
     json_text,
     shorten,
     with_faults,
 )
 from backplane.testing.script import Fault, Turn
-from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
+from backplane.testing.wire import Delivery, Head, decoded
 from backplane.upstream.presets import ProtocolName
 
 CHARS_A_TOKEN: Final = 4
-"""Characters per token in counts; any number does that makes counts grow with the text."""
+"""Characters per token in answers to counting requests; any number does that grows with the text."""
 
 VENDORS: Final = {
     "openai_compatible": chat,
@@ -52,17 +50,17 @@ ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
     (r"/models/(?P<model>[^/:]+):countTokens$", "gemini_ai_studio", "count"),
     (r"/models(/(?P<model>[^/:]+))?$", None, "models"),
 )
-"""End of the path, vendor, kind of request. Headers and path tell the vendor of a list of models."""
+"""The end of a path, its protocol, and what it asks; headers and path tell the protocol of a list of models."""
 
 _DOUBLED: Final = re.compile(r"/(v\d\w*)/\1/")
-"""A version twice, which no service has: the program adds one to an address that has it."""
+"""A version twice: a program added its own to an address that has one; no service has such a path."""
 
 
 # A request ------------------------------------------------------------------------------------------------------------
 
 
 def read_body(head: Head) -> Json:
-    """Return a request's JSON; other text unchanged; None for an empty body."""
+    """Return a request's JSON, other text as it is, and None for an empty body."""
     data = decoded(head)
     if not data:
         return None
@@ -100,7 +98,7 @@ def key_of(head: Head) -> str | None:
 
 
 def wants_usage(protocol: ProtocolName | None, body: Json) -> bool:
-    """Chat Completions tells a stream's usage only to who asks."""
+    """Return False for a chat stream whose request does not ask for its usage."""
     if protocol != "openai_compatible" or not isinstance(body, dict):
         return True
     options = body.get("stream_options")
@@ -111,7 +109,7 @@ def wants_usage(protocol: ProtocolName | None, body: Json) -> bool:
 
 
 def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | None:
-    """Return status and words of a refusal that comes before any turn."""
+    """Return status and words of a refusal before any turn, or None."""
     script = plot.script
     if "upgrade" in head.headers:
         return 426, "only HTTP/1.1 is spoken here"
@@ -153,12 +151,11 @@ def plain(status: int, body: bytes) -> Delivery:
 
 
 def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> Delivery | None:
-    """Plan a turn's answer; None for a reset before any byte."""
+    """Plan a turn's answer, or return None for a reset before any byte."""
     fault = turn.fault
     if fault.reset and fault.cut_after_bytes is None:
         return None
-    streams = place.stream if fault.answer_as == "asked" else fault.answer_as == "stream"
-    kind, pieces = _body_of(turn, place, ask, streams, head)
+    kind, pieces = _body_of(turn, place, ask, head)
     whole = sum(map(len, pieces))
     if fault.stall_after_frames is not None:
         pieces = pieces[: fault.stall_after_frames]
@@ -166,18 +163,17 @@ def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> De
         pieces = cut_bytes(pieces, fault.split_bytes)
     if fault.cut_after_bytes is not None:
         pieces = shorten(pieces, fault.cut_after_bytes)
-    is_stream = kind.startswith("text/event-stream") or (streams and fault.status == 200)
-    note = ended(COMMENT, fault) if "event" in kind else "\n"
+    is_stream = kind.startswith("text/event-stream") or (place.stream and fault.status == 200)
     return Delivery(
         status=fault.status,
         headers={"content-type": kind, **fault.headers},
         pieces=pieces,
         length=None if is_stream or fault.close_delimited else whole,
         close_delimited=fault.close_delimited,
-        first_byte_ms=IDLE_S_MAX * 1000 if fault.hang else fault.first_byte_ms,
+        first_byte_ms=fault.first_byte_ms,
         pause_ms=fault.pause_ms,
         then=_then(fault),
-        stall_comment=note.encode(),
+        stall_comment=b": keep-alive\n\n" if "event" in kind else b"\n",
         stall_comment_ms=fault.stall_comment_ms,
     )
 
@@ -190,26 +186,20 @@ def _then(fault: Fault) -> Any:
     return "end"
 
 
-def _body_of(
-    turn: Turn, place: RequestTarget, ask: RenderRequest, streams: bool, head: Head
-) -> tuple[str, list[bytes]]:
-    """Return content type and pieces of an answer's body, byte faults not yet applied."""
+def _body_of(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> tuple[str, list[bytes]]:
+    """Return content type and pieces of an answer's body, without the faults of bytes."""
     fault, vendor = turn.fault, VENDORS[place.protocol or "openai_compatible"]
     if fault.raw is not None:
-        return "text/event-stream" if streams else "application/json", [fault.raw]
-    if fault.body is not None:
-        text = fault.body if isinstance(fault.body, str) else json_text(fault.body)
-        return "application/json", [text.encode()]
-    if fault.status != 200 or (fault.failure and not streams):
+        return "text/event-stream" if place.stream else "application/json", [fault.raw]
+    if fault.status != 200 or (fault.failure and not place.stream):
         failure = fault.failure
         status = fault.status if failure is None else failure.status
         message = fault.message or (failure.message if failure else f"scripted status {status}")
         return "application/json", [json_text(vendor.error(status, message)).encode()]
-    if not streams:
-        blanks = b"\n" * fault.keep_alives
-        return "application/json", [blanks + json_text(vendor.whole(turn, ask)).encode()]
+    if not place.stream:
+        return "application/json", [json_text(vendor.whole(turn, ask)).encode()]
     failed = vendor.failed(fault.failure, ask) if fault.failure else None
     frames = with_faults(vendor.stream(turn, ask), fault, vendor.TERMINAL, vendor.DONE, failed)
-    if place.protocol == "gemini_ai_studio" and place.stream and head.query.get("alt") != "sse":
-        return "application/json", as_array(frames, fault)
-    return "text/event-stream; charset=utf-8", as_events(frames, fault)
+    if place.protocol == "gemini_ai_studio" and head.query.get("alt") != "sse":
+        return "application/json", as_array(frames)
+    return "text/event-stream; charset=utf-8", as_events(frames)

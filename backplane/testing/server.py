@@ -1,7 +1,7 @@
 """A model server that follows a script, on loopback, in four vendors' wire formats at once.
 
-It runs in threads of its own, so a client on any event loop, blocked or cancelled, finds it as it would find a
-process. What a turn looks like on the wire is said in the files named after the formats.
+It runs in threads, so it answers a client on any event loop, blocked or cancelled, as a process would. The files named
+after the formats have their wire forms.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ from backplane.testing.wire import AnswerEnd, BadRequest, Connection, Delivery, 
 from backplane.upstream.presets import ProtocolName
 
 CONNECTIONS_MAX: Final = 256
-"""A fleet of agents in tests has tens; more is a client that never closes."""
+"""Open connections; a fleet of agents in tests has tens, and more is a client that never closes."""
 WAIT_S: Final = 10.0
-"""The bound of a wait for requests, where the caller names none."""
+"""Seconds that a wait for requests or ends takes at most (default of `within_s`)."""
 CLOSE_S_MAX: Final = 5.0
+"""Seconds for the threads to end when the server closes."""
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it came in, credentials included: scripts are played with dummy keys."""
+    """A request as it arrived, credentials included: scripts use dummy keys."""
 
     number: int
-    """Number of the request, from 1, in the order of arrival."""
+    """The order of arrival, from 1."""
     connection: int
-    """Which connection it came on, from 1."""
+    """The number of its connection, from 1."""
     at_ms: int
-    """Since the server began."""
+    """Milliseconds since the server began."""
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
     body: Json
-    """None when there is none; a string when it is not JSON."""
+    """None if it is empty, a string if it is not JSON."""
     protocol: ProtocolName | None
-    """None: a path that does not exist here."""
+    """None: the path does not exist."""
     asks: str
     """generate, count, models or nothing."""
     stream: bool
     conversation: str = ""
-    """The marker of the conversation that it belongs to."""
+    """The marker of its conversation."""
     turn: int | None = None
-    """The place of the turn that answers it; None when none does."""
+    """The place of the turn that answers it, or None."""
     status: int = 200
-    """Status of the answer."""
+    """The status of the answer."""
 
 
 class ModelServer:
@@ -66,8 +67,8 @@ class ModelServer:
 
     Args:
         script: a `Script`, its plain data, or a list of turns.
-        record: a file to which requests and ends are added as JSON lines.
-        port: 0 takes a free one.
+        record: a file that gets requests and ends as JSON lines.
+        port: the port (default: a free one).
 
     Raises:
         ContractError: `contract_schema_violation` for a script that cannot be read.
@@ -122,7 +123,7 @@ class ModelServer:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
 
-    # What is asked of it ----------------------------------------------------------------------------------------------
+    # What tests ask --------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -145,13 +146,13 @@ class ModelServer:
         return tuple(one for one in self.requests if one.asks == "generate" and one.protocol and one.turn is None)
 
     def play(self, script: Scripted) -> None:
-        """Follow another script from its beginning, for what comes from now on."""
+        """Follow another script from its beginning for the requests that come next."""
         plot = Plot(read_script(script))
         with self._changed:
             self._plot = plot
 
     def wait_requests(self, count: int, within_s: float = WAIT_S) -> tuple[RecordedRequest, ...]:
-        """Wait until so many requests have come.
+        """Wait until this many requests have come.
 
         Raises:
             BackendError: `backend_timeout` when they do not.
@@ -208,7 +209,7 @@ class ModelServer:
             connection.sock.close()
 
     def _answer_one(self, connection: Connection, number: int) -> bool:
-        """Read and answer one request; False when the connection is of no further use."""
+        """Read and answer one request; return False if the connection is of no further use."""
         try:
             head = connection.read()
         except BadRequest as bad:
@@ -230,7 +231,7 @@ class ModelServer:
         return connection.goes_on
 
     def _take(self, head: Head, connection: int) -> tuple[RecordedRequest, Delivery | None]:
-        """Record a request and plan its answer; None for a reset."""
+        """Record a request and plan its answer; a plan of None is a reset."""
         body = read_body(head)
         place = route(head, body)
         with self._changed:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: h11 reads requests and frames answers, which are written, cut or held as scripted.
+"""One HTTP/1.1 connection: h11 reads requests and frames answers, which are written, cut or stalled as scripted.
 
 No TLS, no HTTP/2, loopback only.
 """
@@ -22,22 +22,22 @@ import h11
 READ_BYTES: Final = 65_536
 HEAD_BYTES_MAX: Final = 65_536
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Agents send whole conversations with images; a quarter of a GiB is beyond any vendor's limit."""
+"""Bytes of a request: agents send conversations with images, and this is beyond every vendor's limit."""
 IDLE_S_MAX: Final = 600
-"""Limit of the wait for the next request, and of a stalled answer for its client to leave."""
+"""Seconds that a connection waits for its next request, and a stalled answer for its client to leave."""
 LINGER_NONE: Final = struct.pack("ii", 1, 0)
-"""Closing then throws away what is unsent and resets the connection."""
+"""Socket option: closing drops what is unsent and resets the connection."""
 
 AnswerEnd = Literal["whole", "cut", "left"]
 """An answer's end: all of it was written, it was cut as scripted, or the client left (or the server closed)."""
 
 
 class Left(Exception):
-    """The client is gone."""
+    """The client has closed the connection."""
 
 
 class BadRequest(Exception):
-    """Raised for a request that cannot be read; `status` says why."""
+    """The bytes are no request that this server understands; `status` says why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -45,24 +45,24 @@ class BadRequest(Exception):
 
 
 class Head(NamedTuple):
-    """A request as it came."""
+    """A request as it arrived."""
 
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """Names in lower case; the last one of a name counts."""
+    """Names in lower case; of equal names the last counts."""
     body: bytes
 
 
 class Delivery(NamedTuple):
-    """An answer as it is to be written."""
+    """The plan of an answer."""
 
     status: int
     headers: Mapping[str, str]
     pieces: Iterable[bytes]
     length: int | None = None
-    """None: chunked, or to the end of the connection."""
+    """None: chunked, or until the connection ends."""
     close_delimited: bool = False
     first_byte_ms: int = 0
     pause_ms: int = 0
@@ -82,7 +82,7 @@ class Connection:
         sock.settimeout(IDLE_S_MAX)
 
     def read(self) -> Head | None:
-        """Return the next request, None when the client has no more.
+        """Return the next request, or None if the client has no more.
 
         Raises:
             BadRequest: what came cannot be read; the connection is of no further use.
@@ -114,11 +114,11 @@ class Connection:
 
     @property
     def goes_on(self) -> bool:
-        """True if both ends are done with a request and another may follow."""
+        """True if another request may follow on this connection."""
         return self._http.our_state is h11.DONE
 
     def write(self, delivery: Delivery) -> AnswerEnd:
-        """Write one answer as it was planned and say how that ended."""
+        """Write an answer as planned and return how it ended."""
         try:
             return self._write(delivery)
         except (OSError, Left):
@@ -130,10 +130,10 @@ class Connection:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NONE)
 
     def wait(self, milliseconds: int) -> None:
-        """Wait, or notice that the client left.
+        """Wait unless the client leaves.
 
         Raises:
-            Left: it did.
+            Left: it left.
         """
         deadline = time.monotonic() + milliseconds / 1000
         while (rest := deadline - time.monotonic()) > 0:
@@ -194,7 +194,7 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 def decoded(head: Head) -> bytes | None:
-    """Return a request's body with its content coding undone; None for a coding that is not understood."""
+    """Return a request's body without its content coding, or None if the coding is unknown."""
     coding = head.headers.get("content-encoding", "identity").lower()
     if coding == "identity":
         return head.body

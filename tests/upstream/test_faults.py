@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from backplane.errors import CODES
 from backplane.testing import Call, Failure, Fault, ScriptUsage, Turn
+from tests.scripted import Rework, one_document, reworked, same, twice, with_garbage
 from tests.upstream.talk import PROTOCOLS, talk
 
 TEXT = "The answer is forty-two, which is known since long."
@@ -16,11 +19,30 @@ CALLS = (Call(name="read", input={"path": "a.txt"}), Call(name="read", input={"p
 USAGE = ScriptUsage(input=120, output=34, cache_read=100)
 
 
+Reworked = Callable[[str, Turn], Turn]
+"""Makes a turn of a protocol another one."""
+
+
+def frames(rework: Rework = same, **form: Any) -> Reworked:
+    return partial(_reworked, rework, form)
+
+
+def _reworked(rework: Rework, form: dict[str, Any], protocol: str, turn: Turn) -> Turn:
+    return reworked(protocol, turn, rework, **form)
+
+
+def turn_of(protocol: str, turn: Turn, fault: Fault | Reworked) -> Turn:
+    """The turn with its fault."""
+    if isinstance(fault, Fault):
+        return Turn(text=turn.text, calls=turn.calls, usage=turn.usage, fault=fault)
+    return fault(protocol, turn)
+
+
 @dataclass(frozen=True)
 class Row:
     """A fault, and what becomes of the answer in which it is."""
 
-    fault: Fault
+    fault: Fault | Reworked
     text: str = TEXT
     """What is handed on, and in the answer."""
     code: str | None = None
@@ -46,19 +68,19 @@ ROWS = {
     ),
     "frames split at every byte": Row(Fault(split_bytes=1)),
     "frames split at every third byte": Row(Fault(split_bytes=3)),
-    "lines that end in CRLF": Row(Fault(crlf=True)),
-    "lines that end in CRLF, split at every byte": Row(Fault(crlf=True, split_bytes=1)),
-    "comments between all frames": Row(Fault(keep_alives=3)),
-    "a frame of garbage": Row(Fault(garbage="{oops")),
+    "lines that end in CRLF": Row(frames(crlf=True)),
+    "lines that end in CRLF, split at every byte": Row(frames(crlf=True, split=1)),
+    "comments between all frames": Row(frames(comments=3)),
+    "a frame of garbage": Row(frames(with_garbage)),
     "a stream without length or chunks": Row(Fault(close_delimited=True)),
-    "JSON to a request for a stream": Row(Fault(answer_as="whole")),
+    "JSON to a request for a stream": Row(one_document),
     "a stream with the content type of text": Row(Fault(headers={"content-type": "text/plain"})),
     "a stream with the content type of JSON": Row(Fault(headers={"content-type": "application/json"})),
-    "terminal frames that come twice": Row(Fault(repeat=("finish", "usage", "done", "message_delta", "message_stop",
-                                                         "response.completed"))),
-    "starts that come twice": Row(Fault(repeat=("role", "message_start", "content_block_start", "response.created",
-                                                "response.output_item.added", "response.content_part.added"))),
-    "ends that come twice": Row(Fault(repeat=("content_block_stop", "*.done"))),
+    "terminal frames that come twice": Row(frames(twice("finish", "usage", "done", "message_delta", "message_stop",
+                                                        "response.completed"))),
+    "starts that come twice": Row(frames(twice("role", "message_start", "content_block_start", "response.created",
+                                               "response.output_item.added", "response.content_part.added"))),
+    "ends that come twice": Row(frames(twice("content_block_stop", "*.done"))),
     "a slow body": Row(Fault(pause_ms=20)),
     "a slow first byte": Row(Fault(first_byte_ms=200)),
     "an error in the middle": Row(Fault(failure=Failure(message="it broke")), code="backend_unavailable"),
@@ -71,7 +93,7 @@ ROWS = {
         code="dialect_mapping_failed",
     ),
     "an empty body": Row(Fault(raw=b""), text="", code="dialect_mapping_failed"),
-    "no byte of an answer": Row(Fault(hang=True), text="", code="backend_timeout", settings=QUICK),
+    "no byte of an answer": Row(Fault(first_byte_ms=600_000), text="", code="backend_timeout", settings=QUICK),
     "keep-alive comments for ever": Row(
         Fault(stall_after_frames=0, stall_comment_ms=20), text="", code="backend_timeout", settings=QUICK
     ),
@@ -87,7 +109,7 @@ OVER: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_a_fault_makes_of_an_answer(protocol: str, fault: str) -> None:
     row = replace(ROWS[fault], **OVER.get((protocol, fault), {}))
-    done = talk(protocol, [Turn(text=TEXT, usage=USAGE, fault=row.fault)], **dict(row.settings))
+    done = talk(protocol, [turn_of(protocol, Turn(text=TEXT, usage=USAGE), row.fault)], **dict(row.settings))
     assert len(done.requests) == row.tries
     if row.code is not None:
         assert done.failed.code == row.code
@@ -100,23 +122,23 @@ def test_what_a_fault_makes_of_an_answer(protocol: str, fault: str) -> None:
     assert [row.loss in reason for reason in named] == [True] if row.loss else not named
 
 
-CALL_FAULTS = {
+CALL_FAULTS: dict[str, Fault | Reworked] = {
     "in good order": Fault(),
     "missing closing frames": Fault(drop=("CLOSING",)),
     "frames split at every byte": Fault(split_bytes=1),
-    "JSON to a request for a stream": Fault(answer_as="whole"),
+    "JSON to a request for a stream": one_document,
     "items that nobody added": Fault(drop=("response.output_item.added",)),
     "items that nobody ended": Fault(drop=("response.output_item.done",)),
     "arguments that nobody ended": Fault(drop=("response.function_call_arguments.done",)),
     "all the ends missing": Fault(drop=("*.done",)),
-    "pieces that come twice": Fault(repeat=("call", "content_block_delta", "response.*.delta")),
+    "pieces that come twice": frames(twice("call", "content_block_delta", "response.*.delta")),
 }
 
 
 @pytest.mark.parametrize("fault", CALL_FAULTS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_calls_come_whole_and_once_whatever_the_fault(protocol: str, fault: str) -> None:
-    done = talk(protocol, [Turn(calls=CALLS, fault=CALL_FAULTS[fault])])
+    done = talk(protocol, [turn_of(protocol, Turn(calls=CALLS), CALL_FAULTS[fault])])
     wanted = [(call.name, call.input) for call in CALLS]
     assert [(call.name, call.input) for call in done.turn.calls] == wanted
     assert [(call.tool_name, call.input) for call in done.calls] == wanted
@@ -179,8 +201,8 @@ def test_a_call_that_is_cut_is_not_run(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_stream_to_a_request_for_one_document_is_read(protocol: str) -> None:
-    fault = Fault(answer_as="stream")
-    done = talk(protocol, [Turn(text=TEXT, calls=CALLS[:1], usage=USAGE, fault=fault)], stream=False)
+    given = reworked(protocol, Turn(text=TEXT, calls=CALLS[:1], usage=USAGE), same)
+    done = talk(protocol, [given], stream=False)
     assert (done.said, done.turn.stop, [call.input for call in done.turn.calls]) == (
         TEXT, "tool_use", [CALLS[0].input]
     )  # fmt: skip

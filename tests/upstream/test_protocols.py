@@ -9,6 +9,8 @@ import pytest
 
 from backplane.ir import Message, Text, ToolOutput, ToolUse
 from backplane.testing import PROTOCOLS, Call, Fault, ScriptUsage, Turn, When
+from backplane.testing.frames import Frame, as_events
+from tests.scripted import reworked, same, twice
 from tests.upstream.talk import KEY, READ, Talk, conversation, picture, talk, worked
 
 READS = Call(name="read", input={"path": "a"})
@@ -131,16 +133,22 @@ def test_chat_calls_in_pieces_are_put_together() -> None:
     assert [call.input for call in done.calls] == [{"path": "x" * 100}]
 
 
+def old_form(member: str, *parts: dict[str, Any], end: str = "function_call") -> list[Any]:
+    """Choices of a service that calls functions in the old form."""
+    rows = [{"index": 0, member: part, "finish_reason": None} for part in parts]
+    return [{"choices": [row]} for row in [*rows[:-1], {**rows[-1], "finish_reason": end}]]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_chat_calls_in_the_old_form_are_read(stream: bool) -> None:
-    call = {"function_call": {"name": "read", "arguments": '{"path":"a"}'}}
-    ended = {"index": 0, "finish_reason": "function_call"}
     if stream:
-        choices = [{"index": 0, "delta": call, "finish_reason": None}, {**ended, "delta": {}}]
-        raw = "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices) + "data: [DONE]\n\n"
+        parts = [{"name": "read", "arguments": ""}, {"arguments": '{"path": "a"}'}]
+        chunks = old_form("delta", *({"function_call": part} for part in parts), {})
+        body = b"".join(as_events([*(Frame("", chunk) for chunk in chunks), Frame("", "[DONE]")]))
     else:
-        raw = json.dumps({"choices": [{**ended, "message": call}]})
-    done = one("openai_compatible", Turn(fault=Fault(raw=raw.encode())), stream=stream)
+        call = {"name": "read", "arguments": '{"path": "a"}'}
+        body = json.dumps(*old_form("message", {"role": "assistant", "content": None, "function_call": call})).encode()
+    done = one("openai_compatible", Turn(fault=Fault(raw=body)), stream=stream)
     assert [(call.name, call.input) for call in done.turn.calls] == [("read", {"path": "a"})]
     assert done.turn.stop == "tool_use"
 
@@ -229,7 +237,7 @@ def test_responses_that_only_come_as_streams_are_asked_for_once_more_as_a_stream
 
 
 def test_responses_that_come_as_a_stream_unasked_are_read_without_another_request() -> None:
-    done = one("openai_responses", Turn(text="ok", fault=Fault(answer_as="stream")), stream=False)
+    done = one("openai_responses", reworked("openai_responses", Turn(text="ok"), same), stream=False)
     assert (done.turn.text, len(done.requests)) == ("ok", 1)
 
 
@@ -299,9 +307,10 @@ def test_the_gemini_key_goes_into_the_address_only_where_a_setting_says_so() -> 
 
 def test_gemini_text_that_repeats_the_whole_so_far_is_told_once_and_named() -> None:
     text = "The answer is forty-two, which everybody knows."
-    parts = [{"content": {"role": "model", "parts": [{"text": text[:size]}]}} for size in (12, 24, 36, len(text))]
-    chunks = [{"candidates": [part]} for part in (*parts, {**parts[-1], "finishReason": "STOP"})]
-    raw = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode()
+    turns = [(0, 10), (0, 20), (0, len(text))]
+    so_far = [{"candidates": [{"content": {"parts": [{"text": text[a:b]}]}, "index": 0}]} for a, b in turns]
+    so_far[-1]["candidates"][0]["finishReason"] = "STOP"
+    raw = b"".join(as_events([Frame("text", chunk) for chunk in so_far]))
     done = one("gemini_ai_studio", Turn(fault=Fault(raw=raw)))
     assert (done.said, done.turn.text) == (text, text)
     assert "sent before" in done.carried("loss")[0]["reason"]
@@ -322,8 +331,8 @@ def test_gemini_is_sent_the_ids_of_calls_and_results() -> None:
 
 @pytest.mark.parametrize("call_id", ["g-1", None])
 def test_gemini_calls_that_come_twice_are_told_once(call_id: str | None) -> None:
-    turn = Turn(calls=(Call(name="read", input={"path": "a"}, id=call_id),), fault=Fault(repeat=("call",)))
-    done = one("gemini_ai_studio", turn)
+    turn = Turn(calls=(Call(name="read", input={"path": "a"}, id=call_id),))
+    done = one("gemini_ai_studio", reworked("gemini_ai_studio", turn, twice("call")))
     assert len(done.calls) == len(done.turn.calls) == 1
 
 

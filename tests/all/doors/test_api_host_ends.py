@@ -135,7 +135,10 @@ OVERFLOW = {
 async def test_a_conversation_that_is_too_long_has_its_own_code(
     protocol: ProtocolName, tmp_path: Path, backplane_home: Path
 ) -> None:
-    turns = [msgspec.structs.replace(LOOP, times=1), Turn(fault=Fault(status=400, body=OVERFLOW[protocol]), times=None)]
+    turns = [
+        msgspec.structs.replace(LOOP, times=1),
+        Turn(fault=Fault(status=400, raw=json.dumps(OVERFLOW[protocol]).encode()), times=None),
+    ]
     run, _, _ = await solve(backplane_home, turns, job(tmp_path), protocol)
     assert ended(run) == ("failed", "backend_context_length", "failed")
     assert run.receipt.usage.input_tokens == 100

@@ -354,7 +354,7 @@ def test_a_child_that_stops_before_a_call_holds_only_what_its_calls_may_have_cos
 
 def test_a_plane_killed_in_a_call_leaves_all_that_it_may_cost_reserved(backplane_home: Path, tmp_path: Path) -> None:
     fast = msgspec.structs.replace(LOOP, times=2)
-    slow = [fast, Turn(text="late", fault=Fault(hang=True))]
+    slow = [fast, Turn(text="late", fault=Fault(first_byte_ms=600_000))]
     with ModelServer(slow) as server, Store.open(backplane_home):
         parent = parent_of(backplane_home, POT)
         file = tmp_path / "backplane.toml"

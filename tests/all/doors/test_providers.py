@@ -449,7 +449,7 @@ def test_every_code_has_one_of_the_seven_and_a_type() -> None:
     ("fault", "kind", "recoverable"),
     [
         (Fault(status=529), "model_overloaded", True),
-        (Fault(status=429, body={"error": {"type": "insufficient_quota", "message": "You exceeded your quota"}}),
+        (Fault(status=429, raw=b'{"error": {"type": "insufficient_quota", "message": "You exceeded your quota"}}'),
          "usage_limit_reached", False),
         (Fault(status=503), "network_error", True),
     ],
