@@ -5,13 +5,12 @@ Counts what was played; not safe for several threads at once, the server takes a
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
 from backplane.testing.frames import json_text
-from backplane.testing.script import Script, Turn, When
+from backplane.testing.script import Script, When
 from backplane.upstream.presets import ProtocolName
 
 MISSING: Final = object()
@@ -45,43 +44,23 @@ class RequestTarget(NamedTuple):
     key: str | None
 
 
-class Chosen(NamedTuple):
-    """A turn with its conversation's marker ("" for the script's own turns) and its place there."""
-
-    turn: Turn
-    conversation: str
-    place: int
-
-
 class Plot:
     """A script while it is played."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self._played: dict[tuple[str, int], int] = {}
+        self._played = [0] * len(script.turns)
 
-    def choose(self, question: RequestTarget) -> Chosen | None:
-        """Return the turn that answers, counted as played, or None if no turn is left."""
-        name = self._conversation(question)
-        turns = self.script.conversations[name] if name else self.script.turns
-        rows = [(place, turn) for place, turn in enumerate(turns) if self._is_left(name, place, turn)]
-        fits = (row for row in rows if row[1].when is not None and holds(row[1].when, question))
-        queue = (row for row in rows if row[1].when is None)
-        found = next(fits, None) or next(queue, None)
-        if found is None:
-            return None
-        place, turn = found
-        self._played[name, place] = self._played.get((name, place), 0) + 1
-        return Chosen(turn, name, place)
-
-    def _is_left(self, name: str, place: int, turn: Turn) -> bool:
-        return turn.times is None or self._played.get((name, place), 0) < turn.times
-
-    def _conversation(self, question: RequestTarget) -> str:
-        if not self.script.conversations:
-            return ""
-        text = json_text(question.body)
-        return next((name for name in self.script.conversations if name == question.key or name in text), "")
+    def choose(self, question: RequestTarget) -> int | None:
+        """Return the place of the turn that answers, counted as played, or None if no turn is left."""
+        turns = self.script.turns
+        rows = [(i, turn) for i, turn in enumerate(turns) if turn.times is None or self._played[i] < turn.times]
+        fits = (place for place, turn in rows if turn.when is not None and holds(turn.when, question))
+        queue = (place for place, turn in rows if turn.when is None)
+        place = next(fits, next(queue, None))
+        if place is not None:
+            self._played[place] += 1
+        return place
 
 
 def holds(when: When, question: RequestTarget) -> bool:
@@ -92,7 +71,6 @@ def holds(when: When, question: RequestTarget) -> bool:
         when.last is None or when.last in last_words(question),
         when.anywhere is None or when.anywhere in json_text(body),
         when.tools is None or when.tools == (at(body, "/tools") not in (MISSING, None, [])),
-        when.model is None or fnmatch.fnmatchcase(question.model, when.model),
         when.has is None or at(body, when.has) is not MISSING,
         when.is_text is None or isinstance(at(body, when.is_text), str),
         when.max_tokens is None or any(limit <= when.max_tokens for limit in limits),

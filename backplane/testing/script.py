@@ -108,8 +108,6 @@ class When(_Data, frozen=True):
     """Part of the body, written as compact JSON."""
     tools: bool | None = None
     """True if the request must offer tools, False if it must not."""
-    model: str | None = None
-    """The model's name, with `*`."""
     has: str | None = None
     """JSON pointer to a member that must be there."""
     is_text: str | None = None
@@ -152,8 +150,6 @@ class Script(_Data, frozen=True):
     """Everything that a server answers."""
 
     turns: tuple[Turn, ...] = ()
-    conversations: dict[str, tuple[Turn, ...]] = {}
-    """Marker → the turns for requests whose body or key has it."""
     models: tuple[str, ...] = (MODEL,)
     """The models that are listed; requests may name any model."""
     keys: tuple[str, ...] = ()

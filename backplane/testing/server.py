@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-import anyio.to_thread
 import msgspec
 
 from backplane.contract.canonical import Json
@@ -41,8 +40,6 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The order of arrival, from 1."""
     connection: int
     """The number of its connection, from 1."""
-    at_ms: int
-    """Milliseconds since the server began."""
     method: str
     path: str
     query: dict[str, str]
@@ -54,8 +51,6 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     asks: str
     """generate, count, models or nothing."""
     stream: bool
-    conversation: str = ""
-    """The marker of its conversation."""
     turn: int | None = None
     """The place of the turn that answers it, or None."""
     status: int = 200
@@ -63,7 +58,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelServer:
-    """A scripted model server; `with` or `async with` it.
+    """A scripted model server, a context manager.
 
     Args:
         script: a `Script`, its plain data, or a list of turns.
@@ -85,7 +80,6 @@ class ModelServer:
         self._connections: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self._count = 0
-        self._began = time.monotonic()
         self.port = 0
 
     # Life -------------------------------------------------------------------------------------------------------------
@@ -113,15 +107,6 @@ class ModelServer:
         self._listener.close()
         if self._record is not None:
             self._record.close()
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
 
     # What tests ask --------------------------------------------------------------------------------------------------
 
@@ -244,12 +229,12 @@ class ModelServer:
             if chosen is None:
                 status, delivery = beside(self._plot, place, head, refusal)
             else:
-                status, delivery = chosen.turn.fault.status, plan(chosen.turn, place, ask, head)
+                turn = self._plot.script.turns[chosen]
+                status, delivery = turn.fault.status, plan(turn, place, ask, head)
             request = RecordedRequest(
-                number=number, connection=connection, at_ms=round((time.monotonic() - self._began) * 1000),
-                method=head.method, path=head.path, query=head.query, headers=head.headers, body=body,
-                protocol=place.protocol, asks=place.asks, stream=place.stream, status=status,
-                conversation=chosen.conversation if chosen else "", turn=chosen.place if chosen else None,
+                number=number, connection=connection, method=head.method, path=head.path, query=head.query,
+                headers=head.headers, body=body,
+                protocol=place.protocol, asks=place.asks, stream=place.stream, status=status, turn=chosen,
             )  # fmt: skip
             self._requests.append(request)
             self._note({"t": "request", **msgspec.to_builtins(request)})
