@@ -169,12 +169,9 @@ def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> De
         headers={"content-type": kind, **fault.headers},
         pieces=pieces,
         length=None if is_stream or fault.close_delimited else whole,
-        close_delimited=fault.close_delimited,
-        first_byte_ms=fault.first_byte_ms,
-        pause_ms=fault.pause_ms,
         then=_then(fault),
         stall_comment=b": keep-alive\n\n" if "event" in kind else b"\n",
-        stall_comment_ms=fault.stall_comment_ms,
+        fault=fault,
     )
 
 

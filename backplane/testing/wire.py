@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import h11
 
+from backplane.testing.script import Fault
+
 READ_BYTES: Final = 65_536
 HEAD_BYTES_MAX: Final = 65_536
 BODY_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -63,12 +65,10 @@ class Delivery(NamedTuple):
     pieces: Iterable[bytes]
     length: int | None = None
     """None: chunked, or until the connection ends."""
-    close_delimited: bool = False
-    first_byte_ms: int = 0
-    pause_ms: int = 0
     then: Literal["end", "cut", "reset", "stall"] = "end"
     stall_comment: bytes = b""
-    stall_comment_ms: int | None = None
+    fault: Fault = Fault()
+    """Waits, and the end of the body."""
 
 
 class Connection:
@@ -147,12 +147,12 @@ class Connection:
             time.sleep(max(0.0, deadline - time.monotonic()))
 
     def _write(self, delivery: Delivery) -> AnswerEnd:
-        if delivery.first_byte_ms:
-            self.wait(delivery.first_byte_ms)
+        if delivery.fault.first_byte_ms:
+            self.wait(delivery.fault.first_byte_ms)
         headers = {name.lower(): value for name, value in delivery.headers.items()}
         if delivery.length is not None:
             headers["content-length"] = str(delivery.length)
-        if delivery.close_delimited:
+        if delivery.fault.close_delimited:
             # h11 ends a body with its connection only for those who know no chunks.
             self._http.their_http_version = b"1.0"
         if delivery.then != "end":
@@ -160,8 +160,8 @@ class Connection:
         reason = _PHRASES.get(delivery.status, "Scripted")
         self._send(h11.Response(status_code=delivery.status, headers=list(headers.items()), reason=reason))
         for place, piece in enumerate(delivery.pieces if self._wants_body else ()):
-            if place and delivery.pause_ms:
-                self.wait(delivery.pause_ms)
+            if place and delivery.fault.pause_ms:
+                self.wait(delivery.fault.pause_ms)
             self._send(h11.Data(data=piece))
         if delivery.then == "stall":
             self._stall(delivery)
@@ -176,8 +176,8 @@ class Connection:
         """Keep the connection open without an end, until the client leaves."""
         deadline = time.monotonic() + IDLE_S_MAX
         while time.monotonic() < deadline:
-            self.wait(delivery.stall_comment_ms or IDLE_S_MAX * 1000)
-            if delivery.stall_comment_ms:
+            self.wait(delivery.fault.stall_comment_ms or IDLE_S_MAX * 1000)
+            if delivery.fault.stall_comment_ms:
                 self._send(h11.Data(data=delivery.stall_comment))
 
     def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:

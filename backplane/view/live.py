@@ -1,4 +1,4 @@
-"""What a live run does, as a few lines at the foot of a terminal. Pure: a picture in, lines out."""
+"""Draws what a live run does as a few lines at the foot of a terminal. Pure: a picture goes in, lines come out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.view.picture import Picture, ShownCall, Step
 from backplane.view.text import in_workspace, one_line
 
 WRITTEN_ROWS_MAX: Final = 3
-"""Of the line that is being written: what is above it stands in the terminal already, once it has its end."""
+"""Rows of an unfinished line; the terminal has the lines above once they end."""
 
 CALLS_MAX: Final = 3
 STEPS_MAX: Final = 6
@@ -21,7 +21,7 @@ ROWS_LEFT: Final = 2
 """Rows of the terminal that stay free, so that nothing scrolls while it is drawn."""
 
 MARKS: Final = {"done": ("✓", "green"), "doing": ("▸", "yellow"), "open": ("·", "dim")}
-"""Of a step of a plan, by its state, with the colour."""
+"""State of a plan's step → its mark and colour."""
 _STATES: Final = {"waiting": "yellow", "working": "green"}
 
 FIRST_MS: Final = 1000
@@ -29,7 +29,7 @@ FIRST_MS: Final = 1000
 
 
 def block(picture: Picture, *, now_ms: int, written: str, columns: int, rows: int) -> list[Line]:
-    """The foot of a live run's terminal.
+    """Return the foot of a live run's terminal.
 
     Args:
         now_ms: the time now, in milliseconds since 1970.
@@ -54,7 +54,7 @@ def _foot(picture: Picture, now_ms: int, lasted_ms: int) -> Iterator[Line]:
 
 
 def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
-    """The calls that have been open for a second, the newest last; what they print stands above."""
+    """Yield the calls that have been open for a second, the newest last; their output stands above."""
     calls = [
         (call, _since_s(call, now_ms)) for call in sorted(picture.open_calls.values(), key=lambda call: call.number)
     ]
@@ -75,7 +75,7 @@ def _about(call: ShownCall) -> str:
 
 
 def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
-    """The steps around the one that is being done."""
+    """Yield the steps around the current one."""
     at = next((number for number, step in enumerate(plan) if step.state != "done"), len(plan))
     first = max(0, min(at - 1, len(plan) - STEPS_MAX))
     shown = plan[first : first + STEPS_MAX]
@@ -87,7 +87,7 @@ def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
 
 
 def _files(picture: Picture) -> Iterator[Line]:
-    """What the agent says it has changed; what has changed is known at the end."""
+    """Yield the files that the agent says it changed; the diff at the end shows what it did."""
     names = [one_line(in_workspace(path), 80) for path in picture.files]
     if names:
         more = f" and {len(names) - FILES_MAX} more" if len(names) > FILES_MAX else ""

@@ -99,8 +99,7 @@ def _not_done(picture: Picture, end: Ended, moment: Moment) -> Iterator[Cause]:
     faults = [Evidence(fault.message, fault.number) for fault in picture.faults[-1:]]
     last = picture.last_command
     commands = [Evidence(f"{last.command}: {last.output}", last.number)] if last is not None and last.exit_code else []
-    message, *stderr = _words(end) or [Evidence("")]
-    texts = [message, *faults, *commands, *calls, *stderr]
+    texts = [*_said(end), *faults, *commands, *calls, *_stderr(end)]
     if full := [row for row in texts if _FULL.search(row.text)]:
         yield cause("disk_full", picture, full)
     if end.reason in ("failed", "partial"):
@@ -118,10 +117,12 @@ def _not_done(picture: Picture, end: Ended, moment: Moment) -> Iterator[Cause]:
         yield again
 
 
-def _words(end: Ended) -> list[Evidence]:
-    """Return the error's message and the last lines of the host's stderr."""
-    stderr = end.evidence or str(as_object(end.added.get("stderr")).get("tail") or "")
-    return [*([Evidence(end.message)] if end.message else []), *last_lines(stderr)]
+def _said(end: Ended) -> list[Evidence]:
+    return [Evidence(end.message)] if end.message else []
+
+
+def _stderr(end: Ended) -> list[Evidence]:
+    return last_lines(end.evidence or str(as_object(end.added.get("stderr")).get("tail") or ""))
 
 
 def _interrupted(picture: Picture, end: Ended | None = None, *, restarted: bool = False, hint: str = "") -> Cause:
@@ -135,10 +136,9 @@ def _interrupted(picture: Picture, end: Ended | None = None, *, restarted: bool 
 
 
 def _limit(picture: Picture, end: Ended) -> Cause:
-    message = [Evidence(end.message)] if end.message else []
     done = Evidence(f"{counted(picture.turns, 'turn')}, {counted(picture.calls, 'call')} of tools")
     kind = "idle_limit" if end.reason == "idle" else end.reason
-    return cause(kind, picture, [*message, *last_at_work(picture), done], hint=end.hint)
+    return cause(kind, picture, [*_said(end), *last_at_work(picture), done], hint=end.hint)
 
 
 def _cancelled(picture: Picture, end: Ended) -> Cause:
@@ -148,7 +148,7 @@ def _cancelled(picture: Picture, end: Ended) -> Cause:
 
 
 def _crashed(picture: Picture, end: Ended) -> Cause:
-    at_start, rows = end.code == "protocol_handshake_failed", _words(end)
+    at_start, rows = end.code == "protocol_handshake_failed", [*_said(end), *_stderr(end)]
     if end.signal == 9:
         return cause("out_of_memory", picture, rows)
     if at_start and end.added.get("noise"):
@@ -160,7 +160,7 @@ def _crashed(picture: Picture, end: Ended) -> Cause:
 
 
 def _refused(picture: Picture, end: Ended) -> Cause:
-    return cause("refused", picture, [Evidence(end.message)] if end.message else [], hint=end.hint)
+    return cause("refused", picture, _said(end), hint=end.hint)
 
 
 _REASONS: Final[dict[str, Callable[[Picture, Ended], Cause]]] = {
@@ -174,7 +174,7 @@ _REASONS: Final[dict[str, Callable[[Picture, Ended], Cause]]] = {
 
 
 def _by_code(picture: Picture, end: Ended, moment: Moment) -> Cause:
-    code, rows = end.code or "internal", _words(end)
+    code, rows = end.code or "internal", [*_said(end), *_stderr(end)]
     text = " ".join(row.text for row in rows)
     found: Cause | None = None
     match code:
