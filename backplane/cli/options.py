@@ -16,6 +16,11 @@ def flag(p: Group, *names: str, help: str) -> None:
     p.add_argument(*names, action="store_true", help=help)
 
 
+def switch(p: Group, name: str, help: str) -> None:
+    """Add `--NAME` and `--no-NAME`; without either the value is None."""
+    p.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
+
+
 def value(p: Group, *names: str, help: str, **keywords: Any) -> None:
     """Add an option with a value, or a word; `metavar` is its placeholder."""
     p.add_argument(*names, help=help, **keywords)
@@ -106,6 +111,15 @@ def require(p: Group) -> None:
 
 def root(p: Group) -> None:
     value(p, "-C", "--root", metavar="DIR", help="work on this folder (default: the current one)")
+
+
+def in_place(p: Group) -> None:
+    switch(p, "--in-place", help="work in the folder itself, or in a copy (default: in a copy, or as before)")
+
+
+def mode_of(in_place: bool | None) -> str | None:
+    """Return the workspace's mode that `--in-place` or `--no-in-place` stands for."""
+    return None if in_place is None else "pass_through" if in_place else "staged"
 
 
 def files(p: Group) -> None:

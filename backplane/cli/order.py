@@ -13,6 +13,7 @@ import msgspec
 
 from backplane.cli import streams
 from backplane.cli.command import Args, scaled, wrong, wrong_words
+from backplane.cli.options import mode_of
 from backplane.contract import canonical, pictures
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
@@ -63,13 +64,13 @@ def build(
             root=_root(args, order, cwd),
             model=args.model,
             policy=args.policy,
-            lane="workspace_first" if args.apply else None,
+            lane=None if args.apply is None else "workspace_first" if args.apply else "patch_first",
             max_turns=args.max_turns,
             max_budget_usd=args.max_budget_usd,
             configured_policy=policy,
         )
         space = made.workspace
-        mode = "pass_through" if args.in_place else space.mode
+        mode = mode_of(args.in_place) or space.mode
         include, exclude = (*space.include, *args.include), (*space.exclude, *args.exclude)
         whole = _replace(
             made,

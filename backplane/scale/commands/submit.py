@@ -54,7 +54,7 @@ def options(p: Parser) -> None:
     add.rights(work)
     add.param(work)
     add.limits(work)
-    p.set_defaults(in_place=False, apply=False, env=[], image=[], checkpoints=False, pure=False)
+    p.set_defaults(in_place=None, apply=None, env=[], image=[], checkpoints=False, pure=False)
 
 
 def run(args: Args) -> int:

@@ -198,7 +198,7 @@ def test_f51_pruning_makes_room_on_a_disk_that_is_full(ground: Ground) -> None:
             while file.write(b"x" * 512):
                 pass
         pruned = ground.call("prune", "--keep", "1")
-        assert (pruned.code, pruned.stdout[:18]) == (0, b"2 receipts pruned;"), pruned.stderr
+        assert (pruned.code, pruned.stdout[:18]) == (0, b"2 runs pruned; the"), pruned.stderr
         assert len(list((ground.home / "runs").iterdir())) == 1
         assert ground.call("receipts", "verify").code == 0
         again = ground.call("prune", "--keep", "1")
