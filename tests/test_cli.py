@@ -796,7 +796,7 @@ def test_init_writes_a_configuration_that_works_and_overwrites_none(cli: Cli, wo
     assert cli("run", "echo hello").returncode == 0
     assert cli("validate", "backplane.toml").returncode == 0
     again = cli("init", "--yes")
-    assert (again.returncode, b"is there already" in again.stderr) == (2, True)
+    assert (again.returncode, b"already exists" in again.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("last", "code"), [(b"y\n", 0), (b"n\n", 1)])

@@ -48,7 +48,7 @@ def test_a_content_that_was_changed_is_refused(tmp_path: Path) -> None:
     store = ContentStore(tmp_path / "c")
     name = store.put(iter((b"as it was",)))
     (store.folder / name).write_bytes(b"as it is")
-    with pytest.raises(BackplaneError, match="is not what its name says"):
+    with pytest.raises(BackplaneError, match="does not match its SHA-256"):
         store.fetch(name, tmp_path / "out")
 
 

@@ -50,7 +50,7 @@ INDEX: Final[dict[str, dict[str, str]]] = {
         "receipts verify": "check hashes and the chain of receipts",
         "receipts audit": "compare the agent's claims with what was observed",
         "receipts export": "write receipt, patch and journal as one folder",
-        "receipts import": "store a receipt from elsewhere, once it verifies",
+        "receipts import": "verify a receipt from another machine or store, and store it",
         "policy test": "judge stored runs by another policy, and list each decision that would differ",
         "prune": "remove the files of older runs; the chain still verifies",
     },
@@ -89,7 +89,7 @@ INDEX: Final[dict[str, dict[str, str]]] = {
 GROUPS: Final = {
     "sessions": "work with kept conversations",
     "receipts": "read, verify and move receipts",
-    "policy": "try a policy",
+    "policy": "try a policy on stored runs",
     "queue": "run orders on many machines",
 }
 """First word of commands with two → what they are for."""
@@ -221,7 +221,7 @@ def _command(words: list[str], config: str | None) -> int:
             streams.write(_group_help(name))
             return DONE
         if not arguments:
-            raise _usage(f"{name} needs one of its commands", near=", ".join(_parts(name)) + "; ", command=name)
+            raise _usage(f"{name} needs a second word", near=", ".join(_parts(name)) + "; ", command=name)
         name, arguments = f"{name} {arguments[0]}", arguments[1:]
     from backplane.cli.command import Parser, did_you_mean, load
 
@@ -233,7 +233,7 @@ def _command(words: list[str], config: str | None) -> int:
     if "config" in args:
         args.config = args.config or config
     elif config is not None:
-        raise _usage(f"--config has no effect before {name}, which takes none")
+        raise _usage(f"--config has no effect before {name}, which reads no configuration")
     if name != "version":  # It alone says nothing of what a message holds.
         importlib.import_module("backplane.contract.light")
     return command.run(args)

@@ -21,9 +21,9 @@ def options(p: Parser) -> None:
     add.run_id(p, optional=True)
     add.value(p, "-C", "--root", metavar="DIR", help="apply to this folder (default: the one the run was made for)")
     add.value(p, "--at", metavar="NAME", help="apply the state at this checkpoint (default: the final one)")
-    add.flag(p, "--check", help="only say whether the patch would apply")
-    add.flag(p, "--accept-violations", help="apply although the run did not keep its policy")
-    add.flag(p, "--merge", help="merge where files have changed since")
+    add.flag(p, "--check", help="only report whether the patch would apply")
+    add.flag(p, "--accept-violations", help="apply the patch even if the run violated its policy")
+    add.flag(p, "--merge", help="merge the patch into files that have changed since the run")
 
 
 def run(args: Args) -> int:

@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{option} has no effect without {other}")
         if extra:
             is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
-            quotes = "; a TASK of several words stands in quotes" if is_task else ""
+            quotes = "; put a TASK of several words in quotes" if is_task else ""
             self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
         return found, extra
 
@@ -162,7 +162,7 @@ def scaled(value: str | float, scale: int, option: str) -> int:
 
     parts = Fraction(str(value)) * scale
     if parts.denominator != 1:
-        raise wrong_words(f"{option} {value}", f"the smallest part is {1 / scale:f}")
+        raise wrong_words(f"{option} {value} has too many decimals", f"round to steps of {1 / scale:f}")
     return int(parts)
 
 
@@ -176,7 +176,7 @@ def before_ms(option: str, span: str) -> int:
 
     seconds = span_s(span)
     if seconds is None:
-        raise wrong_words(f"{option} {span!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
+        raise wrong_words(f"{option} {span!r} is not a span of time", "give one as 90s, 5m, 2h, 3d or 1w")
     return time.time_ns() // 1_000_000 - seconds * 1000
 
 

@@ -76,11 +76,11 @@ def _sides(given: Sequence[str], settings: Settings, environ: Mapping[str, str])
     try:
         sides = tuple(map(read_side, given))
     except ConfigError as error:
-        raise wrong_words(error.message, error.hint or "-b BACKEND/MODEL") from error
+        raise wrong_words(error.message, error.hint or "give -b BACKEND/MODEL") from error
     if len(sides) < 2 or len(set(sides)) < len(sides):
         names = ", ".join(status.id for status in backends.known(settings, dict(environ)))
-        step = f"-b A -b B; BACKEND/MODEL for a model of one; backends: {names}"
-        raise wrong_words("a comparison needs two backends or more, each once", step)
+        step = f"give -b A -b B, or -b BACKEND/MODEL to choose a model; backends: {names}"
+        raise wrong_words("compare needs at least two different backends", step)
     return sides
 
 

@@ -14,7 +14,7 @@ from backplane.cli.command import Args, Parser, wrong_words
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
 
-HELP = "Check any program that claims to be a host. Exits with 1 when it does not behave."
+HELP = "Check any program that claims to be a host. Exits with 1 if a check fails."
 EXAMPLE = "backplane conform -- node my-host.mjs"
 
 RULES_SHOWN: Final = 8
@@ -24,7 +24,7 @@ RULES_SHOWN: Final = 8
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
     add.flag(p, "--failed", help="print only failed checks")
-    add.many(p, "--rule", metavar="NAME", help="after a plain run, try only this rule: its name, or its number as S19")
+    add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run): its name, or its number as S19")
     add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
 
 

@@ -136,7 +136,7 @@ def _sqlite() -> DoctorCheck:
             mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     except (OSError, sqlite3.Error) as error:
         fact = f"cannot be tried: {error.strerror if isinstance(error, OSError) and error.filename else error}"
-        return _check("sqlite", False, fact, "set TMPDIR to a folder that can be written and has some space")
+        return _check("sqlite", False, fact, "set TMPDIR to a writable folder with some free space")
     good = mode == "wal" and sqlite3.sqlite_version_info >= SQLITE_MIN
     fact = f"SQLite {sqlite3.sqlite_version}, journal mode {mode}"
     return _check("sqlite", good, fact, "use a Python with a newer SQLite")
@@ -213,11 +213,11 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         found = file or config.find_file(environ, cwd)
         settings = config.load(file, environ, cwd)
     except BackplaneError as error:
-        yield _failed("configuration", error, "correct the file, or name another")
+        yield _failed("configuration", error, "correct the file, or name another one with --config")
         return
     yield _check("configuration", True, str(found) if found else "none; the built-in settings are in force")
     for variable in config.unknown_variables(environ):
-        fact = f"{variable} is no setting of this version"
+        fact = f"{variable} is not a setting of this version"
         yield _check("environment", False, fact, f"unset {variable}", needed=False)
     for place, fault in setting_faults(settings, environ):
         yield _failed(place.removeprefix("/"), fault)
@@ -244,12 +244,12 @@ def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, 
     key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
     cost = f"; asks {cut_urls(agent.base_url)}{cost}" if agent.base_url is not None else cost
     if agent.options.own_state:
-        fact = f"your own login, {login}" if login else "your own login is to be used, and none is found"
+        fact = f"your own login, {login}" if login else "own_state needs your own login, which was not found"
         return _check(place, bool(login), f"ready; {fact}{cost}", f"log in with {agent.options.program}", needed=False)
     given = settings.backends[name].env if name in settings.backends else {}
     if key is None or environ.get(key) or key in given:
         return _check(place, True, f"ready{f'; its key is in {key}' if key else ''}{cost}")
-    fact, fix = f"the program is there, and no key in {key}", f"export {key}=…"
+    fact, fix = f"the program is found, but {key} has no key", f"export {key}=…"
     if login is not None:
         fact += f"; your own login is {login}"
         fix += f", or use your login: [backends.{name}] options = {{ own_state = true }}"
@@ -282,7 +282,7 @@ def _services(settings: config.Settings, environ: Mapping[str, str], over_networ
         key = environ.get(service.key_env, "").strip() if service.key_env else ""
         if not over_network:
             found = [*key_doubts(service.base_url, has_key=bool(key)), *path_doubts(service.protocol, service.base_url)]
-            found.append(Finding("ok", f"asks {cut_urls(service.base_url)}"))
+            found.append(Finding("ok", f"address {cut_urls(service.base_url)}"))
         elif service.key_env and not key:
             found = [Finding("missing", f"{service.key_env} is not set", f"export {service.key_env}=…")]
         else:
@@ -322,7 +322,7 @@ def _servers(
         if program is None:
             parts = urlsplit(asked.url or "")
             good, fact = parts.scheme in ("http", "https") and bool(parts.hostname), f"{asked.url}; --probe asks it"
-            fact = fact if good else f"{asked.url} is no address of a server"
+            fact = fact if good else f"{asked.url} is not the address of a server"
             fix = 'url = "https://HOST/PATH"'
         else:
             found = shutil.which(program, path={**environ, **row.get("env", {})}.get("PATH"))
@@ -348,6 +348,6 @@ def _asked(place: str, name: str, row: Mapping[str, Any], environ: Mapping[str, 
 
     tools = anyio.run(ask)
     if faults:
-        return _check(place, False, faults[0], "run its command by hand, or take it out of the configuration")
+        return _check(place, False, faults[0], "run its command by hand, or remove the server from the configuration")
     more = f" and {len(tools) - TOOLS_MAX} more" if len(tools) > TOOLS_MAX else ""
     return _check(place, True, f"{counted(len(tools), 'tool')}: {', '.join(tools[:TOOLS_MAX])}{more}")

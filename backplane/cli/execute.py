@@ -51,7 +51,7 @@ def execute(args: Args) -> int:
     if wanted:
         work = order.with_settings(work, wanted)
     if args.with_patch and not (args.sidecar is None and name and name.startswith(REPLAY)):
-        raise wrong_words("--with-patch has no effect without replay:RUN", "--backend replay:RUN --with-patch")
+        raise wrong_words("--with-patch has no effect without replay:RUN", "use --backend replay:RUN --with-patch")
     if args.dry_run:
         return _dry_run(args, name, work, settings, environ, home)
     backend, attempts = _choose(args, name, work, settings, environ, home)
@@ -137,8 +137,8 @@ def _router_asked(args: Args) -> dict[str, Json]:
     asked = order.wishes(args)
     if asked and (args.backend is not None or args.sidecar is not None):
         names = {"preference": "--prefer", "max_cost_usd_micros": "--max-cost-usd"}
-        fact = f"{names[next(iter(asked))]} has no effect with a named backend: nothing is routed"
-        raise wrong_words(fact, "leave out --backend, or this option")
+        fact = f"{names[next(iter(asked))]} has no effect with --backend, because the router is not used"
+        raise wrong_words(fact, "leave out --backend or this option")
     return asked
 
 
@@ -179,8 +179,8 @@ def _last(home: Path, backend: str | None) -> str:
                     continue
                 if isinstance(kept, dict):
                     return str(kept["id"])
-    fact = f"no conversation with {backend or 'a command'} is kept here"
-    raise wrong(fact, "run with --keep first; its output names the conversation")
+    fact = f"no conversation with {backend or 'a command'} is stored on this machine"
+    raise wrong(fact, "store one first: `backplane run --keep` prints the id of the conversation")
 
 
 def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
@@ -189,8 +189,8 @@ def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[st
     if how is None:
         return "prompt" if streams.is_interactive() else "deny"
     if how == "stdin" and (not args.json or "-" in (args.task, args.order, args.schema)):
-        fact = "--on-ask stdin needs --json, and stdin for nothing else"
-        raise wrong(fact, "the questions are the events with ext.ask")
+        fact = "--on-ask stdin needs --json, and nothing else may read stdin"
+        raise wrong(fact, "add --json, and give the task and files without `-`; events with ext.ask are the questions")
     if how in asking.WORDS:
         return how
     words = hooks.from_command("pre_tool", how, cwd).run
@@ -210,5 +210,5 @@ def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise wrong_words(f"--sidecar cannot be read: {error}", "check its quotes") from error
+        raise wrong_words(f"--sidecar: cannot parse the command: {error}", "check its quotes") from error
     return absolute_command(words, cwd) if words else words

@@ -28,7 +28,7 @@ SCRIPTED: Final = (FALLBACK, "mock")
 """Backends that no agent is behind."""
 
 
-HELP = "Write a first backplane.toml in this folder: the backend and the policy of orders that name none."
+HELP = "Write a first backplane.toml in this folder: the default backend and the default policy."
 EXAMPLE = "backplane init\nbackplane init --backend shell --policy ci --yes"
 
 
@@ -41,7 +41,7 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     path = streams.folder() / config.FILE_NAME
     if os.path.lexists(path):
-        raise wrong(f"{path} is there already", f"edit it, or: backplane validate {path}")
+        raise wrong(f"{path} already exists", f"edit it, then run: backplane validate {path}")
     asks = not args.yes and streams.is_interactive()
     if not asks and not args.yes:
         raise wrong("no terminal to ask questions on", "backplane init --yes")
@@ -49,7 +49,7 @@ def run(args: Args) -> int:
     backend = args.backend or (_asked_backend(found) if asks else _ready(found)[0])
     if backend not in {status.id for status in found}:
         there = ", ".join(status.id for status in found)
-        raise wrong_words(f"there is no backend {backend!r}", f"one of: {there}")
+        raise wrong_words(f"no backend {backend!r}", f"choose one of: {there}")
     policy = args.policy or (_asked_policy() if asks else "default")
     text = _text(backend, policy)
     streams.write(text)
@@ -60,7 +60,7 @@ def run(args: Args) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise wrong(f"{path} cannot be written: {error.strerror}", "change into a folder that you can write") from error
+        raise wrong(f"{path} cannot be written: {error.strerror}", "change to a folder that is writable") from error
     streams.write(f'written: {streams.one_line(path)}; next: backplane run "…", backplane doctor\n')
     return 0
 
@@ -85,7 +85,7 @@ def _asked_policy() -> str:
     for name, about in POLICIES.items():
         streams.write(f"  {name:<8} {about}\n")
     while (word := _line("policy [default]: ") or "default") not in POLICIES:
-        streams.write(f"one of: {', '.join(POLICIES)}\n")
+        streams.write(f"choose one of: {', '.join(POLICIES)}\n")
     return word
 
 

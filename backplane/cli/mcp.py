@@ -31,7 +31,7 @@ def run(args: Args) -> int:
     environ, cwd = dict(os.environ), streams.folder()
     root = cwd / (args.root or ".")
     if not os.path.isdir(root):
-        raise wrong(f"--root {args.root!r} is no folder", "name a folder that is there")
+        raise wrong(f"--root {args.root!r} is not a folder", "name an existing folder")
     file = cwd / args.config if args.config else None
     config.load(file, environ, cwd)
     server = mcp.McpSession(root, Path(file) if file else None, environ, __version__)

@@ -58,7 +58,7 @@ def run_id(p: Group, *, optional: bool = False) -> None:
         value(p, "run", metavar="RUN", help="run id or its beginning; or `last`, `last~2`")
 
 
-_RUN_OR_ORDER: Final = "run id, or the id of an order for its newest run, or its beginning; or `last`, `last~2`"
+_RUN_OR_ORDER: Final = "id of a run, or of an order (its newest run), or the beginning of an id; or `last`, `last~2`"
 
 
 def session_id(p: Group) -> None:
@@ -78,7 +78,9 @@ def config(p: Group) -> None:
 
 def answer(p: Group) -> None:
     """Add the words and options of an answer to an approval or a question."""
-    value(p, "ask", metavar="ASK", nargs="?", default="", help="id of the question or its beginning, if several wait")
+    value(
+        p, "ask", metavar="ASK", nargs="?", default="", help="id of the question or its beginning, if several are open"
+    )
     value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
     value(p, "--text", metavar="WORDS", help="answer a question in these words")
     reason(p)
@@ -95,7 +97,7 @@ def task_or_order(p: Parser) -> None:
     """Add the two ways to say what to do."""
     p.usage = f"{p.prog} [options] (TASK | --order FILE)"
     value(p, "task", metavar="TASK", nargs="?", help="what to do, in words; - reads it from stdin")
-    value(p, "--order", metavar="FILE", help="read a work order as JSON, - from stdin; options go over it")
+    value(p, "--order", metavar="FILE", help="read a work order as JSON (- for stdin); other options override it")
 
 
 def model(p: Group) -> None:
@@ -134,8 +136,8 @@ def policy(p: Group) -> None:
 
 def rights(p: Group) -> None:
     policy(p)
-    many(p, "--allow-tool", metavar="TOOL", help="allow this tool, and no other that is not allowed so")
-    many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, beside the policy's own rules")
+    many(p, "--allow-tool", metavar="TOOL", help="allow only this tool and others named by this option")
+    many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     flag(p, "--lenient", help="accept an order with unknown members")
     many(
         p, "--fail-on", metavar="WORDS",
@@ -176,12 +178,12 @@ def queue(p: Group, *, content: bool = False) -> None:
 def contents(p: Group) -> None:
     value(
         p, "--content", metavar="PLACE",
-        help="folder or URL that submitters and workers share (default: beside the SQLite file)",
+        help="folder or URL of the files that submitters and workers share (default: beside the SQLite file)",
     )  # fmt: skip
 
 
 def order_id(p: Group) -> None:
-    value(p, "order", metavar="ORDER", help="id of the order, as `queue submit` printed it, or its beginning")
+    value(p, "order", metavar="ORDER", help="id of the order that `queue submit` printed, or its beginning")
 
 
 def priority(p: Group) -> None:

@@ -107,7 +107,7 @@ def wishes(args: Args) -> dict[str, Json]:
     said: dict[str, Json] = {"preference": args.prefer}
     if args.max_cost_usd is not None:
         if not 0 <= args.max_cost_usd < 1e9:
-            raise wrong_words(f"--max-cost-usd {args.max_cost_usd} is no amount", "give a number from 0 on")
+            raise wrong_words(f"--max-cost-usd {args.max_cost_usd} is not an amount", "give dollars, as 0.50")
         said["max_cost_usd_micros"] = scaled(args.max_cost_usd, 1_000_000, "--max-cost-usd")
     return {name: value for name, value in said.items() if value is not None}
 
@@ -133,7 +133,7 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 def _read(args: Args) -> WorkOrder:
     if args.task is None and args.order is None:
-        raise wrong_words("no task is given", 'backplane run "…", or --order FILE')
+        raise wrong_words("no task is given", 'give one: backplane run "…", or --order FILE')
     if args.task is not None and args.order is not None:
         raise wrong_words("TASK and --order FILE are both given", "leave one out")
     if args.order is not None:
@@ -142,9 +142,9 @@ def _read(args: Args) -> WorkOrder:
         task = streams.read_input("-").decode() if args.task == "-" else args.task
         task.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise wrong_words("the task is no UTF-8 text", "write it in UTF-8") from error
+        raise wrong_words("the task is not UTF-8 text", "encode it as UTF-8") from error
     if not task.strip():
-        raise wrong_words("the task is empty", "say in words what to do")
+        raise wrong_words("the task is empty", "describe in words what the agent should do")
     return _shaped({"task": task}, "the task")
 
 
@@ -158,9 +158,9 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
         value = strict(data)
         doubled = canonical.duplicate_key(data, value)
     except (ValueError, RecursionError) as error:
-        raise wrong(f"{source} is not strict JSON: {error}", "correct it at the place that is named") from error
+        raise wrong(f"{source} is not strict JSON: {error}", "correct the JSON at that place") from error
     if doubled is not None:
-        raise wrong(f"{source}: the key {doubled!r} stands twice in one object", "leave one out")
+        raise wrong(f"{source}: the key {doubled!r} appears twice in one object", "remove one of the two")
     return _shaped(value, source, lenient=lenient)
 
 
@@ -170,15 +170,15 @@ def _shaped(value: Json, source: str, *, lenient: bool = False) -> WorkOrder:
         canonical.encode(value)
         return read_work_order(value, lenient=lenient)
     except ValueError as error:
-        raise wrong(f"{source} is no work order: {error}", "see `backplane schema work_order`") from error
+        raise wrong(f"{source} is not a work order: {error}", "see `backplane schema work_order`") from error
 
 
 def _check_limits(args: Args) -> None:
     budget, turns = args.max_budget_usd, args.max_turns
     if args.model is not None and not args.model.strip():
-        raise wrong_words("--model names no model", "leave it out for the backend's own choice")
+        raise wrong_words("--model is empty", "name a model, or leave the option out to use the backend's default")
     if budget is not None and not 0 <= budget < float("inf"):
-        raise wrong_words(f"--max-budget-usd {budget} is no amount of money", "for example 0.50")
+        raise wrong_words(f"--max-budget-usd {budget} is not an amount", "give dollars, as 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
         raise wrong_words(f"--max-turns {turns} is out of range", f"give a number from 0 to {TURNS_MAX}")
 
@@ -189,8 +189,8 @@ def _root(args: Args, order: WorkOrder, cwd: Path) -> str:
         root.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(root).decode("utf-8", "backslashreplace")
-        fact = f"the workspace '{shown}' has a name that is no UTF-8, and no order can say it"
-        raise wrong(fact, "rename it, or work by way of a link to it") from error
+        fact = f"the name of the workspace '{shown}' is not UTF-8, and an order is UTF-8 text"
+        raise wrong(fact, "rename the folder, or give a symbolic link to it as --root") from error
     return root
 
 
@@ -219,17 +219,17 @@ def _with_context(order: WorkOrder, name: str, cwd: Path) -> WorkOrder:
 def _text(name: str) -> str:
     data = streams.read_input(name)
     if len(data) > SNIPPET_BYTES_MAX:
-        raise wrong(f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes", "put it into the workspace")
+        raise wrong(f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes", "put the file into the workspace")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise wrong(f"the context file {name!r} is no UTF-8 text", "put it into the workspace") from error
+        raise wrong(f"the context file {name!r} is not UTF-8 text", "put the file into the workspace") from error
 
 
 def _requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
-        raise wrong_words(f"--require {text!r}: no such level", f"one of: {', '.join(_LEVELS)}")
+        raise wrong_words(f"--require {text!r}: unknown level", f"choose one of: {', '.join(_LEVELS)}")
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
@@ -237,9 +237,9 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read `K=V`, or `K` with our own value. Errors name the variable, never its value."""
     name, equals, value = text.partition("=")
     if not name or "\0" in text:
-        raise wrong_words("--env: a variable without a name", "--env NAME=VALUE, or --env NAME")
+        raise wrong_words("--env has no name before the =", "give --env NAME=VALUE, or --env NAME")
     if not equals and name not in environ:
-        raise wrong_words(f"--env: {name!r} is not set here", f"{name}=VALUE gives one")
+        raise wrong_words(f"--env {name!r}: this variable is not set here", f"set it, or give --env {name}=VALUE")
     return name, value if equals else environ[name]
 
 
@@ -261,7 +261,7 @@ def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -
         return {**vendor, first: value}
     inner = vendor.get(first, {})
     if not isinstance(inner, dict):
-        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}", "give each key once")
+        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}", "set each key only once")
     return {**vendor, first: _nested(inner, rest, value, option)}
 
 
@@ -300,7 +300,7 @@ def _fail_on(given: Sequence[str]) -> list[Json]:
     if words == ["none"]:
         return []
     if unknown := [word for word in words if word not in FINDINGS]:
-        hint = f"give some of {', '.join(FINDINGS)}, or only none"
+        hint = f"give one or more of {', '.join(FINDINGS)}; or none alone"
         raise wrong_words(f"--fail-on {unknown[0]!r} is not a finding", hint)
     return list(dict.fromkeys(words))
 
@@ -310,14 +310,14 @@ def server(text: str) -> Json:
     name, equals, value = text.partition("=")
     if not (name.strip() and equals and value.strip()):
         raise wrong_words(
-            f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL", '--mcp git="uvx mcp-server-git"'
+            f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL", 'for example --mcp git="uvx mcp-server-git"'
         )
     if value.startswith(("http://", "https://")):
         return {"name": name, "url": value}
     try:
         command, *arguments = shlex.split(value)
     except ValueError as error:
-        raise wrong_words(f"--mcp {name}: the command cannot be read: {error}", "check its quotes") from error
+        raise wrong_words(f"--mcp {name}: cannot parse the command: {error}", "check its quotes") from error
     made: dict[str, Any] = {"name": name, "command": command}
     return {**made, "args": arguments} if arguments else made
 

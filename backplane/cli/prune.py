@@ -20,8 +20,8 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def options(p: Parser) -> None:
     add.value(p, "--keep", metavar="N", type=int, help="keep the newest N runs")
-    add.value(p, "--older", metavar="SPAN", help="remove runs that ended longer ago, as 12h or 90d")
-    add.value(p, "--size", metavar="BYTES", help="keep at most this much, as 500m or 2g")
+    add.value(p, "--older", metavar="SPAN", help="prune runs that ended longer ago than SPAN, as 12h or 90d")
+    add.value(p, "--size", metavar="BYTES", help="keep run files of at most this total size, as 500m or 2g")
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
 
 
@@ -29,18 +29,18 @@ def _bounds(args: Args) -> dict[str, int]:
     """Return the arguments of `Store.prune`."""
     found: dict[str, int] = {}
     if args.keep is not None:
-        found["keep"] = number("--keep", args.keep, "0 keeps none of them whole")
+        found["keep"] = number("--keep", args.keep, "give 0 or more; 0 prunes all runs")
     if args.older is not None:
         if args.older.strip().isdigit():  # Seconds elsewhere; days were meant here, and all would go.
-            raise wrong_words(f"--older {args.older!r} has no unit", f"as {args.older.strip()}d for days")
+            raise wrong_words(f"--older {args.older!r} has no unit", f"add one: {args.older.strip()}d for days")
         found["ended_before_ms"] = before_ms("--older", args.older)
     if args.size is not None:
         size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", args.size.strip().lower())
         if size is None:
-            raise wrong_words(f"--size {args.size!r} is no number of bytes", "as 500m or 2g")
+            raise wrong_words(f"--size {args.size!r} is not a size", "give a size as 500m or 2g")
         found["bytes_max"] = int(size[1]) * _UNITS[size[2]]
     if not found:
-        raise wrong_words("nothing says what is to go", "--keep N, --older SPAN or --size BYTES")
+        raise wrong_words("no option says which runs to prune", "give --keep N, --older SPAN or --size BYTES")
     return found
 
 

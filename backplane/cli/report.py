@@ -30,21 +30,21 @@ def options(p: Parser) -> None:
     add.flag(p, "--full", help="draw every row; the page of a long run opens slowly")
     add.value(
         p, "--omit", metavar="WHAT", default="",
-        help="leave this out, for a page for others: outputs, prompts, paths (folders of absolute paths), or several "
-        "with commas between",
+        help="leave out outputs, prompts or paths (the folders of absolute paths), for a page to share; separate "
+        "several by commas",
     )  # fmt: skip
 
 
 def run(args: Args) -> int:
     omit = frozenset(args.omit.split(",")) - {""}
     if unknown := omit - set(OMISSIBLE):
-        fact = f"--omit {streams.one_line(min(unknown))}: there is no such kind of content"
-        raise wrong_words(fact, f"one of: {', '.join(OMISSIBLE)}")
+        fact = f"--omit {streams.one_line(min(unknown))}: unknown kind of content"
+        raise wrong_words(fact, f"choose from: {', '.join(OMISSIBLE)}")
     as_page = not (args.summary or args.junit)
     if not as_page and args.full:
-        raise wrong_words("--full works with a page only", "without --summary and --junit")
+        raise wrong_words("--full has no effect with --summary or --junit", "leave one of them out")
     if as_page and len(args.runs) > SIDES:
-        raise wrong_words(f"a page has at most {SIDES} runs", "--summary or --junit take more")
+        raise wrong_words(f"a page has at most {SIDES} runs", "use --summary or --junit for more runs")
     if as_page and streams.is_terminal(streams.STDOUT):
         raise wrong_words("refusing to print HTML to a terminal", "backplane report RUN > run.html")
     rows_max = None if args.full else ROWS_MAX if as_page else 0

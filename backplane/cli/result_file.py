@@ -36,7 +36,7 @@ class ResultFile:
         own = re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", name)
         number = int(own[1]) if own is not None else _NAMED.get(name)
         if stdout_taken and number == STDOUT:
-            raise wrong_words(f"{name!r}: stdout has the messages of --json", "name a file")
+            raise wrong_words(f"{name!r}: stdout is used by --json", "name a file")
         self._fd: int | None = None
         try:
             if number is not None:
@@ -49,9 +49,9 @@ class ResultFile:
                 _check(self.path)
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None)
-            why = "nobody reads it" if number == errno.ENXIO else getattr(error, "strerror", None) or error
+            why = "no process reads the pipe" if number == errno.ENXIO else getattr(error, "strerror", None) or error
             place = (
-                "in a folder that is there" if number in (errno.ENOENT, errno.ENOTDIR) else "that this user can write"
+                "in an existing folder" if number in (errno.ENOENT, errno.ENOTDIR) else "that this user can write to"
             )
             raise wrong(f"{name!r} cannot be written: {why}", f"name a file {place}") from error
 
@@ -65,7 +65,7 @@ class ResultFile:
                 _replace(self.path, chunks)
         except OSError as error:
             # The same disk or limit may keep the store from it, too; then it has been printed.
-            hint = "backplane receipts show has it, or stdout where the store could not take it either"
+            hint = "`backplane receipts show` prints the receipt; if it was not stored either, it is on stdout"
             fact = f"{self._name} cannot be written: {error.strerror}"
             raise StoreError("receipt_store_failed", fact, hint=hint) from error
 

@@ -13,7 +13,7 @@ from backplane.runtime.results import kept, rewind_result
 from backplane.runtime.state import StateFolder, settle
 from backplane.workspace.checkpoints import Checkpoint
 
-HELP = "Restore the workspace that has a run's result to one of the run's checkpoints. Without NAME, list these."
+HELP = "Restore a workspace with a run's result to one of the run's checkpoints. Without NAME, list the checkpoints."
 EXAMPLE = """
 backplane rewind last
 backplane rewind last before-the-tests
@@ -24,7 +24,7 @@ backplane rewind 3f2a start --check
 def options(p: Parser) -> None:
     add.run_id(p)
     add.value(p, "name", metavar="NAME", nargs="?", help="name or id of a checkpoint, or `start`")
-    add.flag(p, "--check", help="only say whether it would work")
+    add.flag(p, "--check", help="only report whether the workspace could be restored")
     add.json(p, "one JSON object per checkpoint, one per line", "cli_checkpoints")
 
 

@@ -32,13 +32,13 @@ def options(p: Parser) -> None:
         help="let the router skip backends expected to cost more, by earlier runs or list prices",
     )  # fmt: skip
     add.flag(who, "--pure", help="return the stored result of the same order on the same files, if there is one")
-    add.flag(who, "--with-patch", help="with replay:RUN, apply its patch to the workspace, too")
+    add.flag(who, "--with-patch", help="with --backend replay:RUN, also apply the patch of RUN to the workspace")
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
     add.value(
         talk, "--resume", metavar="ID", help="continue this stored conversation; `last` is the backend's last one"
     )
-    talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="as --resume last")
+    talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
     add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer has to satisfy; - for stdin")
     add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote one")
     place = p.add_argument_group("the workspace")
@@ -64,7 +64,7 @@ def options(p: Parser) -> None:
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
     loud = out.add_mutually_exclusive_group()
-    add.flag(loud, "-v", "--verbose", help="print on stderr where it runs and what was decided")
+    add.flag(loud, "-v", "--verbose", help="print on stderr where the run works and what was decided")
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     add.json(
         out,
@@ -76,7 +76,7 @@ def options(p: Parser) -> None:
     )
     add.flag(out, "--dry-run", help="print the order and the backend that would get it (with -v all others, and why "
              "not); start nothing")  # fmt: skip
-    add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE as it begins")
+    add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
     add.value(out, "--receipt", metavar="FILE", help="write the receipt to FILE, too; - for stdout")
     add.value(out, "--patch", metavar="FILE", help="write the patch to FILE, too; - for stdout")
 

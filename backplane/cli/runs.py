@@ -38,12 +38,12 @@ _FROM_COLUMNS: Final = {"when": 50, "backend": 60, "cost": 70}
 
 
 def options(p: Parser) -> None:
-    add.flag(p, "--failed", help="list only runs that ended and are not complete")
-    add.flag(p, "--live", help="list only runs at work, those that wait for an answer first")
+    add.flag(p, "--failed", help="list only ended runs that are not complete")
+    add.flag(p, "--live", help="list only live runs, those that wait for an answer first")
     add.since(p)
     add.value(p, "-b", "--backend", metavar="NAME", help="list only runs on this backend")
-    add.value(p, "--folder", metavar="DIR", help="list only runs in this folder or below")
-    add.value(p, "--tag", metavar="TAG", help="list only runs with this tag; ticket=42 is one value, ticket any")
+    add.value(p, "--folder", metavar="DIR", help="list only runs in this folder or its subfolders")
+    add.value(p, "--tag", metavar="TAG", help="list only runs with this tag; a key alone matches every value")
     add.value(p, "--text", metavar="WORDS", help="list only runs whose task, tags or events have all these words")
     add.value(p, "--limit", metavar="N", type=int, default=30, help="list at most N runs (default: 30)")
     add.json(p, "one JSON object per run, one per line", "cli_runs")
@@ -51,7 +51,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     if not 0 <= args.limit <= ROWS_MAX:
-        raise wrong_words(f"--limit {args.limit} is no number of runs", "0 lists none of them")
+        raise wrong_words(f"--limit {args.limit} is out of range", "give 0 or more")
     look = Look.here()
     with open_store() as store:
         chosen = islice(_waiting_first(_chosen(store, args), args), args.limit)

@@ -8,7 +8,7 @@ from backplane.cli.command import Args, Parser, did_you_mean, wrong_words
 from backplane.errors import ConfigError
 from backplane.schemas import build
 
-HELP = "Print a JSON Schema, or the names of all."
+HELP = "Print a JSON Schema, or the names of all schemas."
 EXAMPLE = "backplane schema work_order"
 
 

@@ -33,7 +33,9 @@ def options(p: Parser) -> None:
     add.config(p)
     queue = p.add_argument_group("a queue in place of this machine")
     add.queue(queue, content=True)
-    add.value(queue, "--label", metavar="LABEL", help="which workers may take the orders (default: default)")
+    add.value(
+        queue, "--label", metavar="LABEL", help="label of the workers that may take the orders (default: default)"
+    )
     add.priority(queue)
     p.only_with |= dict.fromkeys(("--content", "--label", "--priority"), "--engine")
 

@@ -37,12 +37,12 @@ def options(p: Parser) -> None:
     add.value(
         p, "--from", metavar="DIALECT", dest="source", required=True, help=f"one of {names}; or augment (requests)"
     )
-    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="one of these; or augment (streams)")
+    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="one of the same; or augment (streams)")
     p.add_argument(
         "--kind", choices=("request", "response", "stream"), default="request", help="what FILE is (default: request)"
     )
-    add.value(p, "--asked", metavar="FILE", help="the augment request that a stream answers; its flags are kept")
-    add.flag(p, "--strict", help="exit with 1 when anything but the form is lost")
+    add.value(p, "--asked", metavar="FILE", help="the augment request that the stream answers")
+    add.flag(p, "--strict", help="exit with 1 if anything other than the form is lost")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 
 
@@ -52,7 +52,7 @@ def run(args: Args) -> int:
     else:
         dialect(args.source), dialect(args.target)
     if args.asked is not None and args.target != AUGMENT:
-        raise wrong_words(f"--asked is for --to {AUGMENT}", "leave it out")
+        raise wrong_words(f"--asked has no effect without --to {AUGMENT}", "leave it out")
     losses = _stream(args) if args.kind == "stream" else _document(args)
     _report(losses)
     return 1 if args.strict and any(loss.is_material for loss in losses) else 0
@@ -65,8 +65,9 @@ def _check_direction(args: Args) -> None:
         dialect(args.source)
     else:
         raise wrong(
-            f"no {args.kind} goes from {args.source} to {args.target}: {AUGMENT} asks and shows streams",
-            f"--from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
+            f"cannot translate a {args.kind} from {args.source} to {args.target}: only requests come from {AUGMENT}, "
+            "and only streams go to it",
+            f"give --from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
         )
 
 
@@ -88,7 +89,7 @@ def _read_json(file: str) -> Any:
     try:
         return canonical.decode(streams.read_input(file))
     except (ValueError, RecursionError) as fault:
-        raise wrong(f"{streams.source(file)} is no JSON: {fault}", "correct it, or name its --kind") from fault
+        raise wrong(f"{streams.source(file)} is not JSON: {fault}", "correct the file, or name its --kind") from fault
 
 
 def _stream(args: Args) -> Sequence[Any]:
@@ -116,7 +117,7 @@ def _stream(args: Args) -> Sequence[Any]:
 def _skipped(number: int, count: int, args: Args) -> Sequence[Any]:
     """Return a loss for chunks that the framing could not read. Raises TranslationError if it read none at all."""
     if not count:
-        fact = f"no event of a stream is in {streams.source(args.file)}"
+        fact = f"{streams.source(args.file)} has no event of a stream"
         raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
     return (unread(number, args.source, args.target),) if number else ()
 
@@ -148,7 +149,7 @@ def _pieces(name: str) -> Iterator[bytes]:
                 os.close(fd)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        hint = "give it on stdin" if name == "-" else "name a file that is there and that this user can read"
+        hint = "give the text on stdin" if name == "-" else "name an existing file that this user can read"
         raise wrong(f"{streams.source(name)} cannot be read: {why}", hint) from fault
 
 

@@ -18,7 +18,7 @@ EXAMPLE = "backplane validate order.json backplane.toml"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "files", metavar="FILE", nargs="+", help="file to check, - for stdin")
+    add.value(p, "files", metavar="FILE", nargs="+", help="file to check; - for stdin")
 
 
 def run(args: Args) -> int:

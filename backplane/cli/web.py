@@ -20,13 +20,13 @@ EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 def options(p: Parser) -> None:
     add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free one)")
-    add.flag(p, "--read-only", help="show only: refuse answers and every other change")
+    add.flag(p, "--read-only", help="only show runs; refuse answers and every other change")
     add.flag(p, "--open", help="open the page in the browser")
 
 
 def run(args: Args) -> int:
     if not 0 <= args.port <= PORTS_MAX:
-        raise wrong_words(f"--port {args.port}: no such port", f"0 to {PORTS_MAX}")
+        raise wrong_words(f"--port {args.port} is out of range", f"give a number from 0 to {PORTS_MAX}")
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:

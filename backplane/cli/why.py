@@ -46,7 +46,7 @@ def run(args: Args) -> int:
             run = find(store, args.run)
             found = why(store, run, _more_known)
             if args.engine is not None:
-                streams.complain("--engine was not asked: this run is kept here\n")
+                streams.complain("--engine was not used: this run is stored on this machine\n")
         except ConfigError:  # An order of the queue may have no run here.
             order = _of_queue(store, args)
             if order is None:
@@ -119,8 +119,8 @@ def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:
             run = find(store, status.attempts[-1])
             return run, why(store, run, _more_known)
     if status.state in ("done", "broken"):
-        fact = f"the order {status.order_id} is {status.state}, and its run is not kept here"
-        raise wrong(fact, f"backplane queue show {status.order_id}, which brings it")
+        fact = f"the order {status.order_id} is {status.state}, and its run is not stored on this machine"
+        raise wrong(fact, f"fetch it: backplane queue show {status.order_id}")
     run = Remembered(
         run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
         backend=job.backend or f"any of {status.label}",

@@ -332,8 +332,8 @@ async def prove(
     """
     backend = backends.find(name, settings, environ)
     if not provable(backend):
-        fix = "only agents whose model has an address of its own setting can be tried"
-        raise BackplaneError("capability_unsupported", f"nothing of {name!r} can be tried", hint=fix)
+        fix = "choose an agent whose model's address can be configured"
+        raise BackplaneError("capability_unsupported", f"backend {name!r} cannot be tried", hint=fix)
     missing = backends.missing_program(backend, environ)
     if missing is not None:
         raise missing

@@ -59,19 +59,19 @@ def open_contents(where: str, environ: Mapping[str, str]) -> Contents:
     """
     if "://" not in where:
         return ContentStore(Path(where))
-    hint = "a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH"
+    hint = "give a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH"
     try:
         url = urlsplit(where)
         server, user = url.hostname, url.username
     except ValueError:
-        raise ConfigError("config_invalid", f"{where[:200]!r} is no URL of contents", hint=hint) from None
+        raise ConfigError("config_invalid", f"{where[:200]!r} is not a URL", hint=hint) from None
     if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
         return ContentStore(Path(unquote(url.path)))
     if url.scheme not in ("http", "https") or not server or url.query or url.fragment:
-        raise ConfigError("config_invalid", f"{url.scheme}://{server or ''} is no place for contents", hint=hint)
+        raise ConfigError("config_invalid", f"{url.scheme}://{server or ''} cannot be a content store", hint=hint)
     if user is not None:
-        fact = "the URL of the contents names a user, and a process list shows it"
-        raise ConfigError("config_invalid", fact, hint=f"put a token into the environment: {TOKEN}")
+        fact = "the URL of the content store has a user name in it, which process lists show"
+        raise ConfigError("config_invalid", fact, hint=f"remove it from the URL, and put a bearer token into {TOKEN}")
     return ContentServer(where.rstrip("/"), environ.get(TOKEN))
 
 
@@ -106,9 +106,9 @@ class ContentStore:
                 found = _write(iter(lambda: source.read(PIECE_BYTES), b""), path, self._bytes_max)
         except OSError as error:
             fact = f"content {sha256} cannot be read from {self.folder}: {error.strerror}"
-            raise WorkspaceError(_STAGING, fact, hint="submitter and workers need the same --content") from error
+            raise WorkspaceError(_STAGING, fact, hint="give the same --content to submitter and workers") from error
         if found != sha256:
-            raise WorkspaceError(_STAGING, f"content {sha256} in {self.folder} is not what its name says")
+            raise WorkspaceError(_STAGING, f"content {sha256} in {self.folder} does not match its SHA-256")
 
 
 class ContentServer:
@@ -138,7 +138,7 @@ class ContentServer:
             self._check(answer, sha256)
             found = _write(answer.iter_bytes(), path, self._bytes_max)
         if found != sha256:
-            raise WorkspaceError(_STAGING, f"content {sha256} on {self._url} is not what its name says")
+            raise WorkspaceError(_STAGING, f"content {sha256} on {self._url} does not match its SHA-256")
 
     @contextmanager
     def _client(self) -> Iterator[httpx.Client]:
@@ -149,20 +149,20 @@ class ContentServer:
             with httpx.Client(base_url=f"{self._url}/", headers=headers, timeout=ANSWER_S_MAX) as client:
                 yield client
         except (httpx.HTTPError, OSError) as error:
-            fact = f"{self._url} cannot be used for contents: {type(error).__name__}: {str(error)[:200]}"
-            raise WorkspaceError(_STAGING, fact, hint="is it the --content that all machines reach?") from error
+            fact = f"the content store {self._url} cannot be used: {type(error).__name__}: {str(error)[:200]}"
+            raise WorkspaceError(_STAGING, fact, hint="check the URL of --content") from error
 
     def _check(self, answer: httpx.Response, name: str) -> None:
         if not answer.is_success:
             verb = answer.request.method
             fact = f"{self._url} answers {answer.status_code} to {verb} of content {name}"
-            raise WorkspaceError(_STAGING, fact, hint=f"it must take PUT and GET; {TOKEN} is its bearer token")
+            raise WorkspaceError(_STAGING, fact, hint=f"the server must accept PUT and GET, and the token in {TOKEN}")
 
 
 def _check_name(sha256: str) -> None:
     """Raise WorkspaceError `workspace_staging_failed` for what is no name of a content."""
     if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
-        raise WorkspaceError(_STAGING, f"{sha256[:80]!r} is no name of a content")
+        raise WorkspaceError(_STAGING, f"{sha256[:80]!r} is not a SHA-256")
 
 
 def _write(pieces: Iterator[bytes], path: Path, bytes_max: int) -> str:
@@ -179,8 +179,8 @@ def _copy(pieces: Iterator[bytes], write: Callable[[bytes], object], bytes_max: 
     for piece in pieces:
         count += len(piece)
         if count > bytes_max:
-            fact = f"what is to travel has more than {bytes_max} bytes"
-            raise WorkspaceError(_STAGING, fact, hint="leave some out with --exclude")
+            fact = f"a file for the content store has more than {bytes_max} bytes"
+            raise WorkspaceError(_STAGING, fact, hint="leave files of the workspace out with --exclude GLOB")
         whole.update(piece)
         write(piece)
     return whole.hexdigest()

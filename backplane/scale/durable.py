@@ -128,8 +128,8 @@ def forbid_pickle() -> None:
     """
 
     def refuse(*_: object) -> NoReturn:
-        hint = "whoever can write to the database planted it: backplane queue list, and whom you trust"
-        raise ConfigError("config_invalid", "a row of the queue is pickled, and is not read", hint=hint)
+        hint = "somebody with access to the database wrote it: check who may write there"
+        raise ConfigError("config_invalid", "a row of the queue is pickled, which is never read", hint=hint)
 
     DefaultSerializer.deserialize = refuse  # type: ignore[method-assign,assignment]
     DefaultSerializer.serialize = refuse  # type: ignore[method-assign,assignment]
@@ -152,8 +152,8 @@ class DurableEngine:
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S, poll_s: float = POLL_S) -> None:
         if url.startswith("sqlite:") and sqlite3.sqlite_version_info < SQLITE_MIN:
-            fact = f"a queue in a file needs SQLite 3.42 under this Python, and it has {sqlite3.sqlite_version}"
-            raise ConfigError("config_invalid", fact, hint="Python 3.11, one with a newer SQLite, or postgresql://…")
+            fact = f"a queue in a file needs SQLite 3.42 or newer with this Python, which has {sqlite3.sqlite_version}"
+            raise ConfigError("config_invalid", fact, hint="use a Python with a newer SQLite, or postgresql://…")
         forbid_pickle()
         logging.getLogger("dbos").setLevel(logging.CRITICAL)
         self.url = url
@@ -183,7 +183,7 @@ class DurableEngine:
                 raise
             except Exception as error:  # Of the engine, its database library and its driver.
                 fact = f"the queue's database cannot be used: {_words(error)}"
-                hint = "sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
+                hint = "give sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
                 raise StoreError("receipt_store_failed", fact, hint=hint) from error
 
     @property
@@ -221,7 +221,7 @@ class DurableEngine:
             found = self._client.list_workflows(workflow_ids=[job.order.id], load_output=False)
             if not found or _argument(found[0].input) != [text]:
                 fact = f"another order has the id {job.order.id}"
-                raise ConfigError("config_invalid", fact, hint="take a new id") from None
+                raise ConfigError("config_invalid", fact, hint="give the order a new id") from None
             return False
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
@@ -450,7 +450,7 @@ class DurableEngine:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(worker.stop, drain_s)
-        raise BackendError("backend_crashed", worker.lost, hint="start it again: it is given a new name")
+        raise BackendError("backend_crashed", worker.lost, hint="start the worker again; it gets a new id")
 
 
 def _words(error: Exception) -> str:

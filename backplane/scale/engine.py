@@ -184,24 +184,24 @@ def check_label(label: str) -> str:
     """
     plain = label.replace("-", "").replace("_", "").replace(".", "")
     if not plain.isascii() or not plain.isalnum() or len(label) > LABEL_CHARS_MAX:
-        hint = f"letters, digits, -, _ and ., at most {LABEL_CHARS_MAX}"
-        raise ConfigError("config_invalid", f"{label[:80]!r} is no label", hint=hint)
+        hint = f"use letters, digits, -, _ and ., at most {LABEL_CHARS_MAX} characters"
+        raise ConfigError("config_invalid", f"{label[:80]!r} is not a label", hint=hint)
     return label
 
 
 def check_priority(priority: int | None) -> None:
     """Raise ConfigError `config_invalid` for a priority that no queue has."""
     if priority is not None and not 1 <= priority <= PRIORITY_MAX:
-        hint = f"1 goes first, {PRIORITY_MAX} last"
-        raise ConfigError("config_invalid", f"the priority is {priority}", hint=hint)
+        hint = f"give a number from 1 (first) to {PRIORITY_MAX} (last)"
+        raise ConfigError("config_invalid", f"the priority {priority} is out of range", hint=hint)
 
 
 def encode_job(job: Job) -> str:
     """The JSON text of a job. Raises ConfigError `config_invalid` over `JOB_BYTES_MAX`."""
     data = msgspec.json.encode(job, order="deterministic")
     if len(data) > JOB_BYTES_MAX:
-        fact = f"the order has {len(data)} bytes as JSON, over {JOB_BYTES_MAX}"
-        raise ConfigError("config_invalid", fact, hint="name files of the workspace in place of long texts")
+        fact = f"the order has {len(data)} bytes as JSON; the limit is {JOB_BYTES_MAX}"
+        raise ConfigError("config_invalid", fact, hint="put long texts into files of the workspace")
     return data.decode()
 
 
@@ -210,9 +210,11 @@ def read_row(text: Any, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (TypeError, ValueError) as error:
-        raise ConfigError("config_invalid", f"a row of the queue is no {what} of ours: {error}") from error
+        raise ConfigError("config_invalid", f"a row of the queue cannot be read as {what}: {error}") from error
 
 
 def unknown_order(order_id: str) -> ConfigError:
     """The error for an id that the queue does not know."""
-    return ConfigError("config_invalid", f"the queue has no order {order_id[:80]!r}", hint="backplane queue list")
+    return ConfigError(
+        "config_invalid", f"the queue has no order {order_id[:80]!r}", hint="list the orders: backplane queue list"
+    )

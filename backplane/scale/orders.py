@@ -68,11 +68,13 @@ def make_job(
     check_label(label)
     spec = order.workspace
     if spec.mode != "staged":
-        fact = "an order of mode pass_through works in its own folder, which no other machine has"
-        raise ConfigError("config_invalid", fact, hint="the mode staged takes a copy along; or use `backplane run`")
+        fact = "an order of mode pass_through works in a folder of this machine, which a worker may not have"
+        raise ConfigError("config_invalid", fact, hint="use the mode staged, which sends a copy; or `backplane run`")
     if order.lane != "patch_first":
-        fact = "the lane workspace_first has no effect in a queue: nobody may be there when the order ends"
-        raise ConfigError("config_invalid", fact, hint="`backplane queue show ORDER` keeps the patch; apply it then")
+        fact = "the lane workspace_first has no effect in a queue: a worker cannot write into your folder"
+        raise ConfigError(
+            "config_invalid", fact, hint="leave it out, and apply the patch after `backplane queue show ORDER`"
+        )
     tree = _pack(order, content, home, quota, ignored)
     spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
@@ -112,8 +114,8 @@ def secret_names(order: WorkOrder) -> tuple[str, ...]:
     """Variables that a worker is to supply. Raises ConfigError `config_invalid` for what is no list of names."""
     names = order.abp("secrets") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        fact = "config.vendor.abp.secrets is no list of names of variables"
-        raise ConfigError("config_invalid", fact, hint='for example ["SERVICE_KEY"]; the workers have the values')
+        fact = "config.vendor.abp.secrets is not a list of names of variables"
+        raise ConfigError("config_invalid", fact, hint='give names, as ["SERVICE_KEY"]; set the values on the workers')
     return tuple(names)
 
 
@@ -125,13 +127,13 @@ def check_secrets(order: WorkOrder) -> None:
     """
     secret_names(order)
     if order.config.env:
-        fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}), and a queue keeps none"
-        hint = "name them: --secret NAME (config.vendor.abp.secrets); the workers have the values in their environment"
+        fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}); a queue stores no values"
+        hint = "give only the name, --secret NAME (config.vendor.abp.secrets), and set the value on the workers"
         raise ConfigError("config_invalid", fact, hint=hint)
     for server, kind, name, value in _server_values(order):
         if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
-            fact = f"the MCP server {server!r} has a value in {kind}.{name}, and a queue keeps none"
-            raise ConfigError("config_invalid", fact, hint=f'write "${name}"; the worker puts its own variable there')
+            fact = f"the MCP server {server!r} has a value in {kind}.{name}; a queue stores no values"
+            raise ConfigError("config_invalid", fact, hint=f'write "${name}"; the worker fills in its own variable')
 
 
 def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
@@ -177,7 +179,7 @@ async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "
         return CANCELLED
     status = await engine.status(order_id)
     if status.state != "running" or not (await engine.job(order_id)).asks:
-        fact = f"order {order_id} is {status.state} and waits for no answer"
+        fact = f"order {order_id} is {status.state} and has no open question"
         raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
     asks = await open_asks(engine, status)
     id = find_ask(asks, asked)
@@ -215,12 +217,12 @@ def keep(
         receipt = parse_receipt(data, f"the receipt of order {order_id}")
         run_id = receipt.meta.run_id
         if receipt.meta.work_order_id != order_id or run_id != result.attempts[-1]:
-            fact = f"what came back for order {order_id} is the receipt of another order or attempt"
+            fact = f"the receipt stored for order {order_id} belongs to another order or attempt"
             raise StoreError("receipt_hash_mismatch", fact)
         if store.has(run_id):
             row = store.find(run_id)
             if row.sha256 != receipt.receipt_sha256:
-                raise StoreError("receipt_hash_mismatch", f"run {run_id} is stored here with another receipt")
+                raise StoreError("receipt_hash_mismatch", f"run {run_id} is stored here with a different receipt")
             if journal is not None:
                 journal.close()
             return row

@@ -1,4 +1,4 @@
-"""Where a queue is: checked, opened and loaded later; and the orders in it by the beginning of an id."""
+"""Names the place of a queue, and opens it later; finds orders by the beginning of their ids."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 LISTED_MAX: Final = 10_000
-"""Most orders that are looked through; more take a day."""
+"""Most orders in which an id is searched; the newest come first."""
 ID_CHARS_MIN: Final = 4
-"""Fewest characters of an id's beginning that name an order."""
+"""Fewest characters of an id that name an order; fewer find nothing."""
 ID_CHARS: Final = 36
 """Characters of a whole id."""
 
@@ -28,15 +28,15 @@ def _invalid(fact: str, hint: str) -> ConfigError:
 
 
 class QueuePlace:
-    """Where a queue is: checked when made, opened and loaded later.
+    """The place of a queue: it is checked at once, and opened by `open`.
 
     Args:
-        engine: URL of its engine; None is the file in this user's state folder.
-        content: where its contents lie, a folder or a URL; None is beside the file.
-        may_make: a file that is not there is made; a folder above it never is.
+        engine: URL of the engine; None means the file in this user's state folder.
+        content: folder or URL of the content store; None means a folder beside the file.
+        may_make: a missing file is made; a folder above it never is.
 
     Raises:
-        ConfigError: `config_invalid`: no such engine or place; the extra is missing.
+        ConfigError: `config_invalid`: the engine or the place does not exist, or the extra is not installed.
     """
 
     def __init__(self, engine: str | None, content: str | None = None, *, may_make: bool = True) -> None:
@@ -47,10 +47,10 @@ class QueuePlace:
         path = self.url.removeprefix("sqlite:///") if self.url.startswith("sqlite:///") else None
         self._file = Path(path.partition("?")[0]) if path is not None else None
         if path is None and not self.url.startswith("postgresql://"):
-            fact = f"{self.url.partition(':')[0][:40]!r} is no kind of engine"
-            raise _invalid(fact, "sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
+            fact = f"{self.url.partition(':')[0][:40]!r} is not a kind of engine"
+            raise _invalid(fact, "give sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
         if path is not None and not path.strip("/"):
-            raise _invalid(f"{self.url!r} names no file", "sqlite:///FILE")
+            raise _invalid(f"{self.url!r} names no file", "give sqlite:///FILE")
         folder = Path(content) if content is not None and "://" not in content else None
         if folder is not None and not folder.exists():
             _require_folder(folder.parent if may_make else folder, "--content")
@@ -64,28 +64,28 @@ class QueuePlace:
     def none_there(self) -> ConfigError:
         """Return the error for a missing queue."""
         fact = f"there is no queue at {self._file}"
-        return _invalid(fact, "see --engine; `backplane queue submit`, `worker` and `limit` make a new one")
+        return _invalid(fact, "check --engine; `backplane queue submit`, `worker` and `limit` make a new queue")
 
     def contents(self) -> Contents:
-        """The content store. Raises ConfigError `config_invalid`: none is named, or there is no such place."""
+        """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""
         from backplane.scale.content import open_contents
 
         if self.content is None and self._file is None:
-            fact = "an engine on a server needs a place for contents that all machines share"
-            raise _invalid(fact, "--content DIR or URL, the same for submitters and workers")
+            fact = "a queue on a server needs a content store that all machines share"
+            raise _invalid(fact, "give --content DIR or URL, the same for submitters and workers")
         beside = f"{self.url.removeprefix('sqlite:///')}.content"
         return open_contents(self.content if self.content is not None else beside, os.environ)
 
     @property
     def file(self) -> Path | None:
-        """The file of the queue, if it is one."""
+        """The file of the queue; None for a queue on a server."""
         return self._file
 
     def open(self, **settings: float) -> DurableEngine:
-        """Load the engine and open it; takes about a second.
+        """Load the engine and open the queue; takes about a second.
 
         Raises:
-            ConfigError: `config_invalid`: this Python's SQLite is too old for it.
+            ConfigError: `config_invalid`: this Python's SQLite is too old.
         """
         from backplane.scale.durable import DurableEngine
 
@@ -94,25 +94,25 @@ class QueuePlace:
 
 def _require_folder(folder: Path, option: str) -> None:
     if not folder.is_dir():
-        raise _invalid(f"there is no folder {folder}", f"see {option}, or make the folder")
+        raise _invalid(f"there is no folder {folder}", f"correct {option}, or make the folder")
 
 
 async def order_id(engine: DurableEngine, name: str) -> str:
-    """Return the id that begins so.
+    """Return the id of the order whose id begins with this name.
 
     Raises:
-        ConfigError: `config_invalid`, no order's does, or several do.
+        ConfigError: `config_invalid`, no id or several ids begin so.
     """
     found = [name] if len(name) == ID_CHARS else await ids(engine, name)
     if len(found) > 1:
-        raise _invalid(f"the ids of {len(found)} orders begin with {name!r}", "give more of it")
+        raise _invalid(f"the ids of {len(found)} orders begin with {name!r}", "give more characters of the id")
     if not found:
         raise unknown_order(name)
     return found[0]
 
 
 async def ids(engine: DurableEngine, name: str) -> list[str]:
-    """The ids that begin so, of the newest `LISTED_MAX` orders; none where the name is too short to mean one."""
+    """Return the ids of the newest `LISTED_MAX` orders that begin with this name; none if the name is too short."""
     if len(name) < ID_CHARS_MIN:
         return []
     return [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]

@@ -105,9 +105,9 @@ class Runner:
         """Raise why this attempt is not begun, where it is not to be."""
         if attempt.earlier and job.on_lost_worker == "fail":
             fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
-            raise BackendError("backend_crashed", fact, hint="config.vendor.abp.on_lost_worker = rerun allows one")
+            raise BackendError("backend_crashed", fact, hint="allow one: queue submit --on-lost-worker rerun")
         if attempt.over_budget is not None:
-            hint = "backplane queue limit --budget-usd raises it"
+            hint = "raise the budget: backplane queue limit --budget-usd USD"
             raise PolicyError("policy_denied", attempt.over_budget, hint=hint)
         if attempt.number > ATTEMPTS_MAX:
             raise BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
@@ -172,14 +172,12 @@ class Runner:
                 return await anyio.to_thread.run_sync(gathered)
             except WorkspaceError as error:
                 if anyio.current_time() >= ends:
-                    step = f"`backplane receipts export {attempt.id}` on this worker has it"
-                    self._delayed(attempt, f"its result was not kept: {error.message}; {step}")
+                    step = f"get it on this worker: backplane receipts export {attempt.id}"
+                    self._delayed(attempt, f"its result was not stored: {error.message}; {step}")
                     raise
                 if error.message != told:
                     told = error.message
-                    self._delayed(
-                        attempt, f"its result cannot be kept, and is tried again every {KEEP_AGAIN_S:g} s: {told}"
-                    )
+                    self._delayed(attempt, f"its result cannot be stored, next try in {KEEP_AGAIN_S:g} s: {told}")
             await anyio.sleep(KEEP_AGAIN_S)
 
 

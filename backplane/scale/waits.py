@@ -1,4 +1,4 @@
-"""What an order that has not ended waits for."""
+"""Explains what an order that has not ended waits for."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class HoldReason(msgspec.Struct, frozen=True):
-    """What an order that has not ended waits for, or that it is at work."""
+    """The reason why an order has not ended yet, and the next step."""
 
     kind: str
-    """As a diagnosis has it."""
+    """Kind of the diagnosis, one of `view/why_kinds`."""
     verdict: str
     fact: str
     step: str
 
 
 async def held(engine: DurableEngine, status: Status) -> HoldReason:
-    """What holds an order that has not ended: its worker, a question, the queue, and whether it was cancelled."""
+    """Return why an order has not ended: the queue, a dead worker, a cancel, an open question, or work."""
     follow = f"backplane queue events {status.order_id} --follow, or wait"
     if status.state != "running":
         waits = await _why_it_waits(engine, status)
@@ -43,15 +43,17 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
     own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
     if own is None or own.age_ms > lease_ms:
         others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
-        beat = f"did not beat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not known any more"
+        beat = (
+            f"sent no heartbeat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not registered any more"
+        )
         start = f"backplane queue worker --label {status.label}"
-        takes = "another takes the order over within a moment" if others else f"no other is there: {start}"
+        takes = "another worker takes the order over soon" if others else f"no other worker runs; start one: {start}"
         fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
         return HoldReason("interrupted", "its worker is dead", fact, follow if others else start)
     if status.cancelled is not None:
         verdict = f"it was cancelled ({status.cancelled}), and ends in order"
         return HoldReason(
-            "queued", verdict, f"at work on {status.worker}, which hears of it with its next beat", follow
+            "queued", verdict, f"at work on {status.worker}, which learns of it at its next heartbeat", follow
         )
     asks = await open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
     for id, ask in asks.items():
@@ -64,26 +66,28 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
 
 
 async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
-    """What an order that no worker has taken waits for."""
+    """Return why no worker has taken an order yet."""
     workers = [worker for worker in await engine.workers() if worker.label == status.label]
     alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
     if not alive:
-        return f"no worker of the label {status.label} is there: backplane queue worker --label {status.label}"
+        return f"no worker with the label {status.label} runs; start one: backplane queue worker --label {status.label}"
     limits, slots = await engine.limits(status.label), sum(worker.slots for worker in alive)
     running = await engine.list(limit=LISTED_MAX, state="running", label=status.label)
     if limits.concurrency is not None and len(running) >= limits.concurrency:
-        return f"the label's concurrency of {limits.concurrency} is used up (backplane queue limit)"
+        return f"the label's limit of {limits.concurrency} orders at once is reached (backplane queue limit)"
     if len(running) >= slots:
         return f"all {slots} slots of {len(alive)} workers are taken"
     rate = "" if limits.rate is None else f"; at most {limits.rate[0]} begin in {limits.rate[1] / 1000:g} s"
-    return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
+    return f"{slots - len(running)} of {slots} slots are free: a worker takes it soon{rate}"
 
 
 def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None:
-    """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several.
+    """Return the order whose id begins with this name, and why it has not ended.
+
+    None if there is no queue, or if no id or several ids begin so.
 
     Raises:
-        ConfigError: `config_invalid`, no kind of engine.
+        ConfigError: `config_invalid`, the URL is not that of an engine.
     """
     place = QueuePlace(url, may_make=False) if url is not None else None
     is_here = (config.home_path(os.environ) / "queue.sqlite").is_file() and find_spec("dbos") is not None

@@ -29,7 +29,7 @@ backplane policy test new.json --all
 
 
 def options(p: Parser) -> None:
-    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or default, strict or ci")
+    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or a shipped one: default, strict or ci")
     add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or their beginnings, `last`, or `last~2`")
     add.flag(p, "--all", help="judge every stored run")
     add.json(p, "one JSON object per run, one per line", "cli_replay")
@@ -38,7 +38,7 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     """Judge stored runs; 0 where no decision would be another, 1 where one would, 4 where no run could be judged."""
     if bool(args.runs) == args.all:
-        raise wrong_words("name a RUN or more, or --all", "backplane policy test --help")
+        raise wrong_words("no run is named", "name one or more runs, or give --all")
     profile = read_policy(args.policy)
     for _, _, fact in without_effect(WorkOrder("", policy=profile), ()):
         streams.note(fact)  # That it changes no decision would be said of such a rule, and be no comfort.

@@ -18,7 +18,7 @@ NUMBER_MAX = (1 << 63) - 1
 def number(option: str, value: int, hint: str) -> int:
     """Return a count that an option gives. Raises ConfigError `usage_invalid`."""
     if not 0 <= value <= NUMBER_MAX:
-        raise wrong_words(f"{option} {value} is no number of receipts", hint)
+        raise wrong_words(f"{option} {value} is out of range", hint)
     return value
 
 

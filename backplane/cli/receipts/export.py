@@ -20,7 +20,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     if args.to == "":
-        raise wrong_words("--to is empty", "name a new folder, or leave it out for ./RUN-ID")
+        raise wrong_words("--to is empty", "name a new folder, or leave the option out to use ./RUN-ID")
     with open_store() as store:
         run_id = store.find(args.run).run_id
         folder = export(store, run_id, Path(run_id if args.to is None else args.to))

@@ -43,12 +43,12 @@ def options(p: Parser) -> None:
         p, "names", metavar="FILE-or-RUN", nargs="*",
         help="file of a receipt, exported folder, run id or its beginning (default: all that are stored)",
     )  # fmt: skip
-    add.value(p, "--checkpoint", metavar="FILE", help="compare with this checkpoint, which shows a cut tail, too")
+    add.value(p, "--checkpoint", metavar="FILE", help="compare with this checkpoint; finds missing receipts at the end")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
         help="write the head of the chain to this file, signed if a signing key is configured; keep it elsewhere",
     )  # fmt: skip
-    add.value(p, "--key", metavar="PUB", help="require a signature by this public key")
+    add.value(p, "--key", metavar="PUB", help="require a signature that this public key verifies")
     add.config(p)
     p.only_with["--config"] = "--save-checkpoint"
     add.json(p, "what was checked and each fault as one JSON object", "cli_receipts_verify")
@@ -79,7 +79,7 @@ def run(args: Args) -> int:
     head = _checkpoint(args) if args.save_checkpoint is not None else None
     key = signatures.public_key(args.key) if args.key is not None else None
     if args.names and (args.checkpoint or args.save_checkpoint) is not None:
-        raise wrong_words("a checkpoint is about all stored receipts", "name no receipt with it")
+        raise wrong_words("a checkpoint covers all stored receipts", "leave out the names of receipts")
     found = _verify_named(args.names, key) if args.names else _verify_all(args.checkpoint, key)
     if args.json:
         streams.write_record(found)
@@ -156,7 +156,8 @@ def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
         return read_checkpoint(data, key)
     except ValueError as error:
         raise wrong(
-            f"{streams.source(name)} is no checkpoint: {error}", "`receipts verify --save-checkpoint FILE` writes one"
+            f"{streams.source(name)} is not a checkpoint: {error}",
+            "name a file that `receipts verify --save-checkpoint FILE` wrote",
         ) from error
 
 

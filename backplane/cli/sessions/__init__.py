@@ -31,7 +31,9 @@ def turn_options(p: Parser) -> None:
         "--on-ask", choices=("deny", "allow", "prompt"),
         help="answer approvals so (default: prompt on a terminal, else deny)",
     )  # fmt: skip
-    add.value(p, "--policy", metavar="FILE", help="tighten the session's policy by this one: JSON, or a shipped name")
+    add.value(
+        p, "--policy", metavar="FILE", help="tighten the session's policy with this one: a file, default, strict or ci"
+    )
     add.config(p)
 
 

@@ -8,7 +8,7 @@ from backplane.cli import options as add
 from backplane.cli import sessions, streams
 from backplane.cli.command import Args, Parser
 
-HELP = "Copy a conversation, and print the copy's id. The first one stays as it is."
+HELP = "Copy a conversation, and print the copy's id. The original stays as it is."
 EXAMPLE = "backplane sessions fork last --at 4"
 
 

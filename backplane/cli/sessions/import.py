@@ -20,10 +20,10 @@ backplane sessions import --from VENDOR last --backend mine
 def options(p: Parser) -> None:
     add.value(
         p, "file", metavar="FILE",
-        help="file that `sessions show --json` printed; with --from a path, a session id of the vendor's, or `last`",
+        help="file of `sessions show --json`; with --from: a path, the vendor's session id, or `last`",
     )  # fmt: skip
-    add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read what this vendor's program has stored")
-    add.value(p, "-b", "--backend", metavar="NAME", help="continue on this backend (default: the file's, the vendor's)")
+    add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read a conversation stored by this vendor's program")
+    add.value(p, "-b", "--backend", metavar="NAME", help="backend that continues (default: the file's or the vendor's)")
     add.config(p)
 
 

@@ -24,8 +24,8 @@ EXAMPLE = "backplane queue events ORDER --follow"
 def options(p: Parser) -> None:
     add.order_id(p)
     add.queue(p, content=True)
-    add.flag(p, "--follow", help="wait for more events until the end")
-    add.value(p, "--after", metavar="CURSOR", type=int, default=0, help="print only events after this one")
+    add.flag(p, "--follow", help="wait for more events until the order ends")
+    add.value(p, "--after", metavar="CURSOR", type=int, default=0, help="print only events after this cursor")
     p.only_with["--content"] = "--follow"
 
 
@@ -35,7 +35,7 @@ def run(args: Args) -> int:
 
 async def _events(args: Args, engine: DurableEngine, place: QueuePlace) -> int:
     if not args.follow and (await engine.status(args.order)).state not in ("done", "broken"):
-        raise wrong("the order has not ended", "--follow waits for its events")
+        raise wrong("the order has not ended", "give --follow to wait for its events")
     if not args.follow or args.after:
         async for event in engine.events(args.order, after=args.after):
             await _write_event(event)

@@ -24,10 +24,10 @@ EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budg
 
 def options(p: Parser) -> None:
     add.queue(p)
-    add.value(p, "--label", metavar="LABEL", default="default", help="whose orders (default: default)")
+    add.value(p, "--label", metavar="LABEL", default="default", help="label whose limits these are (default: default)")
     add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, over all workers of the label")
     add.value(p, "--rate", metavar="N/S", help="begin at most N orders in S seconds")
-    add.value(p, "--budget-usd", metavar="USD", help="spend at most this, over all labels and the queue's whole life")
+    add.value(p, "--budget-usd", metavar="USD", help="limit what all orders of the queue, ever, may cost")
     add.json(p, "the limits in force as one JSON object", "cli_queue_limit")
 
 
@@ -105,7 +105,7 @@ def _number(text: str | None, name: str, kind: type[Any]) -> Any:
     except ValueError:
         number = -1
     if not 0 < number < (1 << 31) or not math.isfinite(number):
-        raise wrong_words(f"{name} {text}", "a number over 0, or off")
+        raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or off")
     return number
 
 
@@ -118,5 +118,5 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:
-        raise wrong_words(f"--rate {text}", "for example 10/60: ten in a minute, or off")
+        raise wrong_words(f"--rate {text} is not a rate", "give N/S, for example 10/60 for ten a minute; or off")
     return most, scaled(seconds, 1000, "--rate")

@@ -33,20 +33,26 @@ def options(p: Parser) -> None:
     add.config(p)
     queue = p.add_argument_group("the queue")
     add.queue(queue, content=True)
-    add.value(queue, "--label", metavar="LABEL", default="default", help="which workers may take it (default: default)")
+    add.value(
+        queue,
+        "--label",
+        metavar="LABEL",
+        default="default",
+        help="label of the workers that may take it (default: default)",
+    )
     add.priority(queue)
     queue.add_argument(
         "--on-lost-worker",
         choices=("rerun", "fail"),
-        help="run it once more or fail if its worker dies (default: rerun if the policy closes the network)",
+        help="run the order again, or fail it, if its worker dies (default: rerun if the policy closes the network)",
     )
     add.flag(queue, "--asks", help="let approvals wait for `queue answer`")
-    add.flag(queue, "--wait", help="wait for the end, and store the receipt")
+    add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
     add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
-    add.flag(queue, "--with-ignored", help="send files along that git ignores")
-    add.many(queue, "--secret", metavar="NAME", help="let the worker give the agent its own variable NAME")
+    add.flag(queue, "--with-ignored", help="also send the files that git ignores")
+    add.many(queue, "--secret", metavar="NAME", help="let the worker pass its variable NAME to the agent")
     work = p.add_argument_group("the order")
-    add.value(work, "-b", "--backend", metavar="NAME", help="run it on this backend of the worker")
+    add.value(work, "-b", "--backend", metavar="NAME", help="run the order on this backend of the worker")
     add.model(work)
     add.require(work)
     add.root(work)
@@ -62,7 +68,7 @@ def run(args: Args) -> int:
     settings, content, home = load_settings(args), place.contents(), config.home(os.environ)
     if args.jsonl is not None and (args.wait or args.task is not None or args.order is not None):
         raise wrong_words(
-            "--jsonl is given with TASK, --order or --wait", "use --jsonl without them, then `queue list`"
+            "--jsonl cannot be combined with TASK, --order or --wait", "leave them out; follow with `queue list`"
         )
     given = _lines_of(args) if args.jsonl is not None else [None]
     jobs = [_job_of(args, each, settings, content, home) for each in given]
@@ -88,7 +94,7 @@ def _lines_of(args: Args) -> list[WorkOrder]:
     data, source = streams.read_input(args.jsonl), streams.source(args.jsonl)
     lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
-        raise wrong(f"{source} has no order", "write one work order a line, as JSON")
+        raise wrong(f"{source} has no work order", "write one work order per line, as JSON")
     return [order.read_order(line, f"{source}, line {number}", lenient=args.lenient) for number, line in lines]
 
 

@@ -47,7 +47,7 @@ def options(p: Parser) -> None:
         p, "--lease", metavar="TIME", type=add.seconds,
         help="let others take over this worker's orders after TIME without a heartbeat (default: 20s)",
     )  # fmt: skip
-    add.value(p, "--poll", metavar="TIME", type=add.seconds, help="look for orders this often (default: 1s)")
+    add.value(p, "--poll", metavar="TIME", type=add.seconds, help="check the queue for orders every TIME (default: 1s)")
 
 
 def run(args: Args) -> int:
