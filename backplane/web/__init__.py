@@ -1,1 +1,1 @@
-"""A page over this user's runs, on loopback: seen, answered, cancelled and started in a browser."""
+"""Shows this user's runs in a browser, on loopback: answer, cancel, apply and rewind them there."""

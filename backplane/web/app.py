@@ -1,4 +1,4 @@
-"""The routes of the desk, each a few lines over `feed`, the runs' doors and their results."""
+"""The routes of the desk: they read `feed`, send commands to live runs, and apply or rewind results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from backplane.view.load import picture_of, shown_of
 from backplane.web import draw, feed
 
 BODY_S: Final = 10.0
-"""Seconds in which the body of a request has to come."""
+"""Seconds within which the body of a request must arrive."""
 CSS: Final = page.CSS + page.asset("desk.css", "backplane.web")
 JS: Final = page.asset("desk.js", "backplane.web")
 _POLICY: Final = page.policy_of(JS, CSS, "; connect-src 'self'")
@@ -45,7 +45,7 @@ class FormFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ask: str = ""
     shown: str = ""
-    """Names the question as it was shown (`feed.hash_of`)."""
+    """Hash of the question as the page showed it (`feed.hash_of`)."""
     decision: Literal["allow", "deny"] = "deny"
     words: str = ""
     """The answer to a question in words, else the reason."""
@@ -61,14 +61,14 @@ Act = Callable[[str, FormFields], str]
 
 
 class Gone(BackplaneError):
-    """The question was answered already, or is a different one now."""
+    """The question is already answered, or has changed since it was shown."""
 
 
 class Routes:
     """The routes of one server.
 
     Args:
-        read_only: nothing is answered, cancelled, applied or rewound.
+        read_only: refuse to answer, cancel, apply and rewind.
     """
 
     def __init__(self, home: Path, *, read_only: bool) -> None:
@@ -76,7 +76,7 @@ class Routes:
         self._listing = feed.RunList(home)
 
     def app(self) -> Starlette:
-        """Return the application behind the guard."""
+        """Return the application; `Guard` goes in front of it."""
         acts: tuple[Act, ...] = (self.answer, self.cancel, self.apply, self.rewind)
         return Starlette(
             routes=[
@@ -123,11 +123,11 @@ class Routes:
         return Response(whole.encode("utf-8", "replace"), media_type="application/octet-stream")
 
     def _route(self, act: Act) -> Endpoint:
-        """Return the route of something to do with a run; its answer says what was done."""
+        """Return the route of an action on a run; its response says what was done."""
 
         async def done(request: Request) -> Response:
             if self._read_only:
-                raise ConfigError("policy_denied", "this desk is read-only", hint="backplane web without --read-only")
+                raise ConfigError("policy_denied", "this desk is read-only", hint="restart it without --read-only")
             try:
                 with anyio.fail_after(BODY_S):
                     given = msgspec.json.decode(await request.body(), type=FormFields, strict=False)
@@ -141,7 +141,7 @@ class Routes:
         with Store.open(self._home, readonly=True) as store:
             asked = picture_of(store, find(store, run_id)).open_asks.get(given.ask)
         if asked is None or feed.hash_of(asked) != given.shown:
-            raise Gone("config_invalid", "this question is not open any more, or is a different one now")
+            raise Gone("config_invalid", "this question is no longer open, or has changed")
         is_text = asked.kind == "input" and given.decision == "allow"
         answer = AnswerCommand(
             ask=given.ask,
@@ -165,11 +165,11 @@ class Routes:
 
 
 def _id(request: Request) -> str:
-    """Return the id of the request's run; nothing but a UUID is looked for on disk."""
+    """Return the id of the request's run; only a UUID is looked up on disk."""
     try:
         return str(uuid.UUID(request.path_params["run"]))
     except ValueError as error:
-        raise ConfigError("config_invalid", "not the id of a run") from error
+        raise ConfigError("config_invalid", "the address has no run id") from error
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -177,7 +177,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _caught(route: Endpoint) -> Endpoint:
-    """Return the route with its errors as JSON: code, fact, next step."""
+    """Wrap a route so that its errors become JSON: code, fact, next step."""
 
     async def answered(request: Request) -> Response:
         try:

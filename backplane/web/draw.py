@@ -1,4 +1,4 @@
-"""Draws what only the desk has: an item of the list, an open question, what can be done with a run. Pure."""
+"""Draws the parts that only the desk has: items of the list, open questions, buttons of a run. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SORTS: Final[dict[str, Callable[[Remembered], Any]]] = {
     "cost": lambda run: run.cost_usd_micros or 0,
     "files": lambda run: run.files or 0,
 }
-"""Orders of the list beside the age, each with its key; the largest comes first."""
+"""Sort orders of the list, in addition to the age: name → key. The largest comes first."""
 
 NO_RUNS: Final = {
     False: '<li class="none">No runs yet. Start one: <code>backplane run "fix the failing test"</code></li>',
@@ -32,11 +32,11 @@ FILES_MAX: Final = 20
 
 
 OUTPUT: Final = Html("<output></output>")
-"""Place in a form for what was done, or why not."""
+"""Place in a form for the result of its action, or the error."""
 
 
 def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
-    """Draw a run of the list."""
+    """Draw one run as an item of the list."""
     word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
     began_ms = milliseconds(run.started_at)
     age_ms = now_ms - began_ms if began_ms is not None else None
@@ -75,10 +75,10 @@ def _tokens(given: int | None, taken: int | None) -> int | None:
 
 
 def question(ask: ShownQuestion, shown: str, read_only: bool) -> Html:
-    """Draw an open question: all that the answer decides, and the answers.
+    """Draw an open question: everything that the answer decides, and the buttons.
 
     Args:
-        shown: names what is drawn; an answer brings it along.
+        shown: hash of the drawn question; the answer sends it back.
     """
     question = str(ask.body.get("question") or "")
     asked = [question] if question and question not in ask.message else []
@@ -114,19 +114,19 @@ def _kind(line: str) -> str:
 
 
 def check_box(name: str, label: str) -> Html:
-    """Return a box of a form with its label."""
+    """Return a check box with its label."""
     box = Html(f'<input type="checkbox" name="{name}" value="true">')
     return tag("label", box, text(label), class_="check")
 
 
 def button(label: str, name: str = "", value: str = "", key: str = "") -> Html:
-    """Return a button of a form; `key` is the key of the keyboard that presses it."""
+    """Return a button of a form; `key` is its keyboard shortcut."""
     hint = tag("kbd", text(key)) if key else NOTHING
     return tag("button", text(label), hint, name=name or None, value=value or None, data_key=key or None)
 
 
 def acts(run: Shown, checkpoints: Sequence[str], *, has_violations: bool, read_only: bool) -> Html:
-    """Draw what can be done with a run: cancel it, apply its patch, rewind, take it along."""
+    """Draw the buttons of a run: cancel, apply, rewind, save the report, copy the command."""
     drawn = []
     if run.state == "live" and not read_only:
         drawn.append(tag("form", button("Cancel the run"), OUTPUT, data_act="cancel"))
@@ -152,7 +152,7 @@ def again(picture: Picture) -> str:
 
 
 def changed(done: Applied, *, is_check: bool) -> str:
-    """Say what was applied or rewound, or would be."""
+    """Return the sentence that names the files which were changed, or would be."""
     files = done.files
     if not files:
         return "nothing to change"

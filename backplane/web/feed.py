@@ -1,4 +1,4 @@
-"""Gives the desk its list of runs, and one run as it grows: JSON with ready HTML."""
+"""Supplies the desk with the list of runs, and with one run as it grows: JSON with rendered HTML."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from backplane.view.why import Diagnosis
 from backplane.web import draw
 
 RUNS_MAX: Final = 200
-"""Runs in the list; the filter finds older ones."""
+"""Most runs in the list; the filter finds older runs."""
 DIAGNOSIS_S: Final = 5.0
-"""Seconds between two looks at the processes of a live run."""
+"""Seconds between two diagnoses of a live run, which read its processes."""
 SETTLED_S: Final = 2.0
-"""Seconds after which a run without control plane is cut off, and not just being sealed."""
+"""Seconds after which a run without a control plane counts as cut off; sealing takes less."""
 PARTS_S: Final = 0.5
-"""Seconds between two drawings of a live run's parts; its rows and questions come at once."""
+"""Seconds between two renderings of a live run's parts; rows and questions are sent at once."""
 
 
 def _now_ms() -> int:
@@ -39,23 +39,23 @@ def _now_ms() -> int:
 
 
 def hash_of(ask: ShownQuestion) -> str:
-    """Return a name of a question with all that was shown of it: an answer to a different one is refused."""
+    """Return the hash of a question as it is shown; an answer with another hash is refused."""
     return hashlib.sha256(canonical.encode([ask.id, ask.message, ask.body])).hexdigest()
 
 
 class RunList:
-    """The list of runs; the journals of live ones are read on from look to look."""
+    """The list of runs; each `look` reads only the new lines of the live runs' journals."""
 
     def __init__(self, home: Path) -> None:
         self._home, self._lock = home, threading.Lock()
         self._live: dict[str, tuple[Tail, Picture]] = {}
 
     def look(self, words: str, sort: str, state: str) -> dict[str, Any]:
-        """Return the newest runs that have all these words, the waiting ones first, then the live ones.
+        """Return the newest runs that have all these words: waiting runs first, then other live runs.
 
         Args:
-            sort: one of `draw.SORTS`; any other is by age.
-            state: `live`, `failed`, or any other for all.
+            sort: a name in `draw.SORTS`; any other sorts by age.
+            state: `live` or `failed`; any other means all.
         """
         found: list[Remembered] = []
         live: list[Remembered] = []
@@ -85,7 +85,7 @@ class RunList:
 
 
 def _read(tail: Tail, picture: Picture, rows: Story | None = None) -> bool:
-    """Add what came since the last look; return True if there were events."""
+    """Add the facts and events since the last call; return True if there were events."""
     for fact in tail.facts():
         picture.begin(fact)
     events = tail.events()
@@ -97,7 +97,7 @@ def _read(tail: Tail, picture: Picture, rows: Story | None = None) -> bool:
 
 
 class Follower:
-    """One run from its beginning to its end, at most one line of JSON at each look."""
+    """Follows one run from its beginning to its end; each `look` returns at most one line of JSON."""
 
     def __init__(self, home: Path, run: Remembered, *, read_only: bool) -> None:
         self._home, self._run, self._read_only = home, run, read_only
@@ -108,7 +108,7 @@ class Follower:
         self._diagnosis: Diagnosis | None = None
         self._drawn_s = 0.0
         self._diagnosed_s = self._live_s = time.monotonic()
-        """When it was seen alive last."""
+        """Time at which the run was last seen alive."""
         self.is_live, self.is_over = True, False
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Follower:
         self._tail.close()
 
     def look(self) -> list[bytes]:
-        """Return what is new since the last look; the last line says `over`."""
+        """Return the changes since the last call as a line of JSON; the last line has `over`."""
         is_read, now_s = not _read(self._tail, self._picture, self._story), time.monotonic()
         self.is_live = is_live(self._home, self._run.run_id)
         self._live_s = now_s if self.is_live else self._live_s
@@ -136,7 +136,7 @@ class Follower:
         return [msgspec.json.encode(line) + b"\n"] if line else []
 
     def _parts(self, store: Store, *, is_read: bool) -> dict[str, object]:
-        """Draw all but the rows; after its end, the run is over."""
+        """Draw everything except the rows; set `is_over` once the run has ended and all its events are read."""
         run, picture, receipt = self._run, self._picture, None
         state = state_of(store, run.run_id)
         # A run that is just being sealed looks cut off for a moment.

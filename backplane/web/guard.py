@@ -1,7 +1,7 @@
-"""Refuses requests that do not come from the page itself, opened with its token.
+"""Refuses requests that do not come from the desk's own page, which was opened with the token.
 
 No cookie: a browser would send one to every other port of this machine. The token comes in a header, which neither an
-address, nor another origin's page, nor a name that was bound anew to this address can send.
+address, nor a page of another origin, nor a DNS name rebound to this address can send.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX: Final = 1 << 20
 CODE_S_MAX: Final = 30.0
-"""Seconds in which a browser may exchange a code for the token; a browser starts in a few seconds."""
+"""Seconds for which a code is valid; a browser starts in a few seconds."""
 TOKEN_PATH: Final = "/api/token"
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -29,7 +29,7 @@ HEADERS: Final = {
 
 
 class Guard:
-    """An application that answers only requests of the page.
+    """An ASGI application that answers only requests of the desk's page.
 
     Args:
         port: the port that the server listens on.
@@ -44,7 +44,7 @@ class Guard:
         self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     def new_code(self) -> str:
-        """Make a code that is exchanged for the token once: other users see the arguments of a browser."""
+        """Return a new code, valid once in exchange for the token: other users can see a browser's arguments."""
         self._code, self._code_ends = secrets.token_urlsafe(16), time.monotonic() + CODE_S_MAX
         return self._code
 
@@ -67,7 +67,7 @@ class Guard:
     def _refused(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         host, given, method = headers.get("host", ""), headers.get("authorization", ""), scope["method"]
         if host not in self._hosts:
-            return 421, "the Host is not this server's address"
+            return 421, "the Host header is not this server's address"
         if headers.get("origin", f"http://{host}") != f"http://{host}":
             return 403, "the request comes from another origin"
         if method not in ("GET", "POST"):
@@ -75,16 +75,16 @@ class Guard:
         if method == "POST":
             length = headers.get("content-length", "")
             if "origin" not in headers:
-                return 403, "the request has no Origin"
+                return 403, "the request has no Origin header"
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                return 415, "the body has to be JSON"
+                return 415, "the body must be JSON"
             if not length.isascii() or not length.isdigit() or len(length) > 7 or int(length) > BODY_BYTES_MAX:
-                return 413, f"the body has no length, or more than {BODY_BYTES_MAX} bytes"
+                return 413, f"the body has no Content-Length, or more than {BODY_BYTES_MAX} bytes"
         if scope["path"] == TOKEN_PATH:
             is_right = method == "POST" and self._redeem(given)
-            return None if is_right else (401, "the code is used or expired; open the address in the terminal")
+            return None if is_right else (401, "the code is used or expired; open the address that the terminal shows")
         if scope["path"].startswith("/api/") and not _is_same(given, f"Bearer {self._token}"):
-            return 401, "the token is missing or wrong; open the address in the terminal"
+            return 401, "the token is missing or wrong; open the address that the terminal shows"
         return None
 
     def _redeem(self, given: str) -> bool:

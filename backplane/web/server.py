@@ -16,7 +16,7 @@ from backplane.web.guard import Guard
 
 CONNECTIONS_MAX: Final = 200
 GRACE_S: Final = 2
-"""Seconds that open streams have to end after an interrupt."""
+"""Seconds that open streams get to end after an interrupt."""
 
 
 def serve(home: Path, *, port: int, read_only: bool, ready: Callable[[str, str], None]) -> None:
@@ -24,8 +24,8 @@ def serve(home: Path, *, port: int, read_only: bool, ready: Callable[[str, str],
 
     Args:
         port: 0 takes any free port.
-        ready: takes the desk's address with its token, and the one with a code that is valid once for
-            `guard.CODE_S_MAX`; called when the server listens.
+        ready: called once the server listens, with two addresses: one with the token, and one with a code that is
+            valid once, for `guard.CODE_S_MAX`.
 
     Raises:
         ConfigError: `config_invalid`, the port is taken.
@@ -34,7 +34,7 @@ def serve(home: Path, *, port: int, read_only: bool, ready: Callable[[str, str],
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         fact = f"cannot listen on port {port} of 127.0.0.1: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="--port 0 takes any free port") from error
+        raise ConfigError("config_invalid", fact, hint="choose another port, or --port 0 for any free one") from error
     with listener:
         number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
         guard = Guard(Routes(home, read_only=read_only).app(), port=number, token=token, policy=POLICY)
