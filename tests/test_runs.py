@@ -201,7 +201,7 @@ def test_a_pruned_run_keeps_its_place_without_its_task(backplane_home: Path) -> 
     with Store.open(backplane_home) as store:
         stored(store, "forgotten")
         store.prune(0)
-    assert "(its task is not known here)" in cli("runs").stdout
+    assert "(task unknown)" in cli("runs").stdout
     assert cli("show", "last").returncode == 1
 
 

@@ -101,7 +101,7 @@ def _verdict(finding: Finding) -> str:
     if finding.proof == "proved":
         return "proved" if finding.claim in CLAIMS else "proved, and not claimed"
     if finding.proof == "failed" and not finding.is_false:
-        return f"not there, and not claimed: {finding.why}"
+        return f"not available, and not claimed: {finding.why}"
     if finding.claim == UNHEARD:
         return f"not proved: {finding.why}"
     word = "FALSE CLAIM" if finding.is_false else "not tried"

@@ -34,9 +34,9 @@ def decision_lines(decision: RoutingDecision, *, explain: bool) -> Iterator[str]
 
 
 def summary(decision: RoutingDecision) -> str:
-    """Say in a few words why this one was chosen."""
+    """Return a few words that say why the option was chosen."""
     eligible = sum(not option.obstacles for option in decision.options)
-    by = "takes the first" if decision.strategy == "first_available" else f"by {decision.strategy}"
+    by = "the first in order" if decision.strategy == "first_available" else f"by {decision.strategy}"
     return f"{by}, of {eligible} eligible among {streams.count(len(decision.options), 'option')}"
 
 

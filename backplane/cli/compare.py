@@ -151,7 +151,7 @@ def told(found: Comparison) -> Iterator[str]:
         line = "  ".join(padded(cell, columns[place]) for place, cell in enumerate(cells))
         yield f"{label:<9}{line}".rstrip()
     for verdict in found.verdicts:
-        better = f"{streams.one_line(verdict.better)} is better" if verdict.better is not None else "nobody is better"
+        better = f"{streams.one_line(verdict.better)} is better" if verdict.better is not None else "no backend is better"
         yield f"{verdict.measure}: {better}: {streams.one_line(verdict.why)}"
     named = {trial.side: trial for trial in found.trials}
     for side, trial in named.items():

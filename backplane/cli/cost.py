@@ -49,7 +49,7 @@ def run(args: Args) -> int:
         else:
             streams.write(_row(one, "all" if one is total else None) + "\n")
     if retold and not args.json:
-        streams.complain(f"{streams.count(retold, 'run')} told again from the store cost nothing\n")
+        streams.complain(f"{streams.count(retold, 'run')} served from the store cost nothing\n")
     return 0
 
 

@@ -136,7 +136,7 @@ def policy(p: Group) -> None:
 
 def rights(p: Group) -> None:
     policy(p)
-    many(p, "--allow-tool", metavar="TOOL", help="allow only this tool and others named by this option")
+    many(p, "--allow-tool", metavar="TOOL", help="allow only this tool, and others that an option or the policy allows")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     flag(p, "--lenient", help="accept an order with unknown members")
     many(

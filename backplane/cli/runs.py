@@ -109,7 +109,7 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
         "cost": f"{money(run.cost_usd_micros):>8}",
     }
     cells = {name: cell for name, cell in cells.items() if columns >= _FROM_COLUMNS.get(name, 0)}
-    text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
+    text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
     if run.check_of is not None:
         text = f"(check of {streams.one_line(run.check_of)[:ID_CHARS]}) {text}"
     if run.tags:

@@ -57,7 +57,7 @@ def _lines(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
     took = f", took {lasting(run.duration_ms)}" if run.duration_ms is not None else ""
     word, colour = state_of(run)
     yield line("run", f"{streams.one_line(run.run_id)}  ({when}{took})")
-    yield line("task", streams.one_line(run.task, 4000) if run.task is not None else "(not known here)")
+    yield line("task", streams.one_line(run.task, 4000) if run.task is not None else "(unknown)")
     if run.tags:
         yield line("tags", ", ".join(streams.one_line(tag) for tag in run.tags))
     if run.root is not None:

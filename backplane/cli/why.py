@@ -61,7 +61,7 @@ def run(args: Args) -> int:
         """On a terminal two rows at most, so that all of it fits one of 80 by 24; `--json` has all of it."""
         return fitted(text, rows * streams.columns() - used) if look.terminal else text
 
-    task = streams.one_line(run.task, 120) if run.task is not None else "(its task is not known here)"
+    task = streams.one_line(run.task, 120) if run.task is not None else "(task unknown)"
     head = cut(f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}", 0, rows=1)
     streams.write(look.dress("dim", head) + "\n")
     since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""

@@ -153,7 +153,7 @@ def _head(run: Shown) -> Html:
     return join(
         (
             tag("span", text(word), class_=f"chip {tone}"),
-            tag("h1", text(cut(picture.task) or "(its task is not known here)")),
+            tag("h1", text(cut(picture.task) or "(task unknown)")),
             *(tag("p", text(line), class_="warn") for line in remarks_of(run)),
             tag("dl", *rows, class_="facts"),
         )
@@ -288,7 +288,7 @@ def _claims(run: Shown) -> Html:
             _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
             _members(false, "kind event claimed seen", "Claims that are false"),
             _members(not_seen, "kind event claimed seen", "Claims that were not seen"),
-            _members(differ, "what which", "Differences between the agent's word and the files"),
+            _members(differ, "what which", "Differences between the agent's claims and the files"),
         )
     )
 

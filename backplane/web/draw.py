@@ -53,7 +53,7 @@ def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
         money(cost) if cost is not None else "",
         counted(files, "file") if files is not None else "",
     )
-    task = one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
+    task = one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
     waits = live.waits if live is not None else None
     more = waits.message if waits is not None else run.cause
     return tag(

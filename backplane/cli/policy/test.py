@@ -63,7 +63,7 @@ def run(args: Args) -> int:
         for why, count in alike.items():
             told = f"not judged, {streams.count(count, 'run')}: "
             streams.write(f"{look.dress('yellow', told)}{streams.one_line(why)}\n")
-        rest = f", {streams.count(unjudged, 'run')} not wholly judged" if unjudged else ""
+        rest = f", {streams.count(unjudged, 'run')} only partly judged" if unjudged else ""
         counted = f"{streams.count(runs, 'run')}, {streams.count(decisions, 'decision')}"
         streams.write(f"{counted}, {differing} would differ{rest}\n")
     if differing:

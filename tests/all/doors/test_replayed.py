@@ -193,12 +193,12 @@ def test_a_pruned_run_is_counted_and_says_nothing_of_a_policy(root: Path, monkey
     cli("run", "echo old", "--backend", "shell")
     cli("prune", "--keep", "0")
     gone = cli("policy", "test", "default", "--all")
-    assert (gone.returncode, "1 run not wholly judged" in gone.stdout) == (4, True), gone
+    assert (gone.returncode, "1 run only partly judged" in gone.stdout) == (4, True), gone
     assert gone.stdout.startswith("not judged, 1 run: its order is not kept here"), "counted, and not named"
     cli("run", "echo new", "--backend", "shell")
     (root / "new.json").write_text('{"disallowed_tools": ["bash"]}')
     done = cli("policy", "test", "new.json", "--all")
-    assert (done.returncode, "1 run not wholly judged" in done.stdout) == (1, True), done
+    assert (done.returncode, "1 run only partly judged" in done.stdout) == (1, True), done
 
 
 def test_wrong_words_of_a_replay_are_refused(root: Path, monkeypatch: Any) -> None:
