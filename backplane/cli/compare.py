@@ -151,8 +151,8 @@ def told(found: Comparison) -> Iterator[str]:
         line = "  ".join(padded(cell, columns[place]) for place, cell in enumerate(cells))
         yield f"{label:<9}{line}".rstrip()
     for verdict in found.verdicts:
-        better = f"{streams.one_line(verdict.better)} is better" if verdict.better is not None else "no backend is better"
-        yield f"{verdict.measure}: {better}: {streams.one_line(verdict.why)}"
+        better = streams.one_line(verdict.better) if verdict.better is not None else "no backend"
+        yield f"{verdict.measure}: {better} is better: {streams.one_line(verdict.why)}"
     named = {trial.side: trial for trial in found.trials}
     for side, trial in named.items():
         if trial.patch_sha256 is not None:
