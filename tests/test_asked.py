@@ -64,5 +64,5 @@ def test_a_long_question_says_how_much_more_there_is() -> None:
 )  # fmt: skip
 def test_a_number_chooses_an_option(typed: str, options: Any, expected: str | None) -> None:
     assert chosen(typed, options) == expected
-    answer = asking.reply(typed, {"options": options})
+    answer = asking.judge(typed, {"kind": "input", "options": options})
     assert (answer.text if answer is not None else None) == expected

@@ -18,10 +18,10 @@ from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.reader import EventReader as ClaudeReader
 from backplane.agents.codex.reader import EventReader as CodexReader
 from backplane.agents.options import Notice
-from backplane.cli.console import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
 from backplane.protocol.jsonrpc import Notification
+from backplane.view.console import Look
 
 NOW = "2026-01-15T12:00:00Z"
 

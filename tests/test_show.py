@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from backplane.cli.console import Look, diff
+from backplane.cli.ended import diff
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
+from backplane.view.console import Look
 from backplane.view.diff import changes
 from backplane.view.text import in_workspace
 from backplane.view.values import about

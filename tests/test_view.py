@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.cli.console import Look
-from backplane.cli.painter import Painter
+from backplane.cli.terminal import Terminal
 from backplane.contract.events import (
     AgentEvent,
     AssistantMessage,
@@ -24,6 +23,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Usage
 from backplane.contract.unheard import misspelt
 from backplane.view import columns, diff, figures, live
+from backplane.view.console import Look
 from backplane.view.picture import KEPT_MAX, Picture, Step
 from tests.receipt_writer import TS, delta, receipt_of
 
@@ -228,16 +228,15 @@ def test_a_painter_writes_the_lines_that_changed_alone() -> None:
     def block(*texts: str) -> list[columns.Line]:
         return [(columns.Span(text),) for text in texts]
 
-    painter = Painter(Look(True, colours=False))
-    first = painter.frame(block("one", "two", "three"), 80)
+    painter = Terminal(Look(True, colours=False), Picture())
+    first = painter.draw(block("one", "two", "three"), 80)
     assert ("one\ntwo\nthree\n" in first, "\x1b[" in first) == (True, True)
-    assert painter.frame(block("one", "two", "three"), 80) == ""
-    changed = painter.frame(block("one", "2", "three"), 80)
+    assert painter.draw(block("one", "two", "three"), 80) == ""
+    changed = painter.draw(block("one", "2", "three"), 80)
     assert ("2\n" in changed, "one" in changed, "three" in changed) == (True, False, False)
     assert "\x1b[2A" in changed  # to the second of three lines
     painter.add("above\n")
-    assert painter.held == len("above\n")
-    whole = painter.frame(block("one", "2", "three"), 80)
+    whole = painter.draw(block("one", "2", "three"), 80)
     assert "\x1b[3A\x1b[J" in whole
     assert whole.index("above") < whole.index("one")
 

@@ -1,7 +1,6 @@
-"""Answers to what a run asks: always no, always yes, what a person types, or what a program says.
+"""Answers to what a run asks: always the same one, a person's on the terminal, or a program's.
 
-The person is asked on the terminal itself, so that neither piped input nor piped output is
-mixed with the conversation. A program is started for each question, or writes `answer` lines into our stdin.
+A person is asked on the terminal itself, so that neither piped input nor piped output mixes with the question.
 """
 
 from __future__ import annotations
@@ -13,23 +12,25 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
-from backplane.cli import streams
+from backplane.cli import streams, terminal
 from backplane.cli.command import wrong, wrong_words
-from backplane.cli.console import Look, diff_line
 from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
 from backplane.process.pipes import Pair
 from backplane.protocol import Lines, Overlong, strict
 from backplane.view.asked import decided
+from backplane.view.ended import diff_line
 
 TERMINAL: Final = "/dev/tty"
 
 LINE_BYTES_MAX: Final = 4096
-"""One answer: a terminal hands over no longer line."""
+"""Longest answer in bytes: a terminal hands over no longer line."""
 
 SHOWN_LINES_MAX: Final = 40
-"""Lines of a proposed patch or input shown with the question."""
+"""Most lines of a proposed patch or input that are shown with the question."""
 
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Longest `answer` line in bytes, as long as a hook's answer may be; a longer one ends the run."""
 
 WORDS: Final = ("deny", "allow", "prompt", "stdin", "wait")
 
@@ -37,26 +38,24 @@ KEYS: Final = "[y]es, [n]o and why, [a]lways in this run, [?]: "
 HELP: Final = """\
   y          allow this once
   a          allow this tool until the run ends
-  n REASON   deny; the agent is told the reason
+  n REASON   deny; the agent gets the reason
   ?          this help
 """
+CLOSED: Final = Decision("deny", "the terminal was closed")
 
-ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One `answer` line: as long as a hook's answer may be."""
+OnAsk = Callable[[Approval], Awaitable[Decision]]
 
 
-def callback(
-    how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapping[str, str]
-) -> Callable[[Approval], Awaitable[Decision]] | None:
-    """Return what answers the asks of a run here; None where they wait for an answer from elsewhere.
+def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapping[str, str]) -> OnAsk | None:
+    """Return what answers the questions of a run; None if they wait for an answer from another terminal.
 
     Args:
         how: one of `WORDS`, or the words of a command.
-        clear: gives what must be written before the question, to remove a live line.
+        clear: gives the text to write before a question, which removes the foot of the terminal.
         environ: of the command.
 
     Raises:
-        ConfigError: `usage_invalid`, to prompt there must be a terminal.
+        ConfigError: `usage_invalid`, `prompt` without a terminal.
     """
     if how == "prompt":
         return _Person(clear).answer
@@ -65,61 +64,47 @@ def callback(
     if how == "stdin":
         return _AnswerLines(streams.STDIN).answer
     if isinstance(how, tuple):
-        return _Command(how, environ).answer
-    decision = Decision(decision="allow" if how == "allow" else "deny", reason=f"--on-ask {how}")
+        return _program(how, environ)
+    decision = Decision("allow" if how == "allow" else "deny", f"--on-ask {how}")
 
-    async def always(_ask: Approval) -> Decision:
+    async def always(_: Approval) -> Decision:
         return decision
 
     return always
 
 
-class _Command:
-    """Starts a program for each question: the ask as JSON on its stdin, its decision as JSON on its stdout."""
+def _program(argv: tuple[str, ...], environ: Mapping[str, str]) -> OnAsk:
+    """Return what starts a program for each question: the ask as JSON on its stdin, its decision on its stdout."""
 
-    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> None:
-        self._argv = argv
-        self._environ = environ
-
-    async def answer(self, ask: Approval) -> Decision:
-        """Ask the program; one that fails denies."""
+    async def answer(ask: Approval) -> Decision:
         from backplane.redact.secrets import NO_SECRETS
         from backplane.runtime.hook_calls import HookFailed, ask_command
 
         try:
-            return await ask_command(self._argv, {**ask.body, "message": ask.message}, self._environ, NO_SECRETS)
+            return await ask_command(argv, {**ask.body, "message": ask.message}, environ, NO_SECRETS)
         except HookFailed as error:
-            return Decision("deny", f"--on-ask {self._argv[0]}: {error}")
+            return Decision("deny", f"--on-ask {argv[0]}: {error}")
+
+    return answer
 
 
 class _AnswerLines:
-    """Reads `answer` lines, whichever question they belong to; one of those that wait for an answer reads for all."""
+    """Reads `answer` lines; of the questions that wait, one reads for all."""
 
     def __init__(self, fd: int) -> None:
         self._ends = Pair(-1, fd)  # Nothing is written.
         self._lines = Lines(ANSWER_BYTES_MAX)
-        self._ended = self._reading = False
+        self._ended = False
         self._answers: dict[str, Decision] = {}
-        self._changed = anyio.Condition()
+        self._reading = anyio.Lock()
 
     async def answer(self, ask: Approval) -> Decision:
         """Wait for the answer to one question; the end of the input denies."""
         id = str(ask.body.get("id"))
-        async with self._changed:
-            while id not in self._answers and not self._ended:
-                if self._reading:
-                    await self._changed.wait()
-                    continue
-                self._reading = True
-                self._changed.release()
-                try:
-                    data = await self._ends.more()
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await self._changed.acquire()
-                    self._reading = False
-                    self._changed.notify_all()
-                self._take(data)
+        while id not in self._answers and not self._ended:
+            async with self._reading:
+                if id not in self._answers and not self._ended:
+                    self._take(await self._ends.more())
         return self._answers.pop(id, None) or Decision("deny", "the input with answers was closed")
 
     def _take(self, data: bytes) -> None:
@@ -129,25 +114,25 @@ class _AnswerLines:
                 raise wrong(f"an answer line of over {ANSWER_BYTES_MAX} bytes", "answer in fewer words")
             try:
                 read = msgspec.convert(strict(line), _AnswerLine)
-                self._answers[read.id] = read.to_decision()
             except ValueError as error:
-                words = f"a line on stdin is no answer, and is passed over: {streams.one_line(str(error), 200)}"
+                words = f"a line on stdin is no answer and is skipped: {streams.one_line(str(error), 200)}"
                 streams.error(wrong(words, "backplane schema envelope_answer"))
+            else:
+                self._answers[read.id] = Decision(**{name: getattr(read, name) for name in Decision.__struct_fields__})
 
 
 class _AnswerLine(Decision, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The protocol's `answer`; which run it is for need not be said."""
+    """The protocol's `answer`; it need not name the run."""
 
     id: str
     t: Literal["answer"] = "answer"
     ref_id: str = ""
     reason: str = "a program answered"
 
-    def to_decision(self) -> Decision:
-        return Decision(**{name: getattr(self, name) for name in Decision.__struct_fields__})
-
 
 class _Person:
+    """Asks on the terminal, one question at a time."""
+
     def __init__(self, clear: Callable[[], str]) -> None:
         self._clear = clear
         self._turn = anyio.Lock()
@@ -159,74 +144,66 @@ class _Person:
             self._fd = streams.STDIN
 
     async def answer(self, ask: Approval) -> Decision:
-        """Put one question; two at once wait for each other."""
         async with self._turn:
-            self._say(self._clear() + question(ask.message, ask.body))
+            self._say(self._clear() + question(ask.message, ask.body) + prompt(ask.body))
             try:
-                return await self._decided(ask)
-            except anyio.get_cancelled_exc_class():  # Somebody else has answered, or the run is over.
+                while (decision := judge(await self._line(), ask.body)) is None:
+                    self._say(again(ask.body))
+            except anyio.get_cancelled_exc_class():  # Another terminal has answered, or the run has ended.
                 self._say("\n")
                 raise
-
-    async def _decided(self, ask: Approval) -> Decision:
-        if ask.body.get("kind") == "input":
-            while (answer := reply(await self._line(), ask.body)) is None:
-                self._say(offer(ask.body))
-            return answer
-        while True:
-            self._say(KEYS)
-            decision = judge(await self._line())
-            if decision is not None:
-                return decision
-            self._say(HELP)
+            return decision
 
     def _say(self, text: str) -> None:
         fd = self._fd if self._fd != streams.STDIN else streams.STDERR
-        os.write(fd, text.encode("utf-8", "backslashreplace"))
+        streams.write_to(fd, text.encode("utf-8", "backslashreplace"))
 
     async def _line(self) -> str | None:
-        """One line from the terminal; None at its end."""
+        """Return one line from the terminal; None at its end."""
         await anyio.wait_readable(self._fd)
         data = os.read(self._fd, LINE_BYTES_MAX)
-        return data.decode("utf-8", "replace").strip() if data else None
+        return data.decode("utf-8", "replace") if data else None
 
 
-def question(message: str, body: dict[str, Any]) -> str:
-    """The question as it stands on the terminal."""
-    look = Look.here()
-    found = decided(body)
+# A question and its answer in words -----------------------------------------------------------------------------------
+
+
+def question(message: str, body: Mapping[str, Any]) -> str:
+    """Return a question as it stands on a terminal: with the command, the content or the change that it is about."""
+    look, found = terminal.look(), decided(body)
     lines = found[:SHOWN_LINES_MAX]
     left = len(found) - len(lines)
     more = [f"  … {left} more lines, which the page of `backplane web` shows"] if left else []
-    # In the colours of a diff where it is one.
     is_diff = any(line.startswith(("--- ", "@@ ")) for line in lines)
     shown = ["  " + (diff_line(line, look) if is_diff else line) for line in lines]
     return "\n".join([f"? {streams.one_line(body.get('question') or message)}", *shown, *more]) + "\n"
 
 
-def judge(line: str | None) -> Decision | None:
-    """What a typed line decides; None for what is none of the keys: a slip of the finger decides nothing."""
+def prompt(body: Mapping[str, Any]) -> str:
+    """Return the keys that answer an approval; nothing for a question, which is answered in words."""
+    return "" if body.get("kind") == "input" else KEYS
+
+
+def again(body: Mapping[str, Any]) -> str:
+    """Return what to write after a line that is no answer."""
+    if body.get("kind") == "input":
+        return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
+    return HELP + KEYS
+
+
+def judge(line: str | None, body: Mapping[str, Any]) -> Decision | None:
+    """Return the decision of a typed line; None if it is no answer: a slip of the finger decides nothing."""
     if line is None:
-        return Decision(decision="deny", reason="the terminal was closed")
-    word, _, why = line.partition(" ")
-    word = word.lower().rstrip(",.:")
-    if word in ("y", "yes"):
-        return Decision(decision="allow", reason="a person said yes")
-    if word in ("a", "always"):
-        return Decision(decision="allow", reason="a person said yes for this run", remember="run")
-    if word in ("n", "no"):
-        return Decision(decision="deny", reason=why.strip() or "a person said no")
+        return CLOSED
+    if body.get("kind") == "input":
+        text = chosen(line.strip(), body.get("options"))
+        return None if text is None else Decision("allow", "a person answered", text=text)
+    word, _, why = line.strip().partition(" ")
+    match word.lower().rstrip(",.:"):
+        case "y" | "yes":
+            return Decision("allow", "a person said yes")
+        case "a" | "always":
+            return Decision("allow", "a person said yes for this run", remember="run")
+        case "n" | "no":
+            return Decision("deny", why.strip() or "a person said no")
     return None
-
-
-def reply(line: str | None, body: Mapping[str, Any]) -> Decision | None:
-    """Return the answer that a typed line gives to a question; None for a number that no option has."""
-    if line is None:
-        return Decision(decision="deny", reason="the terminal was closed")
-    words = chosen(line, body.get("options"))
-    return None if words is None else Decision(decision="allow", text=words, reason="a person answered")
-
-
-def offer(body: Mapping[str, Any]) -> str:
-    """Return the prompt for a question that is answered in words."""
-    return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"

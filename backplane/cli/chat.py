@@ -23,7 +23,7 @@ from backplane.protocol import Lines, Overlong
 from backplane.providers import ProviderRegistry, Session, SessionConfig, store
 
 if TYPE_CHECKING:
-    from backplane.cli.keys import Key, Terminal
+    from backplane.cli.keys import Key, KeyTerminal
     from backplane.contract.events import Approval
 
 
@@ -69,9 +69,9 @@ def run(args: Args) -> int:
     async def chat(registry: ProviderRegistry) -> int:
         if not streams.is_interactive():
             return await _by_lines(registry, args, images)
-        from backplane.cli.keys import Terminal
+        from backplane.cli.keys import KeyTerminal
 
-        with Terminal(streams.STDIN).opened() as terminal:
+        with KeyTerminal(streams.STDIN).opened() as terminal:
             return await _Chat(registry, args, terminal, images).hold()
 
     return with_registry(args, chat)
@@ -139,7 +139,9 @@ def _is_kept(registry: ProviderRegistry, session: Session) -> bool:
 class _Chat:
     """A session on a terminal."""
 
-    def __init__(self, registry: ProviderRegistry, args: Args, terminal: Terminal, images: tuple[Image, ...]) -> None:
+    def __init__(
+        self, registry: ProviderRegistry, args: Args, terminal: KeyTerminal, images: tuple[Image, ...]
+    ) -> None:
         self._registry, self._options, self._terminal = registry, args, terminal
         self._session: Session
         self._images = images
@@ -250,7 +252,7 @@ class _Chat:
                 if key.pasted:
                     self._say("(a paste is no answer: type it)\n")
                     continue
-                decision = asking.judge(key.text.strip())
+                decision = asking.judge(key.text, asked.body)
                 if decision is not None:
                     return decision
         finally:

@@ -24,7 +24,7 @@ import backplane
 from backplane import config
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
-from backplane.cli.console import DIFF_LINES_MAX, Look, diff
+from backplane.cli.ended import diff
 from backplane.cli.streams import one_line
 from backplane.config import Limits, Settings, child_environment
 from backplane.contract import events as kinds
@@ -35,6 +35,7 @@ from backplane.process.tool import Finished, run_tool
 from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
+from backplane.view.console import Look
 from backplane.workspace import apply_patch
 
 SAMPLE: Final = Path(__file__).resolve().parent / "sample"
@@ -200,7 +201,7 @@ def _require_complete(run: Run) -> Receipt:
 def _show_patch(run: Run, receipt: Receipt) -> None:
     _require(run.patch is not None and run.patch.is_file(), "the run left no patch")
     assert run.patch is not None
-    for line in diff(run.patch, _LOOK, DIFF_LINES_MAX):
+    for line in diff(run.patch, _LOOK):
         print(f"  {line}", end="", flush=True)
     status = receipt.verification.git_status or ""
     _require(status.split() == ["M", BROKEN], f"the patch should change {BROKEN} alone, but says {one_line(status)!r}")

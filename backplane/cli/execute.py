@@ -60,7 +60,7 @@ def execute(args: Args) -> int:
             opened.enter_context(closing(ResultFile(file, stdout_taken=args.json))) if file is not None else None
             for file in (args.receipt, args.patch, args.run_id_file)
         )
-        plan = live.Plan(
+        plan = follow.Plan(
             order=work,
             hooks=own,
             backend=backend,
@@ -70,14 +70,13 @@ def execute(args: Args) -> int:
             environ=environ,
             on_ask=on_ask,
             json=args.json,
-            plain=False,
             quiet=args.quiet,
             verbose=args.verbose,
             receipt=receipt,
             patch=patch,
             run_id=run_id,
         )
-        return live.run(plan)
+        return follow.run(plan)
 
 
 def _choose(

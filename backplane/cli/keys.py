@@ -1,7 +1,7 @@
 """Keys of a terminal as lines: what is typed, what is pasted as a whole, and Ctrl-C as a word of its own.
 
 The terminal's own line mode cuts a line at 4,096 bytes, so it is off here. `Keys` is pure: bytes in, events out;
-`Terminal` switches the mode and reads.
+`KeyTerminal` switches the mode and reads.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Keys:
         self._parts, self._pasted = [], False
 
 
-class Terminal:
+class KeyTerminal:
     """A terminal that is read key by key.
 
     Args:
@@ -146,7 +146,7 @@ class Terminal:
         """What is typed is shown; not while an answer is."""
 
     @contextmanager
-    def opened(self) -> Iterator[Terminal]:
+    def opened(self) -> Iterator[KeyTerminal]:
         """Switch line mode, echo and signals off, and marks of pastes on; and back, however the block is left."""
         before = termios.tcgetattr(self.fd)
         mode = termios.tcgetattr(self.fd)

@@ -11,10 +11,11 @@ from typing import Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, before_ms, open_store, wrong_words
-from backplane.cli.console import Look
+from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import Remembered, mentions, remembered
 from backplane.receipts.store import Store
 from backplane.view.columns import fitted, padded, width
+from backplane.view.console import Look
 from backplane.view.figures import ago, milliseconds, money, standing
 
 HELP = "List runs, live ones first, then the newest."
@@ -52,7 +53,7 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     if not 0 <= args.limit <= ROWS_MAX:
         raise wrong_words(f"--limit {args.limit} is out of range", "give 0 or more")
-    look = Look.here()
+    look = stdout_look()
     with open_store() as store:
         chosen = islice(_waiting_first(_chosen(store, args), args), args.limit)
         streams.write_rows(

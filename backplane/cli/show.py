@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.console import Look, names
 from backplane.cli.runs import ID_CHARS, state_of
+from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import Remembered, find
+from backplane.view.console import Look
 from backplane.view.diff import changes
+from backplane.view.ended import names
 from backplane.view.figures import ago, count, lasting, milliseconds, money
 from backplane.view.load import picture_of
 from backplane.view.values import as_list, as_object
@@ -42,7 +44,7 @@ def run(args: Args) -> int:
             streams.write_record(found)
             return 0
         picture = picture_of(store, found)
-    look = Look.here()
+    look = stdout_look()
     for line in _lines(found, picture, look):
         streams.write(line + "\n")
     return 0

@@ -13,8 +13,8 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong
-from backplane.cli.console import Look
 from backplane.cli.runs import ID_CHARS
+from backplane.cli.terminal import look as stdout_look
 from backplane.errors import CODES, BackplaneError, ConfigError
 from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
@@ -55,7 +55,7 @@ def run(args: Args) -> int:
     if args.json:
         streams.write_record(found)
         return 0
-    look = Look.here()
+    look = stdout_look()
 
     def cut(text: str, used: int, rows: int = 2) -> str:
         """On a terminal two rows at most, so that all of it fits one of 80 by 24; `--json` has all of it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -75,6 +77,33 @@ def fitted_line(line: Line, columns: int) -> Line:
             break
         columns -= width(text)
     return tuple(shown)
+
+
+def wrapped(line: Line, columns: int, indent: int = 0) -> Iterator[Line]:
+    """Yield a line broken at spaces so that each part fits; a word that is wider than that stays whole.
+
+    Args:
+        indent: spaces before each part but the first.
+    """
+    text = "".join(span.text for span in line)
+    begins, ends, used = [0], list[int](), 0
+    for word in re.finditer(" *[^ ]+", text):
+        used += width(word[0])
+        if used > columns and word.start() > begins[-1]:
+            bare = word[0].lstrip(" ")
+            ends.append(word.start())
+            begins.append(word.end() - len(bare))
+            used = indent + width(bare)
+    for begin, end in zip(begins, [*ends, len(text)], strict=True):
+        yield (*((Span(" " * indent),) if begin and indent else ()), *_part(line, begin, end))
+
+
+def _part(line: Line, begin: int, end: int) -> Iterator[Span]:
+    """Yield the spans of a line between two characters of its text."""
+    for span in line:
+        if text := span.text[max(begin, 0) : max(end, 0)]:
+            yield Span(text, span.colour)
+        begin, end = begin - len(span.text), end - len(span.text)
 
 
 def tail(text: str, columns: int, rows: int) -> list[str]:

@@ -14,6 +14,7 @@ from backplane.view.columns import Line, Span
 _FENCE: Final = re.compile(r" {0,3}(```+|~~~+)")
 _HEADING: Final = re.compile(r"#{1,6} +(.*?)[ #]*")
 _ITEM: Final = re.compile(r"( *)[-*+] +(?=\S)")
+_NUMBER: Final = re.compile(r" *\d+[.)] +(?=\S)")
 _RULE: Final = re.compile(r" {0,3}([-*_])( *\1){2,} *")
 _INLINE: Final = re.compile(r"`([^`]+)`|\*\*(?=\S)(.+?)(?<=\S)\*\*")
 
@@ -24,9 +25,12 @@ class Markdown:
     def __init__(self) -> None:
         self._fence = ""
         """The mark that opened a block of code, in which nothing else is a mark."""
+        self.indent: int | None = None
+        """Spaces before the rest of the last line where it is broken; None for code and tables, which are not."""
 
     def line(self, text: str) -> Line:
-        """The next line, without its end."""
+        """Return the next line, without its end, with its colours."""
+        self.indent = None
         fence = _FENCE.match(text)
         if self._fence:
             if fence is not None and fence[1].startswith(self._fence) and not text.strip(" `~"):
@@ -36,6 +40,10 @@ class Markdown:
         if fence is not None:
             self._fence = fence[1]
             return (Span(text, "dim"),)
+        if text.lstrip(" ").startswith("|"):
+            return (Span(text),)
+        number = _NUMBER.match(text)
+        self.indent = number.end() if number is not None else 0
         heading = _HEADING.fullmatch(text)
         if heading is not None:
             return (Span(heading[1], "bold"),)
@@ -43,6 +51,7 @@ class Markdown:
             return (Span(text, "dim"),)
         item = _ITEM.match(text)
         if item is not None:
+            self.indent = len(item[1]) + 2
             return (Span(f"{item[1]}• "), *_inline(text[item.end() :]))
         return tuple(_inline(text))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from backplane.cli import DONE, FAILED, REFUSED, streams
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store, wrong_words
-from backplane.cli.console import Look
+from backplane.cli.terminal import look as stdout_look
 from backplane.contract.work import WorkOrder
 from backplane.receipts.backtest import Rejudge, Rejudged
 from backplane.runtime.orders import read_policy, without_effect
+from backplane.view.console import Look
 from backplane.view.diff import changes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(args: Args) -> int:
     profile = read_policy(args.policy)
     for _, _, fact in without_effect(WorkOrder("", policy=profile), ()):
         streams.note(fact)  # That it changes no decision would be said of such a rule, and be no comfort.
-    look = Look.here()
+    look = stdout_look()
     runs = decisions = differing = unjudged = 0
     alike: Counter[str] = Counter()
     with open_store() as store:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.console import Look, names
+from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.claims import audit
+from backplane.view.ended import names
 
 if TYPE_CHECKING:
     from backplane.receipts.claims import FalseClaim, Verdict
@@ -29,7 +30,7 @@ def run(args: Args) -> int:
     if args.json:
         streams.write_record(found)
         return _AUDITED[found.verdict]
-    look = Look.here()
+    look = stdout_look()
     if found.verdict == "not_judged":
         streams.write(f"{look.dress('yellow', 'not judged')}: {streams.one_line(found.why)}\n")
         return _AUDITED[found.verdict]

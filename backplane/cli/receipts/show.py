@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backplane.cli import console, streams
+from backplane.cli import ended, streams, terminal
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store
 from backplane.contract.events import carried
@@ -27,12 +27,12 @@ def run(args: Args) -> int:
                 streams.write_bytes(chunk)
             streams.write("\n")
             return 0
-        look = console.Look.here()
+        look = terminal.look()
         for event in receipt.trace:
             streams.write(look.event(carried(event)))
         name = backend_name(store.folder(row.run_id))
         streams.write(look.end_line() + f"backend {_backend(receipt.backend.id, name)}\n")
-        streams.write(console.summary(receipt, look, patch))
+        streams.write(ended.summary(receipt, look, patch))
     return 0
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.cli import code_of, streams
 from backplane.cli.command import Args, open_store, wrong_words
-from backplane.cli.console import patch_lines, remarks_on
+from backplane.cli.ended import patch_line
 from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
 from backplane.scale.engine import Status, check_label, check_priority
@@ -20,7 +20,7 @@ from backplane.scale.mirror import bring
 from backplane.scale.place import LISTED_MAX, QueuePlace, order_id
 from backplane.scale.waits import HoldReason, held
 from backplane.view.figures import elapsed
-from backplane.view.findings import outcome_words
+from backplane.view.findings import outcome_words, remarks
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
@@ -163,11 +163,11 @@ async def bring_home(
         if status is not None:
             streams.write_record(QueuedOrder(status, None, row.outcome, row.run_id, row.sha256))
         else:
-            patch = patch_lines(receipt, store.patch(row), root or "DIR")
-            streams.write("\n".join((ended_words(row, result, receipt), *patch)) + "\n")
+            patch = patch_line(receipt, store.patch(row), root or "DIR")
+            streams.write("\n".join(filter(None, (ended_words(row, result, receipt), patch))) + "\n")
         if (failure := failure_of(receipt)) is not None:
             streams.error(failure)
-        for line in remarks_on(receipt):
+        for line in remarks(receipt.meta.run_id, receipt.outcome, receipt.backplane):
             streams.note(line)
         return code_of(receipt)
 

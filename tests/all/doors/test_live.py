@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backplane.cli.console import Look
-from backplane.cli.painter import Painter
+from backplane.cli.terminal import Terminal
 from backplane.contract import events as kinds
 from backplane.view import live
 from backplane.view.columns import Span, tail, width
+from backplane.view.console import Look
 from backplane.view.markdown import Markdown
 from backplane.view.picture import Picture
 from tests.peers import ROOT
@@ -175,20 +175,20 @@ blocks = st.lists(texts.map(lambda text: (Span(text),)), max_size=5)
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(texts, max_size=3), blocks), max_size=12))
 def test_after_each_frame_stand_the_text_and_the_block_and_nothing_else(steps: list[Any]) -> None:
-    painter, written, above = Painter(Look(True, colours=False)), "", []
+    painter, written, above = Terminal(Look(True, colours=False), Picture()), "", []
     for added, lines in steps:
         painter.add("".join(f"{text}\n" for text in added))
         above += added
-        written += painter.frame(lines, 80)
+        written += painter.draw(lines, 80)
         wanted = [*above, *("".join(span.text for span in line) for line in lines), ""]
         assert [line.rstrip() for line in screen(written)] == [line.rstrip() for line in wanted]
 
 
 def test_a_frame_that_changes_nothing_writes_nothing() -> None:
-    painter = Painter(Look(True))
-    assert painter.frame([(Span("a", "red"),), (Span("b"),)], 80)
-    assert painter.frame([(Span("a", "red"),), (Span("b"),)], 80) == ""
-    assert painter.frame([(Span("a", "red"),), (Span("c"),)], 80) == "\x1b[?2026h\x1b[1A\r\x1b[Kc\n\x1b[?2026l"
+    painter = Terminal(Look(True), Picture())
+    assert painter.draw([(Span("a", "red"),), (Span("b"),)], 80)
+    assert painter.draw([(Span("a", "red"),), (Span("b"),)], 80) == ""
+    assert painter.draw([(Span("a", "red"),), (Span("c"),)], 80) == "\x1b[?2026h\x1b[1A\r\x1b[Kc\n\x1b[?2026l"
 
 
 @settings(max_examples=50)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backplane.agents.claude.answers import UNREAD
-from backplane.cli.console import Look, summary
+from backplane.cli.ended import summary
 from backplane.contract.approval import Decision
 from backplane.contract.events import (
     AgentEvent,
@@ -27,6 +27,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
+from backplane.view.console import Look
 from tests import by_hand
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,171 @@
+"""Draws the end of a run: its summary, its patch and what the control plane decided. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.receipt import Receipt
+from backplane.view.console import Look
+from backplane.view.findings import outcome_words
+from backplane.view.text import one_line, printable
+from backplane.view.values import as_list, as_object
+
+DIFF_LINES_MAX: Final = 300
+"""Most lines of a diff that are shown; the patch file has all of it."""
+
+NAMES_SHOWN: Final = 5
+"""Most files named on one line of a summary."""
+
+VALUE_CHARS_MAX: Final = 4000
+"""Most characters of an answer in the shape that an order asked for; the receipt has all of it."""
+
+VIOLATIONS_MAX: Final = 5
+"""Most lines about forbidden calls; the receipt has them all."""
+
+_DIFF_COLOURS: Final = {"+++": "bold", "---": "bold", "diff ": "bold", "@@": "cyan", "+": "green", "-": "red"}
+
+
+def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
+    """Return the outcome of a run in a few lines.
+
+    Args:
+        patch: the line about its patch, from `patch_line`.
+    """
+    words = outcome_words(receipt.outcome, receipt.findings)
+    is_clean = words == receipt.outcome
+    colour = {"complete": "green" if is_clean else "yellow", "partial": "yellow"}.get(receipt.outcome, "red")
+    added, run_id = receipt.backplane, receipt.meta.run_id
+    reason = as_object(added.get("end")).get("reason")
+    why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
+    unknown = added.get("duration") == "unknown"
+    lasted = "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
+    lines = [
+        f"{look.dress(colour, words)}{why}{'' if is_clean else ','} after {lasted}{_usage(receipt)}",
+        f"run {run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
+    ]
+    if original := as_object(added.get("replay")):
+        served = as_object(added.get("cache")).get("hit") is True
+        lines.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
+    if receipt.outcome != "complete":
+        lines.append(f"why backplane why {run_id[:8]}")
+    if (output := as_object(receipt.usage_raw).get("structured_output")) is not None:
+        lines.append(f"value {one_line(msgspec.json.encode(output).decode(), VALUE_CHARS_MAX)}")
+    held = as_object(added.get("enforcement"))
+    for name, colour, label in (
+        ("violations", "red", "policy not kept"),
+        ("attempts", "yellow", "forbidden, and failed"),
+    ):
+        lines += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in _reasons(held.get(name))]
+    if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
+        lines.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
+    if unheard := as_list(added.get("unheard")):
+        lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
+    return "\n".join([*lines, *filter(None, [patch])]) + "\n"
+
+
+def patch_line(receipt: Receipt, path: str, mode: str | None, root: str = "DIR") -> str:
+    """Return the line that names a run's patch, and the command that applies it or the reason that none is needed.
+
+    Args:
+        mode: workspace mode in the record beside the patch; None if there is no record, as on another machine.
+        root: the folder to apply it to, if there is no record.
+    """
+    if as_object(receipt.backplane.get("lane")).get("applied"):
+        step = "applied"
+    elif mode == "pass_through":
+        step = "made in place"
+    else:
+        into = f" --root {shlex.quote(root)}" if mode is None else ""
+        forbidden = as_object(receipt.backplane.get("enforcement")).get("violations")
+        accepted = " --accept-violations" if forbidden else ""
+        step = f"backplane apply {receipt.meta.run_id[:8]}{one_line(into)}{accepted}"
+    return f"patch {one_line(path)}  ({step})"
+
+
+def decided(receipt: Receipt) -> Iterator[str]:
+    """Yield what the control plane decided about a run: how it ended, and what enforced its policy."""
+    added = receipt.backplane
+    yield f"end {msgspec.json.encode(added.get('end')).decode()}"
+    held = as_object(added.get("enforcement"))
+    for name, row in as_object(held.get("kinds")).items():
+        by = ", ".join(map(str, as_object(row).get("by", ())))
+        yield f"{name}: {as_object(row).get('state')}{f' by {by}' if by else ''}"
+    if proxy := as_object(added.get("key_proxy")):
+        yield f"model's key: {proxy.get('state')} by key proxy (requests: {proxy.get('with_key')})"
+    yield f"approvals: {held.get('approvals', 'unknown')}"
+    yield f"receipt {receipt.receipt_sha256}"
+
+
+def names(paths: Sequence[str]) -> str:
+    """Return one line with the first files of a list, and how many more there are."""
+    more = f" and {len(paths) - NAMES_SHOWN} more" if len(paths) > NAMES_SHOWN else ""
+    return one_line(", ".join(paths[:NAMES_SHOWN]), VALUE_CHARS_MAX) + more
+
+
+def _reasons(rows: Json) -> list[str]:
+    """Return why each call was forbidden, each reason once."""
+    found = [row.get("reason") or row.get("rule") for row in as_list(rows) if isinstance(row, dict)]
+    once = list(dict.fromkeys(map(str, found)))
+    more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
+    return once[:VIOLATIONS_MAX] + more
+
+
+def _usage(receipt: Receipt) -> str:
+    usage = receipt.usage
+    counts = ((usage.input_tokens, "in"), (usage.output_tokens, "out"))
+    parts = [f"{count:,} tokens {way}" for count, way in counts if count is not None]
+    if usage.estimated_cost_usd is not None:
+        parts.append(f"${usage.estimated_cost_usd:.4f}")
+    return "".join(f", {part}" for part in parts)
+
+
+# The patch ------------------------------------------------------------------------------------------------------------
+
+
+def diff_line(text: str, look: Look) -> str:
+    """Return a line of a patch, coloured by its beginning."""
+    line = printable(text)
+    colour = next((colour for start, colour in _DIFF_COLOURS.items() if line.startswith(start)), None)
+    return look.dress(colour, line) if colour else line
+
+
+def diff(patch: Iterable[str], look: Look, name: str) -> Iterator[str]:
+    """Yield the coloured lines of a patch, at most `DIFF_LINES_MAX`, one for each binary file.
+
+    Args:
+        name: what to call the whole of it.
+    """
+    lines = _readable(line.rstrip("\n") for line in patch)
+    for line in islice(lines, DIFF_LINES_MAX):
+        yield diff_line(line, look) + "\n"
+    if next(lines, None) is not None:
+        yield look.dress("dim", f"… cut after {DIFF_LINES_MAX} lines; the whole is in {one_line(name)}") + "\n"
+
+
+def _readable(patch: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a patch, with one line for each binary file."""
+    head: list[str] = []
+    """Lines of a file's header, until its first hunk shows that it is text."""
+    binary = False
+    for line in patch:
+        if line.startswith("diff --git "):
+            yield from head
+            head, binary = [line], False
+        elif binary:
+            continue
+        elif head and line.startswith(("literal ", "delta ")):
+            kind, _, size = line.partition(" ")
+            yield f"{head[0]} (binary{f', {int(size):,} bytes' if kind == 'literal' and size.isdecimal() else ''})"
+            head, binary = [], True
+        elif head and not line.startswith("@@ "):
+            head.append(line)
+        else:
+            yield from (*head, line)
+            head = []
+    yield from head
