@@ -156,6 +156,7 @@ THIRD_PARTY = {
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue
     "sqlalchemy": {"scale"},  # comes with it
+    "prompt_toolkit": {"cli"},  # an extra: only where a person chats
     "starlette": {"web"},  # an extra: only where a page is served
     "uvicorn": {"web"},
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed

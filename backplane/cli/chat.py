@@ -1,45 +1,43 @@
 """`chat`: a conversation in the terminal. Ctrl-C stops the turn and not the session; `/help` lists the commands.
 
-Where there is no terminal each line of the input is one turn, and approvals are denied.
+Without a terminal each line of the input is one turn, and approvals are denied.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
 
-from backplane.cli import asking, order, streams
+import anyio
+
+from backplane.cli import asking, lines, order, sessions, streams, terminal
 from backplane.cli import options as add
-from backplane.cli.command import Args, Parser, wrong
-from backplane.cli.sessions import print_losses, with_registry
+from backplane.cli.command import Args, Parser
 from backplane.cli.sessions.show import message_lines
-from backplane.cli.talk import Teller
 from backplane.contract.approval import Decision
-from backplane.contract.conversation import Image, UserMessage
+from backplane.contract.conversation import Image, TokenUsage, UserMessage
+from backplane.contract.events import Approval
 from backplane.errors import BackplaneError
-from backplane.process.pipes import Pair
-from backplane.protocol import Lines, Overlong
+from backplane.process.aio import ending_signals
 from backplane.providers import ProviderRegistry, Session, SessionConfig, store
-
-if TYPE_CHECKING:
-    from backplane.cli.keys import Key, KeyTerminal
-    from backplane.contract.events import Approval
-
-
-PROMPT: Final = "> "
-NOTHING_KEPT: Final = "nothing was said, so no session is kept\n"
-
-
-def resume(args: Args) -> int:
-    """Go on with a session as `sessions resume ID` says it."""
-    given = dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns"))
-    for name, value in {**given, "resume": args.id, "image": args.image}.items():
-        setattr(args, name, value)
-    return run(args)
-
+from backplane.view import ended
 
 HELP = "Hold a conversation in the terminal."
+HELP_TEXT: Final = """\
+/help           print this
+/history        print the conversation
+/clear          begin anew; the agent forgets the conversation, receipts stay
+/usage          print tokens and cost of the session
+/diff           print the changes of the last turn
+/model NAME     use another model from the next turn on
+/system TEXT    give other instructions from the next turn on
+/image FILE     show a picture with your next message
+/handover NAME  continue with another backend
+/quit           end; the session stays stored
+"""
 EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
 
 
@@ -65,274 +63,181 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     images = order.images(args.image)
-
-    async def chat(registry: ProviderRegistry) -> int:
-        if not streams.is_interactive():
-            return await _by_lines(registry, args, images)
-        from backplane.cli.keys import KeyTerminal
-
-        with KeyTerminal(streams.STDIN).opened() as terminal:
-            return await _Chat(registry, args, terminal, images).hold()
-
-    return with_registry(args, chat)
+    return sessions.with_registry(args, lambda registry: _Chat(registry, args, images).hold())
 
 
-async def _open(
-    registry: ProviderRegistry, args: Args, on_ask: Callable[[Approval], Awaitable[Decision]] | None
-) -> Session:
-    """Begin the session that the options ask for, or go on with it."""
-    root = str(streams.folder() / args.root) if args.root else None
-    given: dict[str, Any] = {"model": args.model, "system_prompt": args.system, "policy": args.policy}
-    given |= {"max_turns": args.max_turns, "mode": "pass_through" if args.in_place else None, "on_ask": on_ask}
-    if args.resume is None:
-        return await registry.get(args.backend).create_session(
-            SessionConfig(root=root or str(streams.folder()), **given)
-        )
-    id = store.find(registry.plane.home, args.resume)
-    name = args.backend or store.read(store.path_of(registry.plane.home, id)).provider
-    config: SessionConfig = SessionConfig(root=root, **given)
-    return await registry.get(name).resume(id, config)
-
-
-async def _by_lines(registry: ProviderRegistry, args: Args, images: tuple[Image, ...]) -> int:
-    answer = asking.callback(args.on_ask if args.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
-    code = 0
-    async with await _open(registry, args, answer) as session:
-        async for line in _typed_lines():
-            teller, before = Teller(streams.write), session.losses
-            said, images = UserMessage(content=line, images=images), ()
-            async for event in session.send_message(said):
-                teller.tell(event)
-            print_losses(tuple(loss for loss in session.losses if loss not in before))
-            code = 1 if teller.stop_reason == "error" else code
-        streams.complain(f"session {session.id}\n" if _is_kept(registry, session) else NOTHING_KEPT)
-    return code
-
-
-async def _typed_lines() -> AsyncIterator[str]:
-    """The lines of stdin, each as soon as it is whole; empty ones are passed over.
-
-    Raises:
-        ConfigError: `config_invalid`, one is too long or no UTF-8.
-    """
-    ends, lines, number = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX), 0
-    data = b"more"
-    while data:
-        data = await ends.more()
-        for line in lines.feed(data) if data else [lines.end()]:
-            number += 1
-            if isinstance(line, Overlong):
-                raise wrong(f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write less a line")
-            try:
-                text = line.decode().strip()
-            except UnicodeDecodeError as error:
-                raise wrong(f"line {number} of stdin is no UTF-8", "write it in UTF-8") from error
-            if text:
-                yield text
-
-
-def _is_kept(registry: ProviderRegistry, session: Session) -> bool:
-    """Whether there is a file of the session: it is written with the first turn."""
-    return store.path_of(registry.plane.home, session.id).exists()
+def resume(args: Args) -> int:
+    """Continue a session, as `sessions resume ID` asks for."""
+    given = dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns"))
+    for name, value in {**given, "resume": args.id, "image": args.image}.items():
+        setattr(args, name, value)
+    return run(args)
 
 
 class _Chat:
-    """A session on a terminal."""
+    """A session, and the lines that a person or a program says to it."""
 
-    def __init__(
-        self, registry: ProviderRegistry, args: Args, terminal: KeyTerminal, images: tuple[Image, ...]
-    ) -> None:
-        self._registry, self._options, self._terminal = registry, args, terminal
+    def __init__(self, registry: ProviderRegistry, args: Args, images: tuple[Image, ...]) -> None:
+        self._registry, self._args, self._images = registry, args, images
+        self._is_person = streams.is_interactive()
+        self._lines = lines.reader(registry.plane.home)
+        self._look = terminal.look(plain=not self._is_person)
+        self._shown = terminal.Terminal(self._look, None)
         self._session: Session
-        self._images = images
-        """Shown with the next words."""
-        self._waiting: list[Key] = []
-        """Lines that were typed while the agent worked."""
-        self._asking: Any = None
-        """Where the key goes that answers an approval; None while nothing is asked."""
-        self._code: int | None = None
+        self._is_working = False
+        self._asking: anyio.CancelScope | None = None
+        """Ends the question that waits on the terminal."""
+        self._is_over = False
+        self._code = 0
 
     async def hold(self) -> int:
-        """Talk until Ctrl-D or `/quit`; return the exit code."""
-        async with await _open(self._registry, self._options, self._on_ask) as self._session:
-            session = self._session
-            self._say(f"{session.provider}{f', {session.model}' if session.model else ''}; /help, Ctrl-D ends\n")
-            while self._code is None:
-                key = await self._next()
-                if key.kind == "end":
-                    self._say("\n")
-                    break
-                if key.kind == "line" and key.text.strip():
-                    await self._do(key)
-            kept = _is_kept(self._registry, session)
-            self._say(f"backplane chat --resume {session.id[:8]}\n" if kept else NOTHING_KEPT)
-        return self._code or 0
+        """Talk until Ctrl-D, `/quit` or the end of the input, and return the exit code."""
+        how = self._args.on_ask or ("prompt" if self._is_person else "deny")
+        on_ask = self._on_ask if how == "prompt" else asking.callback(how, lambda: "", dict(os.environ))
+        async with await self._open(on_ask) as self._session, anyio.create_task_group() as tasks:
+            if self._is_person:
+                tasks.start_soon(self._watch_signals, tasks.cancel_scope)
+                tasks.start_soon(self._paint)
+                model = f", {self._session.model}" if self._session.model else ""
+                streams.write(f"{self._session.provider}{model}; /help, Ctrl-D ends\n")
+            while not self._is_over:
+                with suppress(lines.Interrupted):  # Ctrl-C drops the line.
+                    text = await self._lines.line(lines.MESSAGE)
+                    if text is None:
+                        break
+                    if text.strip():
+                        await self._do(text)
+            tasks.cancel_scope.cancel()
+        self._write_end()
+        return self._code
 
-    def _say(self, text: str) -> None:
-        # Line mode is off: a line's end is both characters. Output goes with the keys' echo, in one order.
-        self._terminal.write(text.replace("\n", "\r\n"))
+    async def _open(self, on_ask: Callable[[Approval], Awaitable[Decision]] | None) -> Session:
+        """Begin the session that the options ask for, or continue it."""
+        args, home = self._args, self._registry.plane.home
+        root = str(streams.folder() / args.root) if args.root else None
+        given: dict[str, Any] = {"model": args.model, "system_prompt": args.system, "policy": args.policy}
+        given |= {"max_turns": args.max_turns, "mode": "pass_through" if args.in_place else None, "on_ask": on_ask}
+        if args.resume is None:
+            config: SessionConfig = SessionConfig(root=root or str(streams.folder()), **given)
+            return await self._registry.get(args.backend).create_session(config)
+        id = store.find(home, args.resume)
+        name = args.backend or store.read(store.path_of(home, id)).provider
+        return await self._registry.get(name).resume(id, SessionConfig(root=root, **given))
 
-    async def _next(self) -> Key:
-        if self._waiting:
-            return self._waiting.pop(0)
-        self._say(PROMPT)
-        return await self._terminal.key()
+    def _write_end(self) -> None:
+        id = self._session.id
+        if not store.path_of(self._registry.plane.home, id).exists():  # It is written with the first turn.
+            streams.complain("no message was sent, so no session is stored\n")
+        elif self._is_person:
+            streams.write(f"backplane chat --resume {id[:8]}\n")
+        else:
+            streams.complain(f"session {id}\n")
 
-    async def _do(self, key: Key) -> None:
-        if key.text.startswith("/") and not key.pasted:
-            await self._command(key.text.strip())
-            return
-
+    async def _do(self, text: str) -> None:
+        """Do a command, or send a message."""
         try:
-            await self._turn(key.text)
-        except BackplaneError as error:
-            self._complain(error)
-
-    def _complain(self, error: BackplaneError) -> None:
-        self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
-        self._say(f"  {streams.one_line(error.hint, 1000)}\n" if error.hint else "")
-
-    # A turn -----------------------------------------------------------------------------------------------------------
-
-    async def _turn(self, words: str) -> None:
-        """Say something and show what comes, while keys are heard."""
-        import anyio
-
-        said, self._images = UserMessage(content=words, images=self._images), ()
-        teller, before = Teller(self._say), self._session.losses
-        self._terminal.shows = False
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hear)
-                async for event in self._session.send_message(said):
-                    teller.tell(event)
-                tasks.cancel_scope.cancel()
-        finally:
-            self._terminal.shows = True
-        for loss in self._session.losses:
-            if loss not in before:
-                self._say(f"not carried: {streams.one_line(loss)}\n")
-        self._say(f"({teller.usage_line})\n" if teller.usage_line else "")
-
-    async def _hear(self) -> None:
-        """Keys while the agent works: Ctrl-C stops the turn, an answer goes to its question, a line waits."""
-        while True:
-            key = await self._terminal.key()
-            if key.kind == "interrupt":
-                await self._session.interrupt()
-                if self._asking is not None:
-                    await self._asking.send(key)
-            elif self._asking is not None:
-                await self._asking.send(key)
-            elif key.kind == "end":
-                self._code = 0
-                await self._session.interrupt()
+            if self._is_person and text.startswith("/") and "\n" not in text:
+                await self._command(text.strip())
             else:
-                self._waiting.append(key)
+                await self._send(text)
+        except BackplaneError as error:
+            if not self._is_person:
+                raise
+            streams.error(error)
+
+    async def _send(self, text: str) -> None:
+        said, self._images = UserMessage(content=text, images=self._images), ()
+        if self._look.terminal:
+            self._shown = terminal.Terminal(self._look, terminal.picture(self._session.provider, self._session.model))
+        self._is_working = True
+        try:
+            with lines.unseen():
+                end = await sessions.show_turn(self._session, said, self._shown)
+        finally:
+            self._is_working = False
+        if not self._is_person:
+            self._code = 1 if end.stop_reason == "error" else self._code
+        elif end.usage.total_tokens is not None:
+            micros = end.usage.cost_usd_micros
+            cost = "" if micros is None else f", ${micros / 1e6:.4f}"
+            streams.write(f"({end.usage.input_tokens} tokens in, {end.usage.output_tokens} out{cost})\n")
+
+    async def _paint(self) -> None:
+        while True:
+            await anyio.sleep(terminal.FRAME_S)
+            if self._is_working and self._shown.is_due:
+                streams.write(self._shown.frame())
+
+    async def _watch_signals(self, scope: anyio.CancelScope) -> None:
+        """Stop the turn at Ctrl-C, and end the chat at the other signals that end a program."""
+        with anyio.open_signal_receiver(*ending_signals(), signal.SIGCONT) as received:
+            async for number in received:
+                if number == signal.SIGCONT:
+                    self._shown.continued()
+                elif number != signal.SIGINT:
+                    self._code = 128 + number
+                    scope.cancel()
+                elif self._is_working:
+                    await self._session.interrupt()
+                    if self._asking is not None:
+                        self._asking.cancel()
 
     async def _on_ask(self, asked: Approval) -> Decision:
-        """Put an approval to whoever sits there; what was typed or pasted before it is no answer."""
-        import anyio
-
-        if self._options.on_ask in ("allow", "deny"):
-            return Decision(self._options.on_ask, f"--on-ask {self._options.on_ask}")
-        self._say("\n" + asking.question(asked.message, asked.body))
-        self._terminal.forget()
-        send, receive = anyio.create_memory_object_stream[Any](1)
-        self._asking, self._terminal.shows = send, True
-        is_question = asked.kind == "input"
-        try:
-            while True:
-                self._say("" if is_question else "[y]es, [n]o, [a]lways in this turn, or no and why: ")
-                key = await receive.receive()
-                if key.kind != "line":
-                    return Decision("deny", "the user stopped the turn")
-                if is_question:
-                    return Decision("allow", "a person answered", text=key.text)
-                if key.pasted:
-                    self._say("(a paste is no answer: type it)\n")
-                    continue
-                decision = asking.judge(key.text, asked.body)
-                if decision is not None:
+        """Ask the person; what was typed or pasted before the question is no answer."""
+        with self._shown.away():
+            streams.write(self._shown.clear() + asking.question(asked.message, asked.body))
+            self._lines.drop()
+            try:
+                with anyio.CancelScope() as self._asking:
+                    while (decision := await self._decision(asked.body)) is None:
+                        streams.write(asking.HELP if asking.prompt(asked.body) else asking.again(asked.body))
                     return decision
-        finally:
-            self._asking, self._terminal.shows = None, False
-            send.close()
-            receive.close()
+            except lines.Interrupted:
+                await self._session.interrupt()
+            finally:
+                self._asking = None
+        return Decision("deny", "the user stopped the turn")
+
+    async def _decision(self, body: dict[str, Any]) -> Decision | None:
+        text = await self._lines.line(asking.prompt(body))
+        is_paste = text is not None and "\n" in text and asking.prompt(body) != ""
+        return None if is_paste else asking.judge(text, body)
 
     # Commands ---------------------------------------------------------------------------------------------------------
 
     async def _command(self, text: str) -> None:
         name, _, rest = text[1:].partition(" ")
-        row = _COMMANDS.get(name)
-        if row is None:
-            self._say(f"no command /{streams.one_line(name, 40)}; /help lists them\n")
-            return
-
-        try:
-            await row[1](self, rest.strip())
-        except BackplaneError as error:
-            self._complain(error)
-
-    async def _help(self, _: str) -> None:
-        self._say("".join(f"/{name:<9} {about}\n" for name, (about, _) in _COMMANDS.items()))
-
-    async def _quit(self, _: str) -> None:
-        self._code = 0
-
-    async def _history(self, _: str) -> None:
-        for message in self._session.get_history():
-            self._say("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))
-
-    async def _clear(self, _: str) -> None:
-        self._session.clear_history()
-        self._say("the agent knows nothing of what was said\n")
-
-    async def _usage(self, _: str) -> None:
-        used = self._session.get_usage()
-        most = "≥ " if used.is_at_least else ""
-        cost = "unknown" if used.cost_usd_micros is None else f"{most}${used.cost_usd_micros / 1e6:.4f}"
-        counts = (used.input_tokens, used.output_tokens)
-        words = ("unknown" if count is None else f"{most}{count}" for count in counts)
-        self._say("tokens in {}, out {}; cost {}\n".format(*words, cost))
-
-    async def _model(self, name: str) -> None:
-        self._session.set_model(name or None)
-        self._say(f"model {name or 'of the backend'} from the next turn on\n")
-
-    async def _image(self, name: str) -> None:
-        (image,) = order.images([name])
-        self._images = (*self._images, image)
-        self._say(f"{image.media_type}, shown with your next words\n")
-
-    async def _system(self, text: str) -> None:
-        self._session.set_system_prompt(text or None)
-        self._say("from the next turn on\n")
-
-    async def _diff(self, _: str) -> None:
-        receipt = self._session.receipt
-        patch = receipt.verification.git_diff if receipt is not None else None
-        self._say("".join(f"{streams.printable(line)}\n" for line in (patch or "no changes").splitlines()))
-
-    async def _handover(self, name: str) -> None:
-        for loss in await self._session.handover(self._registry.get(name or None)):
-            self._say(f"not carried: {streams.one_line(loss)}\n")
-        self._say(f"with {self._session.provider} from here on\n")
-
-    async def _losses(self, _: str) -> None:
-        self._say("".join(f"{streams.one_line(loss)}\n" for loss in self._session.losses) or "nothing was lost\n")
+        session, write = self._session, streams.write
+        match name:
+            case "help":
+                write(HELP_TEXT)
+            case "quit":
+                self._is_over = True
+            case "history":
+                for message in session.get_history():
+                    write("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))
+            case "clear":
+                session.clear_history()
+            case "usage":
+                write(_usage(session.get_usage()))
+            case "diff":
+                patch = session.receipt.verification.git_diff if session.receipt is not None else None
+                for line in ended.diff((patch or "no changes").splitlines(), self._look, "the receipt"):
+                    write(line)
+            case "model":
+                session.set_model(rest or None)
+            case "system":
+                session.set_system_prompt(rest or None)
+            case "image":
+                self._images += order.images([rest])
+            case "handover":
+                sessions.print_losses(await session.handover(self._registry.get(rest or None)))
+            case _:
+                write(f"no command /{streams.one_line(name, 40)}; /help lists them\n")
 
 
-_COMMANDS: Final[dict[str, tuple[str, Callable[[_Chat, str], Awaitable[None]]]]] = {
-    "help": ("print this", _Chat._help),
-    "history": ("print what was said", _Chat._history),
-    "clear": ("begin anew; receipts stay", _Chat._clear),
-    "usage": ("tokens and cost of the session", _Chat._usage),
-    "diff": ("changes of the last turn", _Chat._diff),
-    "losses": ("what could not be carried", _Chat._losses),
-    "model": ("NAME: another model", _Chat._model),
-    "image": ("FILE: show a picture with your next words", _Chat._image),
-    "system": ("TEXT: other instructions", _Chat._system),
-    "handover": ("NAME: go on with another backend", _Chat._handover),
-    "quit": ("end; the session is kept", _Chat._quit),
-}
+def _usage(used: TokenUsage) -> str:
+    most = "≥ " if used.is_at_least else ""
+    cost = "unknown" if used.cost_usd_micros is None else f"{most}${used.cost_usd_micros / 1e6:.4f}"
+    tokens = ["unknown" if count is None else f"{most}{count}" for count in (used.input_tokens, used.output_tokens)]
+    return f"tokens in {tokens[0]}, out {tokens[1]}; cost {cost}\n"

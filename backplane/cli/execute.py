@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from backplane import config
-from backplane.cli import asking, live, order, streams
+from backplane.cli import asking, follow, order, streams
 from backplane.cli.command import Args, wrong, wrong_words
 from backplane.cli.result_file import ResultFile
 from backplane.cli.run import LAST

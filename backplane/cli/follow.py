@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import stat
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
@@ -24,7 +23,6 @@ import msgspec
 from backplane.cli import FAILED, READER_GONE, asking, code_of, ended, streams, terminal
 from backplane.cli.result_file import ResultFile
 from backplane.config import Settings
-from backplane.contract import canonical
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
@@ -45,10 +43,6 @@ from backplane.view.findings import remarks
 if TYPE_CHECKING:
     from backplane.routing.driver import Attempts
     from backplane.telemetry.sender import Sender
-    from backplane.view.picture import Picture
-
-FRAME_S: Final = 0.1
-"""Least seconds between two frames on a terminal: nobody reads faster."""
 
 LOOK_S: Final = 0.5
 """Seconds between two checks that an idle pipe still has its reader."""
@@ -118,7 +112,8 @@ class _Live:
         self.is_closed = False
         self.outlet = _Outlet()
         look = terminal.look(plain=plan.json or plan.quiet, sessions=plan.order.abp("session") is not None)
-        self.terminal = terminal.Terminal(look, _picture(plan.order, plan.backend.id, "") if look.terminal else None)
+        picture = terminal.picture(plan.backend.id, plan.order.config.model, plan.order.task)
+        self.terminal = terminal.Terminal(look, picture if look.terminal else None)
         self._desk = Desk(asking.callback(plan.on_ask, self.terminal.clear, plan.environ))
         self._scope: anyio.CancelScope | None = None
 
@@ -174,7 +169,7 @@ class _Live:
             run = self.run
             try:
                 if self.terminal.picture is not None:
-                    self.terminal.picture = _picture(order, run.backend_id, run.id)
+                    self.terminal.picture = terminal.picture(run.backend_id, order.config.model, order.task, run.id)
                 if plan.run_id is not None:
                     plan.run_id.write(iter((f"{run.id}\n".encode(),)))
                 if plan.verbose:
@@ -230,7 +225,7 @@ class _Live:
 
     async def _paint(self) -> None:
         while True:
-            await anyio.sleep(FRAME_S)
+            await anyio.sleep(terminal.FRAME_S)
             if self.terminal.is_due:
                 await self._frame()
 
@@ -327,13 +322,6 @@ class _Outlet:
                 raise failure from error
             self.gone = True
         return 0
-
-
-def _picture(order: WorkOrder, backend: str, run_id: str) -> Picture:
-    from backplane.view.picture import Picture
-
-    now = canonical.timestamp_at(time.time_ns())
-    return Picture(run_id=run_id, backend=backend, task=order.task, model=order.config.model, started_at=now)
 
 
 # After the end --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from backplane.contract.events import AgentEvent
     from backplane.view.picture import Picture
 
+FRAME_S: Final = 0.1
+"""Least seconds between two frames: nobody reads faster."""
+
 IDLE_S: Final = 1.0
 """Seconds between two frames if nothing has happened: the run's time goes on."""
 
@@ -35,6 +38,14 @@ def look(*, plain: bool = False, sessions: bool = False) -> Look:
     painted = not plain and streams.is_painted(streams.STDOUT)
     colours = streams.is_coloured(streams.STDOUT)
     return Look(painted, colours=colours, sessions=sessions, columns=streams.columns)
+
+
+def picture(backend: str, model: str | None, task: str = "", run_id: str = "") -> Picture:
+    """Return the picture of a run that begins now."""
+    from backplane.contract.canonical import timestamp_at
+    from backplane.view.picture import Picture
+
+    return Picture(run_id=run_id, backend=backend, task=task, model=model, started_at=timestamp_at(time.time_ns()))
 
 
 class Terminal:

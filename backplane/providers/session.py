@@ -294,17 +294,26 @@ class Session:
                 call of it, a result belongs to no call, or the policy allows more than the session's.
             BackendError: `capability_unsupported`, the provider cannot take the session's tools.
         """
+        reader = reading.StreamEventReader(self.provider)
+        return Stream(self, self._saying(message, given), reader.read, self._done)
+
+    def send_for_events(
+        self, message: str | UserMessage, **given: Unpack[TurnOptions]
+    ) -> Stream[AgentEvent | ErrorEvent | MessageDoneEvent]:
+        """Say something as `send_message`, and iterate over the run's own events, with the same two at the end."""
+        return Stream(self, self._saying(message, given), list, self._done)
+
+    def _saying(self, message: Any, given: TurnOptions) -> Callable[[], Any]:
         for name in given:
             if name not in TurnOptions.__annotations__:
                 raise TypeError(f"unexpected keyword argument {name!r}")
-        reader = reading.StreamEventReader(self.provider)
+        return partial(self._say, message, given)
 
-        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[StreamEvent]:
-            last, used = open.transcript.last(), TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
-            ended: list[StreamEvent] = [MessageDoneEvent(message=last, usage=used, stop_reason=stop)]
-            return [ErrorEvent(error=failure), *ended] if failure is not None else ended
-
-        return Stream(self, partial(self._say, message, given), reader.read, done)
+    def _done(self, open: _Open, failure: ProviderError | None, stop: StopReason) -> list[Any]:
+        """Return the last events of a turn."""
+        last, used = open.transcript.last(), TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
+        ended = MessageDoneEvent(message=last, usage=used, stop_reason=stop)
+        return [ErrorEvent(error=failure), ended] if failure is not None else [ended]
 
     async def run(
         self,

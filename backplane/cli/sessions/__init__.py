@@ -9,12 +9,12 @@ from typing import Any, Final
 import anyio
 
 from backplane import config
-from backplane.cli import asking, streams
+from backplane.cli import asking, streams, terminal
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, load_settings
-from backplane.cli.talk import Teller
 from backplane.contract.conversation import SessionFile, UserMessage
-from backplane.providers import ProviderRegistry, SessionConfig, store
+from backplane.contract.events import RunCompleted, RunStarted
+from backplane.providers import ErrorEvent, MessageDoneEvent, ProviderRegistry, Session, SessionConfig, store
 
 ID_CHARS: Final = 8
 """Characters of a session's id in a list; any beginning that only one session has names it."""
@@ -45,11 +45,33 @@ def turn_config(args: Args, model: str | None = None) -> SessionConfig:
 async def turn(session: Any, words: str | UserMessage) -> int:
     """Send one message, and print what comes; return 1 if the turn failed."""
     async with session:
-        before, teller = session.losses, Teller(streams.write)
-        async for event in session.send_message(words):
-            teller.tell(event)
-        print_losses(tuple(loss for loss in session.losses if loss not in before) or before)
-        return 0 if teller.stop_reason not in ("error", None) else 1
+        before = session.losses
+        end = await show_turn(session, words, terminal.Terminal(terminal.look(plain=True), None))
+        if session.losses == before:
+            print_losses(before)
+        return 1 if end.stop_reason == "error" else 0
+
+
+async def show_turn(session: Session, words: str | UserMessage, shown: terminal.Terminal) -> MessageDoneEvent:
+    """Send one message, draw its events, and return the last one; losses and a failure go to stderr."""
+    before, failure, end = session.losses, None, None
+    async for event in session.send_for_events(words):
+        if isinstance(event, ErrorEvent):
+            failure = event.error.cause
+        elif isinstance(event, MessageDoneEvent):
+            end = event
+        else:
+            is_frame = isinstance(event, RunStarted | RunCompleted)
+            shown.add("" if is_frame else shown.look.event(event), [event])
+        if shown.is_full:
+            streams.write(shown.frame())
+    assert end is not None
+    shown.add(shown.look.end_line() + ("" if end.stop_reason == "end_turn" else f"ended: {end.stop_reason}\n"))
+    streams.write(shown.clear())
+    if failure is not None:
+        streams.error(failure)
+    print_losses(tuple(loss for loss in session.losses if loss not in before))
+    return end
 
 
 def print_losses(losses: tuple[str, ...]) -> None:

@@ -1,11 +1,11 @@
-"""`chat` through a real pseudo-terminal: turns, approvals, Ctrl-C, pastes, resize; and its keys as pure functions."""
+"""`chat` through a real pseudo-terminal: turns, approvals, Ctrl-C, pastes, resize, edited lines."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import pty
+import stat
 import subprocess
 import sys
 import termios
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from backplane.cli.keys import PASTE_BEGINS, PASTE_ENDS, Key, Keys
+from backplane.cli.lines import HISTORY
 from backplane.providers import store
 from tests.peers import PYTHON, ROOT
 from tests.terminal import Window
 
 WAIT_S = 30.0
+READY = "\x1b[?2004h"
+"""The editor waits for a line: pastes are marked from here on."""
 HOST = """
 import hashlib, json, os
 from backplane.contract.capability import NATIVE
@@ -62,7 +62,7 @@ class Pty(Window):
         return self.text[began : self.at]
 
     def paste(self, text: str) -> None:
-        self.type(f"{PASTE_BEGINS}{text}{PASTE_ENDS}")
+        self.type(f"\x1b[200~{text}\x1b[201~")
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def chat(folder: Path, backplane_home: Path) -> Iterator[Pty]:
-    made = Pty(["chat", "--policy", "policy.json"], cwd=folder)
+    made = Pty(["chat", "--policy", "policy.json"], cwd=folder, env={"PROMPT_TOOLKIT_NO_CPR": "1"})
     try:
-        made.wait("> ")
+        made.wait(READY)
         yield made
         made.type("/quit\r")
         made.wait("backplane chat --resume")
@@ -98,7 +98,7 @@ def heard(text: str) -> str:
 def test_a_turn_is_said_and_answered_and_its_session_kept(chat: Pty, backplane_home: Path) -> None:
     chat.type("hello\r")
     chat.wait(heard("hello"))
-    chat.wait("> ")
+    chat.wait(READY)
     chat.type("/history\r")
     assert "> hello" in chat.wait(heard("hello"))
     chat.resize(40, 10)
@@ -117,26 +117,25 @@ def test_a_paste_arrives_whole_and_is_sent_by_enter_alone(chat: Pty) -> None:
         assert "heard" not in chat.text[chat.at :]
         chat.type("\r")
         chat.wait(heard(text))
-        chat.wait("> ")
+        chat.wait(READY)
 
 
 def test_a_paste_that_ends_in_a_newline_answers_no_approval(chat: Pty) -> None:
     chat.type("ask\r")
-    chat.wait("or no and why: ")
+    chat.wait("[?]:")
     chat.paste("y\n")
     chat.type("\r")
-    chat.wait("a paste is no answer")
-    chat.wait("or no and why: ")
+    chat.wait("[?]:")
     chat.type("n not today\r")
     chat.wait("decided deny not today")
 
 
 def test_what_was_typed_before_a_question_is_no_answer_to_it(chat: Pty) -> None:
     chat.type("ask\ry\r")
-    chat.wait("or no and why: ")
+    chat.wait("[?]:")
     chat.type("y\r")
     chat.wait("decided allow")
-    chat.wait("> ")
+    chat.wait(READY)
 
 
 def test_ctrl_c_stops_the_turn_and_not_the_session(chat: Pty) -> None:
@@ -144,11 +143,11 @@ def test_ctrl_c_stops_the_turn_and_not_the_session(chat: Pty) -> None:
     chat.wait("working...")
     chat.type("\x03")
     chat.wait("ended: user_interrupt")
-    chat.wait("> ")
+    chat.wait(READY)
     chat.type("ask\r")
-    chat.wait("or no and why: ")
+    chat.wait("[?]:")
     chat.type("\x03")
-    chat.wait("> ")
+    chat.wait(READY)
     chat.type("on\r")
     chat.wait(heard("on"))
 
@@ -156,7 +155,7 @@ def test_ctrl_c_stops_the_turn_and_not_the_session(chat: Pty) -> None:
 def test_what_a_turn_changed_is_in_the_folder_and_shown(chat: Pty, folder: Path) -> None:
     chat.type("edit\r")
     chat.wait("edited")
-    chat.wait("> ")
+    chat.wait(READY)
     chat.type("/diff\r")
     chat.wait("+made")
     assert (folder / "made.txt").read_text() == "made"
@@ -169,15 +168,15 @@ def test_the_terminal_is_as_before_at_the_end(folder: Path, backplane_home: Path
     main, end = pty.openpty()
     before = termios.tcgetattr(end)
     child = subprocess.Popen([*PYTHON, "-m", "backplane", "chat"], stdin=end, stdout=end, stderr=end, cwd=folder,
-                             env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+                             env={**os.environ, "PYTHONPATH": str(ROOT), "PROMPT_TOOLKIT_NO_CPR": "1"})  # fmt: skip
     seen, ends = b"", time.monotonic() + WAIT_S
-    while b"> " not in seen and time.monotonic() < ends:
+    while READY.encode() not in seen and time.monotonic() < ends:
         seen += os.read(main, 65536)
     assert termios.tcgetattr(end) != before
     os.write(main, b"\x04")
     assert child.wait(WAIT_S) == 0
     assert termios.tcgetattr(end) == before
-    while not seen.endswith(b"\x1b[?2004l"):
+    while b"\x1b[?2004l" not in seen:
         seen += os.read(main, 65536)
     os.close(main)
     os.close(end)
@@ -185,19 +184,59 @@ def test_the_terminal_is_as_before_at_the_end(folder: Path, backplane_home: Path
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 
-TYPED = "hi\x7f\x7fho\r" + "\x1b[A" + f"{PASTE_BEGINS}a\r\nb{PASTE_ENDS}" + "!\r\x03ü\x15x\r\x04"
-EXPECTED = [
-    Key("line", "ho"), Key("line", "a\nb!", pasted=True), Key("interrupt"), Key("line", "x"), Key("end")
-]  # fmt: skip
+LEFT, UP, HOME, CTRL_W, BACKSPACE = "\x1b[D", "\x1b[A", "\x01", "\x17", "\x7f"
 
 
-@given(st.lists(st.integers(0, len(TYPED.encode()))))
-def test_keys_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
-    keys, data, found = Keys(), TYPED.encode(), []
-    places = [0, *sorted(cuts), len(data)]
-    for begin, end in itertools.pairwise(places):
-        found += keys.feed(data[begin:end])
-    assert found == EXPECTED
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        (f"helo{LEFT}l", "hello"),
+        (f"one two three{CTRL_W}four", "one two four"),
+        (f"漢字{BACKSPACE}語", "漢語"),
+        (f"é漢x{LEFT}{LEFT}{BACKSPACE}e", "e漢x"),
+        (f"world{HOME}hello ", "hello world"),
+    ],
+)
+def test_a_line_is_edited(chat: Pty, typed: str, sent: str) -> None:
+    chat.type(f"{typed}\r")
+    chat.wait(heard(sent))
+    chat.wait(READY)
+    chat.type(f"{UP}!\r")
+    chat.wait(heard(f"{sent}!"))
+    chat.wait(READY)
+
+
+def test_the_history_stays_and_is_for_its_user_alone(chat: Pty, folder: Path, backplane_home: Path) -> None:
+    chat.type("first\r")
+    chat.wait(heard("first"))
+    path = backplane_home / HISTORY
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    other = Pty(["chat"], cwd=folder, env={"PROMPT_TOOLKIT_NO_CPR": "1"})
+    other.wait(READY)
+    other.type(f"{UP}\r")
+    other.wait(heard("first"))
+    other.wait(READY)
+    other.type("\x04")
+    assert other.ends() == 0
+
+
+def test_without_the_extra_the_terminal_edits_lines(folder: Path, tmp_path: Path, backplane_home: Path) -> None:
+    absent = tmp_path / "absent" / "prompt_toolkit"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ImportError")
+    chat = Pty(["chat"], cwd=folder, env={"PYTHONPATH": f"{absent.parent}:{ROOT}"})
+    chat.wait("'chat'")
+    chat.wait("> ")
+    chat.type(f"hellp{BACKSPACE}o\r")
+    chat.wait(heard("hello"))
+    chat.wait("> ")
+    chat.type("wait\r")
+    chat.wait("working...")
+    chat.type("\x03")
+    chat.wait("ended: user_interrupt")
+    chat.wait("> ")
+    chat.type("\x04")
+    assert chat.ends() == 0
 
 
 def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, backplane_home: Path) -> None:
@@ -208,10 +247,10 @@ def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, ba
     assert child.stdout is not None
     child.stdin.write(b"echo one\n")
     child.stdin.flush()
-    while b"tool done: one" not in (line := child.stdout.readline()):
+    while (line := child.stdout.readline()) != b"one\n":
         assert line
     child.stdin.write(b"echo two")
     rest, complaints = child.communicate(timeout=60)
     assert child.returncode == 0
-    assert b"tool done: two" in rest
+    assert b"\ntwo\n" in rest
     assert complaints.splitlines()[-1].startswith(b"session ")

@@ -1,0 +1,136 @@
+"""Lines that a person types or a program writes into stdin, one at a time.
+
+With the extra `chat` they can be edited: cursor keys, history, pastes of several lines. Without it the terminal's own
+line mode edits them.
+"""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from backplane.cli import streams
+from backplane.cli.command import wrong
+from backplane.errors import install_hint
+from backplane.process.pipes import Pair
+from backplane.protocol import Lines, Overlong
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+MESSAGE: Final = "> "
+"""The prompt of a message."""
+
+HISTORY: Final = "chat_history"
+"""Name of the history in the state folder, which only its user can read."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C was typed in place of a line."""
+
+
+class LineReader(Protocol):
+    """Where lines come from."""
+
+    async def line(self, prompt: str) -> str | None:
+        """Return the next line; None at the end of the input.
+
+        Raises:
+            Interrupted: Ctrl-C was typed.
+            ConfigError: `config_invalid`, the line is too long or not UTF-8.
+        """
+
+    def drop(self) -> None:
+        """Forget what was typed before now: it is no answer to the next question."""
+
+
+def reader(home: Path) -> LineReader:
+    """Return the editor if a person types and the extra is installed, else a plain reader of lines."""
+    if not streams.is_interactive():
+        return _Plain()
+    try:
+        return _Editor(home)
+    except ImportError:
+        streams.note(f"no line editing and no history: {install_hint('chat')}")
+        return _Plain()
+
+
+class _Plain:
+    """Whole lines of stdin, each as soon as it comes."""
+
+    def __init__(self) -> None:
+        self._ends, self._lines = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX)
+        self._ready: list[bytes | Overlong] = []
+        self._ended = False
+        self._number = 0
+
+    async def line(self, prompt: str) -> str | None:
+        if streams.is_interactive():
+            streams.write(prompt)
+        while not self._ready and not self._ended:
+            data = await self._ends.more()
+            self._ended = not data
+            self._ready = list(self._lines.feed(data)) if data else [line for line in (self._lines.end(),) if line]
+        if not self._ready:
+            return None
+        line, self._number = self._ready.pop(0), self._number + 1
+        if isinstance(line, Overlong):
+            raise wrong(f"line {self._number} of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write shorter lines")
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise wrong(f"line {self._number} of stdin is no UTF-8", "write it in UTF-8") from error
+
+    def drop(self) -> None:
+        self._ready = []
+        if streams.is_terminal(streams.STDIN):
+            termios.tcflush(streams.STDIN, termios.TCIFLUSH)
+
+
+class _Editor:
+    """A line editor; Enter sends a paste of several lines as a whole."""
+
+    def __init__(self, home: Path) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory
+
+        path = home / HISTORY
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        given: dict[str, Any] = {"interrupt_exception": Interrupted, "enable_suspend": True}
+        self._messages: PromptSession[str] = PromptSession(history=FileHistory(str(path)), **given)
+        self._answers: PromptSession[str] = PromptSession(**given)
+        """Reads answers to approvals, which do not go into the history."""
+
+    async def line(self, prompt: str) -> str | None:
+        session = self._messages if prompt == MESSAGE else self._answers
+        try:
+            return await session.prompt_async(prompt, handle_sigint=False)
+        except EOFError:
+            return None
+
+    def drop(self) -> None:
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        for session in (self._messages, self._answers):
+            clear_typeahead(session.input)
+        termios.tcflush(streams.STDIN, termios.TCIFLUSH)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Echo nothing of what is typed inside the block; it is read after it."""
+    if not streams.is_terminal(streams.STDIN):
+        yield
+        return
+    before = termios.tcgetattr(streams.STDIN)
+    mode = termios.tcgetattr(streams.STDIN)
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(streams.STDIN, termios.TCSADRAIN, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(streams.STDIN, termios.TCSADRAIN, before)
