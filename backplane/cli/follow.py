@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -80,13 +80,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(plan: Plan) -> int:
-    """Do the run, print how it ended, and return the exit code. Raises only if no last message was printed."""
-    live = _Live(plan)
+    """Do the run, print how it ended, and return the exit code."""
+    live, fault = _Live(plan), None
     try:
-        anyio.run(live.drive)
-        return _end(plan, live)
-    except Exception as error:
-        return _end_after(plan, live, error)
+        try:
+            anyio.run(live.drive)
+        except Exception as error:
+            left = live.outlet.gone or any(isinstance(leaf, streams.ReaderGone) for leaf in leaves(error))
+            if left or not live.has_ended:
+                raise
+            fault = unforeseen(error)
+        return _end(plan, live, fault)
     finally:
         for line in live.notes:
             streams.note(line)
@@ -100,7 +104,6 @@ class _Live:
     Attributes:
         notes: lines about runs that were cut off before this one.
         sender: sends telemetry, if that is wanted; waited for after the last line.
-        is_closed: True once the run's `final` or `fatal`, or its first piece, is written.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -109,7 +112,6 @@ class _Live:
         self.signal: int | None = None
         self.notes: list[str] = []
         self.sender: Sender | None = None
-        self.is_closed = False
         self.outlet = _Outlet()
         look = terminal.look(plain=plan.json or plan.quiet, sessions=plan.order.abp("session") is not None)
         picture = terminal.picture(plan.backend.id, plan.order.config.model, plan.order.task)
@@ -151,7 +153,7 @@ class _Live:
                     return
                 backend: Backend | str = plan.backend
                 while True:
-                    self._print_choice(attempts)
+                    streams.note(_choice(attempts))
                     await self._attempt(plane, attempts.order, backend, attempts.route)
                     if not await self._goes_on(plane, attempts):
                         return
@@ -198,17 +200,6 @@ class _Live:
         if attempts.stopped is not None:
             streams.note(f"not tried on another backend: {attempts.stopped.message}")
         return goes_on
-
-    def _print_choice(self, attempts: Attempts) -> None:
-        """Print on stderr the backend that was chosen, and the reason."""
-        from backplane.cli.choice import summary
-
-        why = summary(attempts.decision)
-        if attempts.tried:
-            failed = attempts.tried[-1]
-            when = "before it changed anything" if failed.effect is None else f"after {failed.effect}, and hands over"
-            why = f"{failed.backend} failed {when}: {failed.code}; {why}"
-        streams.note(f"backend {attempts.backend} ({why})")
 
     async def _write(self, batch: Events) -> None:
         if self.plan.json:
@@ -324,56 +315,61 @@ class _Outlet:
         return 0
 
 
+def _choice(attempts: Attempts) -> str:
+    """Return the backend that was chosen, and the reason."""
+    from backplane.cli.choice import summary
+
+    why = summary(attempts.decision)
+    if attempts.tried:
+        failed = attempts.tried[-1]
+        when = "before it changed anything" if failed.effect is None else f"after {failed.effect}, and hands over"
+        why = f"{failed.backend} failed {when}: {failed.code}; {why}"
+    return f"backend {attempts.backend} ({why})"
+
+
 # After the end --------------------------------------------------------------------------------------------------------
 
 
-def _end(plan: Plan, live: _Live) -> int:
+def _end(plan: Plan, live: _Live, fault: BackplaneError | None) -> int:
+    """Print the end of a run and return the exit code.
+
+    Args:
+        fault: raised after the run had ended.
+    """
     run, interrupted = live.run, 128 + live.signal if live.signal is not None else None
     if run is None or not live.has_ended:  # Stopped before there was a run.
         return interrupted or READER_GONE
     if not run.is_sealed:  # Its journal could not be sealed either: the next start does that.
-        assert run.end_error is not None
+        fault = fault or run.end_error
+    if fault is not None:
         if plan.json:
-            _write_last_message(plan, run, live)
-        streams.error(run.end_error)
-        return FAILED
+            _write_last_message(plan, run)
+        streams.error(fault)
+        return fault.facts.exit_code if run.is_sealed else FAILED
     receipt = run.receipt
     if plan.verbose:
         for line in decided(receipt):
             streams.note(line)
-    failure: BackplaneError | None = None
     try:
         _copy(plan, run)
     except StoreError as error:  # The end is printed nevertheless.
-        failure = run.facts.redactor.error(error)
+        fault = run.facts.redactor.error(error)
     if not live.outlet.gone:
-        _write_end(plan, run, live, is_copied=plan.receipt is not None and failure is None)
+        _write_end(plan, run, live.terminal, is_copied=plan.receipt is not None and fault is None)
     left = live.outlet.gone and interrupted is None
     why = run.end_error if run.end_error is not None or interrupted else failure_of(receipt)
-    if why is not None and (failure is not None or not left):
+    if why is not None and (fault is not None or not left):
         streams.error(why)
     elif plan.quiet and receipt.outcome != "complete" and run.end is not None:
         streams.note(f"{receipt.outcome} ({run.end.reason}): backplane why {run.id}")
-    if failure is not None:
-        streams.error(failure)
+    if fault is not None:
+        streams.error(fault)
     # Below the error, whose first word is the reason of the exit code.
     for line in remarks(run.id, receipt.outcome, receipt.backplane):
         streams.note(line)
-    if failure is not None:
-        return failure.facts.exit_code
+    if fault is not None:
+        return fault.facts.exit_code
     return READER_GONE if left else interrupted or code_of(receipt, run.end_error)
-
-
-def _end_after(plan: Plan, live: _Live, error: Exception) -> int:
-    """Print the last message of a run that had ended before something raised; else raise the error."""
-    has_left = live.outlet.gone or any(isinstance(leaf, streams.ReaderGone) for leaf in leaves(error))
-    if live.run is None or has_left or live.is_closed or not live.has_ended:
-        raise error
-    if plan.json:
-        _write_last_message(plan, live.run, live)
-    known = unforeseen(error)
-    streams.error(known)
-    return known.facts.exit_code
 
 
 def _copy(plan: Plan, run: Run) -> None:
@@ -403,30 +399,25 @@ def _copy_signature(home: Path, run_id: str, receipt: Path) -> None:
         raise StoreError("receipt_store_failed", error.message, hint=error.hint) from error
 
 
-def _write_last_message(plan: Plan, run: Run, live: _Live) -> None:
+def _write_last_message(plan: Plan, run: Run) -> None:
     for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=plan.settings.limits.line_bytes_max):
         streams.write_bytes(chunk)
-        live.is_closed = True
 
 
-def _write_end(plan: Plan, run: Run, live: _Live, *, is_copied: bool) -> None:
+def _write_end(plan: Plan, run: Run, shown: terminal.Terminal, *, is_copied: bool) -> None:
     if plan.json:
-        _write_last_message(plan, run, live)
-    elif plan.quiet:
+        _write_last_message(plan, run)
+        return
+    if plan.quiet:
         streams.write(f"{streams.printable(run.text)}\n" if run.text else "")
-    else:
-        for text in _summary(run, live.terminal):
-            streams.write(text)
-        if not is_copied and run.end is not None and run.end.reason == "store":
-            # The store could not keep the receipt: this is its only copy.
-            for chunk in run.receipt_chunks():
-                streams.write_bytes(chunk)
-            streams.write("\n")
-
-
-def _summary(run: Run, shown: terminal.Terminal) -> Iterator[str]:
-    yield shown.clear()
-    yield shown.look.end_line()
+        return
+    streams.write(shown.clear() + shown.look.end_line())
     if shown.picture is not None and run.patch is not None and run.patch.is_file():
-        yield from ended.diff(run.patch, shown.look)
-    yield ended.summary(run.receipt, shown.look, run.patch)
+        for line in ended.diff(run.patch, shown.look):
+            streams.write(line)
+    streams.write(ended.summary(run.receipt, shown.look, run.patch))
+    if not is_copied and run.end is not None and run.end.reason == "store":
+        # The store could not keep the receipt: this is its only copy.
+        for chunk in run.receipt_chunks():
+            streams.write_bytes(chunk)
+        streams.write("\n")
