@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backplane.cli.ended import diff
-from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    ToolCall,
+    ToolResult,
+)
+from backplane.view.columns import Span, width, wrapped
 from backplane.view.console import Look
 from backplane.view.diff import changes
 from backplane.view.text import in_workspace
@@ -66,6 +77,43 @@ def test_a_result_of_another_call_is_told_all_the_same() -> None:
         "tool done: bash  (exit 0)",
         "tool done: bash fine",
     ]
+
+
+PROSE = """\
+A **first** line that goes on beyond the width
+- an item that is broken, too
+```
+a line of code that stays whole whatever its width is
+```
+| a row | of a table | stays whole |
+"""
+
+
+@pytest.mark.parametrize("pieces", [[PROSE], list(PROSE), [PROSE[:20], PROSE[20:]]])
+@pytest.mark.parametrize("colours", [True, False])
+def test_prose_wraps_at_words_and_code_and_tables_do_not(pieces: list[str], colours: bool) -> None:
+    look = Look(True, colours=colours, columns=lambda: 20)
+    text = "".join(look.event(AssistantDelta(ts=TS, text=piece)) for piece in pieces)
+    text += look.event(AssistantMessage(ts=TS, text=PROSE))
+    mark, item = ("", "• ") if colours else ("**", "- ")
+    assert re.sub("\x1b\\[[0-9]*m", "", text).splitlines() == [
+        *([f"A {mark}first{mark} line that", "goes on beyond the", "width"] if colours else
+          ["A **first** line", "that goes on beyond", "the width"]),
+        f"{item}an item that is", "  broken, too",
+        "```", "a line of code that stays whole whatever its width is", "```",
+        "| a row | of a table | stays whole |",
+    ]  # fmt: skip
+    whole = Look(True, colours=colours, columns=lambda: 20).event(AssistantMessage(ts=TS, text=PROSE))
+    assert whole == text
+
+
+@given(st.lists(st.tuples(st.text("ab 漢 ", max_size=12), st.sampled_from(["", "bold"])), max_size=5),
+       st.integers(1, 20), st.integers(0, 3))  # fmt: skip
+def test_wrapping_loses_nothing_but_the_spaces_at_breaks(spans: list[tuple[str, str]], size: int, indent: int) -> None:
+    line = tuple(Span(text, colour) for text, colour in spans)
+    rows = ["".join(span.text for span in row) for row in wrapped(line, size, indent)]
+    assert "".join(rows).replace(" ", "") == "".join(text for text, _ in spans).replace(" ", "")
+    assert all(width(row.rstrip(" ")) <= size or " " not in row.strip(" ") for row in rows)
 
 
 STAGE = "/home/u/.local/state/backplane/stage/219132bc-e618-4a51-b53d-dce222fd2ce9/tree"

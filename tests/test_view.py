@@ -258,5 +258,5 @@ def test_the_foot_counts_the_calls_that_it_has_no_room_for() -> None:
     now_ms = (figures.milliseconds(TS) or 0) + 5_000
     foot = live.block(picture, now_ms=now_ms, written="", columns=80, rows=24)
     texts = ["".join(span.text for span in line) for line in foot]
-    assert texts[0] == "→ 2 more calls at work"
+    assert texts[0] == "→ 2 more open calls"
     assert sum("make" in text for text in texts) == live.CALLS_MAX

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 
 class LineReader(Protocol):
-    """Where lines come from."""
+    """A source of lines."""
 
     async def line(self, prompt: str) -> str | None:
         """Return the next line; None at the end of the input.

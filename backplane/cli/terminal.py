@@ -49,7 +49,7 @@ def picture(backend: str, model: str | None, task: str = "", run_id: str = "") -
 
 
 class Terminal:
-    """What stands on stdout for one run. Gives text to write, and writes none.
+    """The text and the foot of one run on stdout. It gives text to write, and writes none.
 
     Args:
         picture: of the run so far, drawn at the foot; None if nothing is painted over.

@@ -1,4 +1,4 @@
-"""The lines that show what an approval decides: a command, the change of a file, or an input's members. Pure."""
+"""Draws what an approval decides: a command and its folder, the change of a file, or an input. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def decided(body: Mapping[str, Any]) -> list[str]:
     """Return the lines that show what an answer to an `ask` decides, escaped for a terminal."""
     found = [printable(in_workspace(_cut(line))) for line in _lines(body)]
     more = [f"… {len(found) - LINES_MAX} more lines"] if len(found) > LINES_MAX else []
-    return found[:LINES_MAX] + more + [printable(line) for line in _options(body)]
+    options = [printable(f"{number}. {label}") for number, label in enumerate(choices(body.get("options")), 1)]
+    return found[:LINES_MAX] + more + options
 
 
 def _cut(line: str) -> str:
@@ -90,7 +91,3 @@ def _member(name: str, value: Json) -> Iterator[str]:
     first, *rest = (value if isinstance(value, str) else str(value)).split("\n")
     yield f"{name}: {first}"
     yield from (f"  {line}" for line in rest)
-
-
-def _options(body: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{number}. {label}" for number, label in enumerate(choices(body.get("options")), 1))

@@ -47,7 +47,7 @@ class _ShownCall(msgspec.Struct, eq=False):
 
 
 class Look:
-    """How events are drawn: state between them, such as the streamed line that has no end yet.
+    """Draws events one after the other; it knows the streamed line that has no end yet.
 
     Args:
         terminal: draw marks and wrap prose; a line without end waits in `written`, to be painted apart.

@@ -1,4 +1,4 @@
-"""Draws what a live run does as a few lines at the foot of a terminal. Pure: a picture goes in, lines come out."""
+"""Draws a live run as a few lines at the foot of a terminal. Pure: a picture in, lines out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.view.picture import Picture, ShownCall, Step
 from backplane.view.text import in_workspace, one_line
 
 WRITTEN_ROWS_MAX: Final = 3
-"""Rows of an unfinished line; the terminal has the lines above once they end."""
+"""Most rows of the line that the agent is writing; all of it goes above the foot at its end."""
 
 CALLS_MAX: Final = 3
 STEPS_MAX: Final = 6
@@ -21,7 +21,7 @@ ROWS_LEFT: Final = 2
 """Rows of the terminal that stay free, so that nothing scrolls while it is drawn."""
 
 MARKS: Final = {"done": ("✓", "green"), "doing": ("▸", "yellow"), "open": ("·", "dim")}
-"""State of a plan's step → its mark and colour."""
+"""Mark and colour of a plan's step, by its state."""
 _STATES: Final = {"waiting": "yellow", "working": "green"}
 
 FIRST_MS: Final = 1000
@@ -29,7 +29,7 @@ FIRST_MS: Final = 1000
 
 
 def block(picture: Picture, *, now_ms: int, written: str, columns: int, rows: int) -> list[Line]:
-    """Return the foot of a live run's terminal.
+    """The foot of a live run's terminal.
 
     Args:
         now_ms: the time now, in milliseconds since 1970.
@@ -54,15 +54,14 @@ def _foot(picture: Picture, now_ms: int, lasted_ms: int) -> Iterator[Line]:
 
 
 def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
-    """Yield the calls that have been open for a second, the newest last; their output stands above."""
-    calls = [
-        (call, _since_s(call, now_ms)) for call in sorted(picture.open_calls.values(), key=lambda call: call.number)
-    ]
+    """Yield the calls that have been open for a second, the newest last; their output goes above the foot."""
+    calls = [(call, _since_s(call, now_ms)) for call in sorted(picture.open_calls.values(), key=lambda it: it.number)]
     slow = [(call, seconds) for call, seconds in calls if seconds >= 1]
     if len(slow) > CALLS_MAX:
-        yield (Span(f"→ {len(slow) - CALLS_MAX} more calls at work", "dim"),)
+        yield (Span(f"→ {len(slow) - CALLS_MAX} more open calls", "dim"),)
     for call, seconds in slow[-CALLS_MAX:]:
-        yield (Span("→ ", "cyan"), Span(_about(call)), Span(f"  {elapsed(seconds)}", "dim"))
+        about = f"{one_line(call.tool)} {one_line(in_workspace(call.about), 200)}".rstrip()
+        yield (Span("→ ", "cyan"), Span(about), Span(f"  {elapsed(seconds)}", "dim"))
 
 
 def _since_s(call: ShownCall, now_ms: int) -> int:
@@ -70,24 +69,19 @@ def _since_s(call: ShownCall, now_ms: int) -> int:
     return (now_ms - began) // 1000 if began is not None else 0
 
 
-def _about(call: ShownCall) -> str:
-    return f"{one_line(call.tool)} {one_line(in_workspace(call.about), 200)}".rstrip()
-
-
 def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
-    """Yield the steps around the current one."""
+    """Yield the steps around the first one that is not done."""
     at = next((number for number, step in enumerate(plan) if step.state != "done"), len(plan))
     first = max(0, min(at - 1, len(plan) - STEPS_MAX))
-    shown = plan[first : first + STEPS_MAX]
-    for step in shown:
+    for step in plan[first : first + STEPS_MAX]:
         mark, colour = MARKS[step.state]
         yield (Span(f"{mark} ", colour), Span(one_line(step.text, 200), "dim" if step.state == "done" else ""))
-    if len(plan) > len(shown):
-        yield (Span(f"  {len(plan) - len(shown)} more steps", "dim"),)
+    if len(plan) > STEPS_MAX:
+        yield (Span(f"  {len(plan) - STEPS_MAX} more steps", "dim"),)
 
 
 def _files(picture: Picture) -> Iterator[Line]:
-    """Yield the files that the agent says it changed; the diff at the end shows what it did."""
+    """Yield the files that the agent says it has changed; the patch at the end shows the truth."""
     names = [one_line(in_workspace(path), 80) for path in picture.files]
     if names:
         more = f" and {len(names) - FILES_MAX} more" if len(names) > FILES_MAX else ""
@@ -96,10 +90,8 @@ def _files(picture: Picture) -> Iterator[Line]:
 
 def _status(picture: Picture, lasted_ms: int) -> Line:
     state = "repeating" if picture.retry is not None and picture.state == "working" else picture.state
-    parts = [elapsed(lasted_ms // 1000), one_line(picture.backend, 40)]
-    if picture.model:
-        parts.append(one_line(picture.model, 40))
-    usage = picture.usage
+    parts = [elapsed(lasted_ms // 1000), one_line(picture.backend, 40), one_line(picture.model or "", 40)]
+    usage, waits = picture.usage, picture.waits
     if usage.input_tokens is not None or usage.output_tokens is not None:
         parts.append(f"{count(usage.input_tokens)} in {count(usage.output_tokens)} out")
     if picture.cost_usd_micros is not None:
@@ -108,7 +100,6 @@ def _status(picture: Picture, lasted_ms: int) -> Line:
         parts.append(f"{sum(step.state == 'done' for step in picture.plan)} of {len(picture.plan)} steps")
     if picture.retry is not None:
         parts.append(one_line(picture.retry.message, 120))
-    waits = picture.waits
     if waits is not None:
         parts.append(f"backplane answer {picture.run_id[:8]} {one_line(waits.id, 40)} allow|deny")
-    return (Span(state, _STATES.get(state, "cyan")), Span("  " + "  ".join(parts), "dim"))
+    return (Span(state, _STATES.get(state, "cyan")), Span("  " + "  ".join(filter(None, parts)), "dim"))

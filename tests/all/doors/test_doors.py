@@ -199,11 +199,28 @@ def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: 
     assert "mock ends: complete" in watch.text
 
 
+def test_two_answers_pasted_into_watch_both_count(tmp_path: Path, backplane_home: Path) -> None:
+    other = {"tool": {"name": "bash", "input": {"command": "echo ho > other.txt"}}}
+    with running(tmp_path, [CALL, other, {"say": "bye"}], "--on-ask", "wait") as child:
+        asked()
+        watch = Window(["watch"])
+        until(lambda: watch.shows("[?]: "))
+        watch.type("y\nn not that\n")
+        assert child.wait(WAIT_S) == 0
+        assert watch.ends() == 0
+    told = [event["ext"]["answer"] for event in receipt()["trace"] if "answer" in event.get("ext", {})]
+    assert [(answer["decision"], answer["reason"].partition(" (from")[0]) for answer in told][-2:] == [
+        ("allow", "a person said yes"),
+        ("deny", "not that"),
+    ]
+
+
 def test_watch_of_a_run_that_has_ended_ends_with_its_code(tmp_path: Path, backplane_home: Path) -> None:
     assert cli("run", "--backend", "shell", "exit 3", cwd=tmp_path).returncode == 1
     told = cli("watch")
     assert told.returncode == 1
     assert "the command ended with exit code 3" in told.stdout
+    assert told.stderr.startswith("execution_tool_failed: ")
 
 
 # The desk -------------------------------------------------------------------------------------------------------------
