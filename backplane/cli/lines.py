@@ -49,8 +49,8 @@ class LineReader(Protocol):
 
 
 def reader(home: Path) -> LineReader:
-    """Return the editor if a person types and the extra is installed, else a plain reader of lines."""
-    if not streams.is_interactive():
+    """Return the editor on a terminal that it can draw on, if the extra is installed; else a plain reader of lines."""
+    if not (streams.is_interactive() and streams.is_painted(streams.STDOUT)):
         return _Plain()
     try:
         return _Editor(home)
@@ -96,12 +96,16 @@ class _Editor:
 
     def __init__(self, home: Path) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import FileHistory
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
 
         path = home / HISTORY
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        history: FileHistory | InMemoryHistory = FileHistory(str(path))
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError:  # The state folder is read-only.
+            history = InMemoryHistory()
         given: dict[str, Any] = {"interrupt_exception": Interrupted, "enable_suspend": True}
-        self._messages: PromptSession[str] = PromptSession(history=FileHistory(str(path)), **given)
+        self._messages: PromptSession[str] = PromptSession(history=history, **given)
         self._answers: PromptSession[str] = PromptSession(**given)
         """Reads answers to approvals, which do not go into the history."""
 

@@ -239,6 +239,17 @@ def test_without_the_extra_the_terminal_edits_lines(folder: Path, tmp_path: Path
     assert chat.ends() == 0
 
 
+def test_a_dumb_terminal_gets_no_escape(folder: Path, backplane_home: Path) -> None:
+    chat = Pty(["chat"], columns=40, cwd=folder, env={"TERM": "dumb"})
+    chat.wait("> ")
+    chat.type("hello\r")
+    chat.wait(heard("hello"))
+    chat.wait("> ")
+    chat.type("\x04")
+    assert chat.ends() == 0
+    assert "\x1b" not in chat.text
+
+
 def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, backplane_home: Path) -> None:
     words = [*PYTHON, "-m", "backplane", "chat", "--backend", "shell"]
     pipe = subprocess.PIPE
