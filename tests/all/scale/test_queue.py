@@ -68,7 +68,7 @@ def test_contents_travel_by_a_server_bounded_and_checked(tmp_path: Path) -> None
             store.fetch(name, tmp_path / "changed")
         with pytest.raises(BackplaneError, match="is not a SHA-256"):
             store.fetch("../calc.py", tmp_path / "odd")
-    with pytest.raises(BackplaneError, match="the content store .* cannot be used") as caught:
+    with pytest.raises(BackplaneError, match=r"the content store .* cannot be used") as caught:
         store.put(iter((b"x",)))
     assert "secret-of-the-server" not in f"{caught.value} {caught.value.hint}"
 
