@@ -13,11 +13,13 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from backplane.testing import Fault, ModelServer, Script, Turn
 from backplane.upstream import baseurl, probe
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint
 from tests.in_process import in_process
+from tests.scripted import one_document
 
 S_MAX = 60
 KEY = "sk-the-secret-of-this-test"
@@ -75,7 +77,7 @@ def test_a_base_with_its_version_whose_path_answers_an_event_stream_is_right(pro
 
 
 def test_an_answer_that_does_not_stream_is_a_note() -> None:
-    with playing(turn(answer_as="whole")) as server:
+    with playing(replace(one_document("anthropic", Turn(text="ok")), times=None)) as server:
         (found,) = check("anthropic", server.base_url("anthropic"))
     assert found.state == "note"
 
@@ -129,10 +131,7 @@ def test_a_web_page_is_told_as_one() -> None:
     protocol: Any = "anthropic"
     page = b"<!doctype html><title>Sign in to\nthe proxy</title>"
     for status in (200, 404, 503):
-        fault = {"status": status, "headers": {"content-type": "text/html"}, "body": page.decode()}
-        with playing(
-            turn(**(fault if status != 200 else {"raw": page, "headers": {"content-type": "text/html"}}))
-        ) as server:
+        with playing(turn(status=status, headers={"content-type": "text/html"}, raw=page)) as server:
             found = check(protocol, server.base_url(protocol))
         assert found[-1].state == "missing"
         assert "HTTPS_PROXY" in found[-1].fix
@@ -142,7 +141,7 @@ def test_a_web_page_is_told_as_one() -> None:
 def test_a_redirect_is_not_followed_and_its_target_is_named(protocol: Any) -> None:
     end = PROTOCOLS[protocol].path or "/models/m:streamGenerateContent"
     target = f"https://b.example/v1{end}?key={OTHER}"
-    with playing(turn(status=308, headers={"location": target}, body="")) as server:
+    with playing(turn(status=308, headers={"location": target}, raw=b"")) as server:
         found = check(protocol, server.base_url(protocol))
     assert found[-1].state == "missing"
     assert found[-1].fix == "base_url = 'https://b.example/v1'"
@@ -211,7 +210,7 @@ def test_a_service_that_says_nothing_is_given_up() -> None:
     async def run(base_url: str) -> list[Check]:
         return await probe.probe(Endpoint(protocol="anthropic", base_url=base_url, first_byte_s=0.2), "m")
 
-    with playing(turn(hang=True)) as server:
+    with playing(turn(first_byte_ms=1000)) as server:
         found = anyio.run(run, server.base_url("anthropic"))
     assert found[-1].state == "missing"
 

@@ -416,6 +416,7 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "kimi": (
         SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "shape"),
         SchemaRule(_no_reference, NO_REFERENCE, MFJS),
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "shape"),  # those of the reference's target
         SchemaRule(_no_choices, NO_CHOICES, MFJS),
         SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
         SchemaRule(_bare_references(), NO_MEMBERS, MFJS),

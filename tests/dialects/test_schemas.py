@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backplane.dialects import translate
@@ -155,6 +155,7 @@ schemas = st.recursive(
 
 
 @given(st.sampled_from(DIALECTS), schemas)
+@example("kimi", {"definitions": {"b": {"definitions": {}}}, "$ref": "#/definitions/b"})
 def test_any_schema_is_written_once_and_for_all_and_the_callers_own_stays(dialect: str, schema: dict[str, Any]) -> None:
     before = copy.deepcopy(schema)
     sent, changes = accepted(schema, dialect)
