@@ -49,7 +49,7 @@ def options(p: Parser) -> None:
     add.many(p, "--image", metavar="FILE", help="show this picture with your first words")
     add.value(p, "--system", metavar="TEXT", help="instructions for the whole conversation")
     add.root(p)
-    add.flag(p, "--in-place", help="work in the folder itself, not in a copy")
+    add.in_place(p)
     add.value(
         p, "--policy", metavar="FILE", help="policy as JSON, or default, strict or ci; with --resume it only tightens"
     )
@@ -116,7 +116,7 @@ class _Chat:
         args, home = self._args, self._registry.plane.home
         root = str(streams.folder() / args.root) if args.root else None
         given: dict[str, Any] = {"model": args.model, "system_prompt": args.system, "policy": args.policy}
-        given |= {"max_turns": args.max_turns, "mode": "pass_through" if args.in_place else None, "on_ask": on_ask}
+        given |= {"max_turns": args.max_turns, "mode": add.mode_of(args.in_place), "on_ask": on_ask}
         if args.resume is None:
             config: SessionConfig = SessionConfig(root=root or str(streams.folder()), **given)
             return await self._registry.get(args.backend).create_session(config)
