@@ -109,4 +109,4 @@ def test_doctor_says_where_each_backend_asks(tmp_path: Path, monkeypatch: pytest
     environ = {"ANTHROPIC_BASE_URL": GATE, "ANTHROPIC_API_KEY": "k" * 20, "HOME": str(tmp_path), "PATH": "/usr/bin"}
     told = {(one.name, one.fact) for one in examine(environ, tmp_path, file)}
     assert any(name == "backend mine" and f"asks {GATE}" in fact for name, fact in told)
-    assert ("service far", f"asks {GATE}/v1") in told
+    assert ("service far", f"address {GATE}/v1") in told

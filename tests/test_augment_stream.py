@@ -308,9 +308,9 @@ def test_the_command_writes_each_line_when_its_chunk_came(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        (["--from", "augment", "--to", "claude", "--kind", "stream"], "no stream goes from augment to claude"),
-        (["--from", "claude", "--to", "augment", "--kind", "request"], "no request goes from claude to augment"),
-        (["--from", "openai", "--to", "claude", "--asked", "x"], "--asked is for --to augment"),
+        (["--from", "augment", "--to", "claude", "--kind", "stream"], "from augment to claude"),
+        (["--from", "claude", "--to", "augment", "--kind", "request"], "from claude to augment"),
+        (["--from", "openai", "--to", "claude", "--asked", "x"], "--asked has no effect without --to augment"),
     ],
 )
 def test_a_direction_that_does_not_exist_says_which_do(words: list[str], fact: str) -> None:

@@ -16,7 +16,7 @@ PARSERS = {tuple(name.split()): Parser(name, load(name)) for name in COMMANDS}
 
 
 def options_of(made: Parser) -> dict[str, argparse.Action]:
-    return {one.option_strings[-1]: one for one in made._actions if one.option_strings and one.dest != "help"}
+    return {name: one for one in made._actions for name in one.option_strings if one.dest != "help"}
 
 
 # Not read at all ------------------------------------------------------------------------------------------------------
