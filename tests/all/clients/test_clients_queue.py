@@ -23,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     *words, serve = place.server
     queue = ["--engine", f"sqlite:///{place.folder / 'queue.sqlite'}"]
     place.server = [*words, serve, *queue]
-    worker = [*words, "worker", *queue, "--slots", "2", "--poll", "0.2", "--lease", "30"]
+    worker = [*words, "queue", "worker", *queue, "--slots", "2", "--poll", "0.2", "--lease", "30"]
     env = place.env | {"BACKPLANE_HOME": str(place.folder / "worker")}
     with (place.folder / "worker.log").open("wb") as log:
         process = subprocess.Popen(worker, env=env, stdout=log, stderr=log)

@@ -202,7 +202,7 @@ def test_f51_pruning_makes_room_on_a_disk_that_is_full(ground: Ground) -> None:
         assert len(list((ground.home / "runs").iterdir())) == 1
         assert ground.call("receipts", "verify").code == 0
         again = ground.call("prune", "--keep", "1")
-        assert (again.code, again.stdout[:18]) == (0, b"0 receipts pruned;")
+        assert (again.code, again.stdout[:18]) == (0, b"0 runs pruned; the")
 
 
 FILLING = """

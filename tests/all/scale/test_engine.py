@@ -51,7 +51,7 @@ def test_a_sqlite_that_knows_no_milliseconds_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable, "SQLITE_MIN", (99,))
-    with pytest.raises(ConfigError, match=r"needs SQLite 3\.42 under this Python, and it has 3\.") as told:
+    with pytest.raises(ConfigError, match=r"needs SQLite 3\.42 or newer with this Python, which has 3\.") as told:
         DurableEngine(f"sqlite:///{tmp_path / 'queue.sqlite'}")
     assert told.value.code == "config_invalid"
     assert not list(tmp_path.iterdir())

@@ -127,7 +127,7 @@ def test_a_limit_set_before_the_first_order_makes_the_queue_and_holds(
     here: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["queue", "limit", "--engine", here]) == 2
-    assert "`queue limit` make a new one" in capfd.readouterr().err
+    assert "`limit` make a new queue" in capfd.readouterr().err
     words = ["queue", "limit", "--engine", here, "--label", "gpu"]
     assert main([*words, "--budget-usd", "1.5", "--concurrency", "2", "--rate", "3/60"]) == 0
     assert main(["queue", "submit", "true", "--engine", here, "--label", "gpu"]) == 0

@@ -7,6 +7,7 @@ and why. `table` prints all of them; `test_cases.py` holds the page `docs/guide/
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 import zlib
@@ -37,7 +38,7 @@ from backplane.testing import Failure, Fault, ScriptUsage, Turn
 from tests.all.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 from tests.test_deltas import fold
 
-SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
+SLEEPER = f"import time; open('began', 'w').close(); time.sleep(297.{os.getpid()})"
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},

@@ -62,7 +62,7 @@ async def test_functions_and_servers_of_the_configuration_are_its_tools(ground: 
     assert ["badger" in words[0], "walrus" in words[1], "policy_denied" in words[2]] == [True, True, True]
     assert asked == ["blue"]
     assert "walrus" in json.dumps(seen.server.requests[2].body)
-    assert "Say the word of a house." in json.dumps(seen.server.requests[0].body)
+    assert "Say the word of a house." in json.dumps([one.body for one in seen.server.requests])
     tools = ["mcp__functions__word_of", "mcp__house__word", "mcp__functions__other_of"]
     assert [event.tool_name for event in seen.of(ToolResult)] == tools
     assert tools[0] in [event.body.get("name") for event in seen.of(Approval)]
