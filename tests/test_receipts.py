@@ -17,7 +17,6 @@ from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, ToolCall, Warned
 from backplane.contract.receipt import Receipt, Usage, read_receipt, receipt_hash, verify_bytes
 from backplane.errors import StoreError
-from backplane.receipts.comparison import ABSENT, Difference, compare
 from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import read_facts
 from backplane.receipts.manifests import keep_manifest, kept_manifest
@@ -238,32 +237,3 @@ def test_a_manifest_that_cannot_be_read_is_not_there(tmp_path: Path, content: by
     keep_manifest(tmp_path, "k", {"capabilities": {}})
     next((tmp_path / "manifests").iterdir()).write_bytes(content)
     assert kept_manifest(tmp_path, "k") is None
-
-
-# Comparing ------------------------------------------------------------------------------------------------------------
-
-
-def test_receipts_differ_where_they_differ(tmp_path: Path) -> None:
-    left = receipt_of([delta("a"), delta("b")], "11111111-1111-4111-8111-111111111111", usage_raw={"a/b~": 1, "n": 1})
-    right = msgspec.structs.replace(
-        left,
-        trace=Trace.of([delta("a"), delta("B"), delta("c")]),
-        usage_raw={"a/b~": 1.0, "m": [1, 2], "n": True},
-        outcome="partial",
-    )
-    assert compare(left, left) == []
-    assert compare(left, right) == [
-        Difference("/usage_raw/a~1b~0", 1, 1.0),
-        Difference("/usage_raw/m", ABSENT, [1, 2]),
-        Difference("/usage_raw/n", 1, True),
-        Difference("/outcome", "complete", "partial"),
-        Difference("/trace/1/text", "b", "B"),
-        Difference("/trace/2", ABSENT, {"text": "c", "ts": TS, "type": "assistant_delta"}),
-    ]
-    assert len(compare(left, right, limit=2)) == 2
-
-
-@given(receipt_cases.receipts)
-@settings(max_examples=30)
-def test_a_receipt_does_not_differ_from_itself(receipt: Receipt) -> None:
-    assert compare(receipt, receipt) == []
