@@ -125,6 +125,22 @@ def findings_of(added: Mapping[str, Json]) -> RunFindings:
     )
 
 
+REASONS_MAX: Final = 5
+"""Most reasons in one text; the receipt has them all."""
+
+
+def reasons_of(rows: Json) -> list[str]:
+    """Return why each call or file of `enforcement.violations` (or a list like it) was forbidden, each reason once."""
+    found = (
+        [row.get("reason") or row.get("rule") for row in rows if isinstance(row, dict)]
+        if isinstance(rows, list)
+        else []
+    )
+    once = list(dict.fromkeys(map(str, found)))
+    more = [f"and {len(once) - REASONS_MAX} more, see the receipt"] if len(once) > REASONS_MAX else []
+    return once[:REASONS_MAX] + more
+
+
 def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
 

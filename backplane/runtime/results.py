@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.contract.events import CheckpointReported, carried
+from backplane.contract.receipt import reasons_of
 from backplane.errors import ConfigError, PolicyError, StoreError, WorkspaceError
 from backplane.receipts.audit import patch_hash, record_hash
 from backplane.receipts.store import Store
@@ -40,8 +41,6 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PLAIN: Final = Wish()
-VIOLATIONS_MAX: Final = 5
-"""Reasons of violations in one error; the receipt has all of them."""
 
 
 def apply_once(folder: StateFolder, run_id: str) -> tuple[str, ...]:
@@ -68,7 +67,9 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
     if wish.at is None and not _has_patch(receipt, patch):
         refuse_unknown(folder, row.run_id)
         return NOTHING_DONE
-    if not wish.accept_violations and (reasons := violations(receipt)):
+    enforcement = receipt.backplane.get("enforcement")
+    reasons = reasons_of(enforcement.get("violations")) if isinstance(enforcement, dict) else []
+    if reasons and not wish.accept_violations:
         hint = f"read the patch, then: backplane apply {row.run_id[:8]} --accept-violations"
         raise PolicyError("policy_denied", f"the run did not keep its policy: {'; '.join(reasons)}", hint=hint)
     if wish.at is None and patch is not None and not (run_dir / RECORD_NAME).exists():
@@ -121,14 +122,6 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
         fact = f"the checkpoints in the receipt of run {receipt.meta.run_id} cannot be read: {error}"
         hint = f"nothing was changed; see where it comes from: backplane receipts show {receipt.meta.run_id}"
         raise StoreError("receipt_store_failed", fact, hint=hint) from error
-
-
-def violations(receipt: Receipt) -> list[str]:
-    """Return why each thing that was done is forbidden, each reason once."""
-    enforcement = receipt.backplane.get("enforcement")
-    rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
-    reasons = [str(row.get("reason") or row.get("rule")) for row in rows or () if isinstance(row, dict)]
-    return list(dict.fromkeys(reasons))[:VIOLATIONS_MAX]
 
 
 def _has_patch(receipt: Receipt, patch: Path | None) -> bool:

@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.contract.canonical import Json
-from backplane.contract.receipt import Receipt
+from backplane.contract.receipt import Receipt, reasons_of
 from backplane.view.console import Look
 from backplane.view.findings import outcome_words
 from backplane.view.text import one_line, printable
@@ -24,9 +23,6 @@ NAMES_SHOWN: Final = 5
 
 VALUE_CHARS_MAX: Final = 4000
 """Most characters of an answer in the shape that an order asked for; the receipt has all of it."""
-
-VIOLATIONS_MAX: Final = 5
-"""Most lines about forbidden calls; the receipt has them all."""
 
 _DIFF_COLOURS: Final = {"+++": "bold", "---": "bold", "diff ": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
@@ -61,7 +57,7 @@ def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
         ("violations", "red", "policy not kept"),
         ("attempts", "yellow", "forbidden, and failed"),
     ):
-        lines += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in _reasons(held.get(name))]
+        lines += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in reasons_of(held.get(name))]
     if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
         lines.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
     if unheard := as_list(added.get("unheard")):
@@ -106,14 +102,6 @@ def names(paths: Sequence[str]) -> str:
     """Return one line with the first files of a list, and how many more there are."""
     more = f" and {len(paths) - NAMES_SHOWN} more" if len(paths) > NAMES_SHOWN else ""
     return one_line(", ".join(paths[:NAMES_SHOWN]), VALUE_CHARS_MAX) + more
-
-
-def _reasons(rows: Json) -> list[str]:
-    """Return why each call was forbidden, each reason once."""
-    found = [row.get("reason") or row.get("rule") for row in as_list(rows) if isinstance(row, dict)]
-    once = list(dict.fromkeys(map(str, found)))
-    more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
-    return once[:VIOLATIONS_MAX] + more
 
 
 def _usage(receipt: Receipt) -> str:

@@ -15,7 +15,7 @@ from backplane.receipts.memory import Remembered, mentions, remembered, state_of
 from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
-from backplane.runtime.results import kept, violations
+from backplane.runtime.results import kept
 from backplane.view.load import comparison_of, diagnosis_of, patch_of
 from backplane.view.page import PARTS, Shown, draw_row, part, verdict
 from backplane.view.picture import Picture, ShownQuestion
@@ -159,7 +159,7 @@ class Follower:
             now_ms=_now_ms(),
         )
         checkpoints = [one.name for one in kept(receipt)] if receipt is not None else []
-        is_bad = receipt is not None and bool(violations(receipt))
+        is_bad = receipt is not None and receipt.findings.violations > 0
         return {
             "title": one_line(picture.task, 80),
             "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
