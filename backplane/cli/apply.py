@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backplane import config
@@ -10,7 +12,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
 from backplane.runtime.results import Wish, apply_result
-from backplane.runtime.state import StateFolder, settle
+from backplane.runtime.state import StateFolder
 from backplane.workspace import Applied
 
 HELP = "Apply a run's patch to the original workspace: all of it or nothing."
@@ -27,15 +29,24 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    home = config.home_path(os.environ)
-    for found in settle(home):
-        streams.note(found.describe())
     root = Path(args.root).expanduser() if args.root is not None else None
     wish = Wish(
         at=args.at, root=root, check=args.check, merge=args.merge, accept_violations=args.accept_violations
     )  # fmt: skip
-    write_files(apply_result(StateFolder(home), args.run, wish), is_check=args.check)
+    with state_folder() as folder:
+        write_files(apply_result(folder, args.run, wish), is_check=args.check)
     return 0
+
+
+@contextmanager
+def state_folder() -> Iterator[StateFolder]:
+    """Yield this user's state folder, and say on stderr what it finished of a process that was killed."""
+    folder = StateFolder(config.home_path(os.environ))
+    try:
+        yield folder
+    finally:
+        for line in (*folder.notes, *folder.problems):
+            streams.note(line)
 
 
 def write_files(done: Applied, *, is_check: bool) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
-from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.apply import write_files
+from backplane.cli.apply import state_folder, write_files
 from backplane.cli.command import Args, Parser, open_store
 from backplane.runtime.results import kept, rewind_result
-from backplane.runtime.state import StateFolder, settle
 from backplane.workspace.checkpoints import Checkpoint
 
 HELP = "Restore a workspace with a run's result to one of the run's checkpoints. Without NAME, list the checkpoints."
@@ -40,8 +36,6 @@ def run(args: Args) -> int:
             made = kept(store.load(args.run))
         streams.write_rows(made, _line, "no checkpoints; `run --checkpoints` makes them", as_json=args.json)
         return 0
-    home = config.home_path(os.environ)
-    for left in settle(home):
-        streams.note(left.describe())
-    write_files(rewind_result(StateFolder(home), args.run, args.name, check=args.check), is_check=args.check)
+    with state_folder() as folder:
+        write_files(rewind_result(folder, args.run, args.name, check=args.check), is_check=args.check)
     return 0
