@@ -67,7 +67,7 @@ class StoredHead(msgspec.Struct, frozen=True):
 
 
 class VendorStore(msgspec.Struct, frozen=True, kw_only=True):
-    """How one vendor's program keeps conversations."""
+    """The form in which one vendor's program stores conversations."""
 
     home: tuple[str, ...]
     """The variable that names its folder, the folder below the user's home without that, and what is below either."""

@@ -54,10 +54,7 @@ def options(p: Parser) -> None:
         p, "--policy", metavar="FILE", help="policy as JSON, or default, strict or ci; with --resume it only tightens"
     )
     add.value(p, "--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
-    p.add_argument(
-        "--on-ask", choices=("deny", "allow", "prompt"),
-        help="answer approvals so (default: prompt on a terminal, else deny)",
-    )  # fmt: skip
+    add.on_ask(p)
     add.config(p)
 
 

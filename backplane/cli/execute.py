@@ -192,16 +192,12 @@ def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[st
         raise wrong(fact, "add --json, and give the task and files without `-`; events with ext.ask are the questions")
     if how in asking.WORDS:
         return how
+    from backplane.runtime.faults import require_program  # Most runs name no command.
+
     words = hooks.from_command("pre_tool", how, cwd).run
     assert isinstance(words, tuple)
-    _require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
+    require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
     return words
-
-
-def _require_program(program: str, environ: Mapping[str, str], hint: str) -> None:
-    from backplane.runtime.faults import require_program
-
-    require_program(program, environ, hint)
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:

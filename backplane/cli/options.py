@@ -130,12 +130,16 @@ def files(p: Group) -> None:
     many(p, "--context", metavar="FILE", help="point the agent to this file")
 
 
-def policy(p: Group) -> None:
-    value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
+def on_ask(p: Group) -> None:
+    """Add who answers the approvals of a conversation."""
+    p.add_argument(
+        "--on-ask", choices=("deny", "allow", "prompt"),
+        help="answer approvals so (default: prompt on a terminal, else deny)",
+    )  # fmt: skip
 
 
 def rights(p: Group) -> None:
-    policy(p)
+    value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
     many(p, "--allow-tool", metavar="TOOL", help="allow only this tool, and others that an option or the policy allows")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     flag(p, "--lenient", help="accept an order with unknown members")
@@ -172,14 +176,10 @@ def queue(p: Group, *, content: bool = False) -> None:
         help="the queue's database: sqlite:///FILE or postgresql://… (default: a file in the state folder)",
     )  # fmt: skip
     if content:
-        contents(p)
-
-
-def contents(p: Group) -> None:
-    value(
-        p, "--content", metavar="PLACE",
-        help="folder or URL of the files that submitters and workers share (default: beside the SQLite file)",
-    )  # fmt: skip
+        value(
+            p, "--content", metavar="PLACE",
+            help="folder or URL of the files that submitters and workers share (default: beside the SQLite file)",
+        )  # fmt: skip
 
 
 def order_id(p: Group) -> None:

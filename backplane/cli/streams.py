@@ -127,7 +127,7 @@ def write(text: str) -> None:
 
 
 def write_lines(lines: Iterable[str], none: str) -> None:
-    """Write each line to stdout; if there are none, write `none` to stderr."""
+    """Write each line to stdout, or the text `none` to stderr for an empty list."""
     empty = True
     for line in lines:
         write(line + "\n")
@@ -137,7 +137,7 @@ def write_lines(lines: Iterable[str], none: str) -> None:
 
 
 def write_rows(rows: Iterable[T], line: Callable[[T], str], none: str, *, as_json: bool) -> None:
-    """Write each row to stdout, as JSON or as its line; if there are none, people read `none` on stderr."""
+    """Write each row to stdout, as JSON or as its line; for an empty list people read the text `none` on stderr."""
     if not as_json:
         write_lines(map(line, rows), none)
         return

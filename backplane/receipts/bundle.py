@@ -235,11 +235,15 @@ def _read_inside(path: Path) -> bytes:
     try:
         is_file = stat.S_ISREG(path.lstat().st_mode)
     except OSError as error:
-        fact = f"{path} cannot be read: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder") from error
+        raise _unreadable(path, error) from error
     if not is_file:
         raise ConfigError("config_invalid", f"{path} is no regular file", hint="export it anew")
     return read_bounded(path)
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    fact = f"{path} cannot be read: {error.strerror}"
+    return ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder")
 
 
 def read_bounded(path: Path) -> bytes:
@@ -248,8 +252,7 @@ def read_bounded(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(RECEIPT_BYTES_MAX + 1)
     except OSError as error:
-        fact = f"{path} cannot be read: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder") from error
+        raise _unreadable(path, error) from error
     if len(data) > RECEIPT_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
     return data

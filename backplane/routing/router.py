@@ -171,7 +171,7 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """All that were considered: the eligible ones from best to worst, then the others in the configuration's order."""
 
     def told(self) -> Route:
-        """What a receipt keeps under `usage_raw.backplane.route`, and `run --dry-run --json` prints."""
+        """Return what a receipt has under `usage_raw.backplane.route`, and `run --dry-run --json` prints."""
         return Route(
             task=self.task,
             strategy=self.strategy,

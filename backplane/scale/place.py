@@ -35,6 +35,9 @@ class QueuePlace:
         content: folder or URL of the content store; None means a folder beside the file.
         may_make: a missing file is made; a folder above it never is.
 
+    Attributes:
+        file: the file of the queue; None for a queue on a server.
+
     Raises:
         ConfigError: `config_invalid`: the engine or the place does not exist, or the extra is not installed.
     """
@@ -45,7 +48,7 @@ class QueuePlace:
         self.url = engine if engine is not None else f"sqlite:///{config.home(os.environ) / 'queue.sqlite'}"
         self.content = content
         path = self.url.removeprefix("sqlite:///") if self.url.startswith("sqlite:///") else None
-        self._file = Path(path.partition("?")[0]) if path is not None else None
+        self.file = Path(path.partition("?")[0]) if path is not None else None
         if path is None and not self.url.startswith("postgresql://"):
             fact = f"{self.url.partition(':')[0][:40]!r} is not a kind of engine"
             raise _invalid(fact, "give sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
@@ -54,32 +57,27 @@ class QueuePlace:
         folder = Path(content) if content is not None and "://" not in content else None
         if folder is not None and not folder.exists():
             _require_folder(folder.parent if may_make else folder, "--content")
-        self.is_new = self._file is not None and not self._file.exists()
-        if self._file is not None and self.is_new:
+        self.is_new = self.file is not None and not self.file.exists()
+        if self.file is not None and self.is_new:
             if may_make:
-                _require_folder(self._file.parent, "--engine")
+                _require_folder(self.file.parent, "--engine")
             elif engine is not None:
                 raise self.none_there()
 
     def none_there(self) -> ConfigError:
         """Return the error for a missing queue."""
-        fact = f"there is no queue at {self._file}"
+        fact = f"there is no queue at {self.file}"
         return _invalid(fact, "check --engine; `backplane queue submit`, `worker` and `limit` make a new queue")
 
     def contents(self) -> Contents:
         """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""
         from backplane.scale.content import open_contents
 
-        if self.content is None and self._file is None:
+        if self.content is None and self.file is None:
             fact = "a queue on a server needs a content store that all machines share"
             raise _invalid(fact, "give --content DIR or URL, the same for submitters and workers")
         beside = f"{self.url.removeprefix('sqlite:///')}.content"
         return open_contents(self.content if self.content is not None else beside, os.environ)
-
-    @property
-    def file(self) -> Path | None:
-        """The file of the queue; None for a queue on a server."""
-        return self._file
 
     def open(self, **settings: float) -> DurableEngine:
         """Load the engine and open the queue; takes about a second.

@@ -27,10 +27,7 @@ def read(home: Any, name: str) -> SessionFile:
 
 def turn_options(p: Parser) -> None:
     """Add the options of one turn."""
-    p.add_argument(
-        "--on-ask", choices=("deny", "allow", "prompt"),
-        help="answer approvals so (default: prompt on a terminal, else deny)",
-    )  # fmt: skip
+    add.on_ask(p)
     add.value(
         p, "--policy", metavar="FILE", help="tighten the session's policy with this one: a file, default, strict or ci"
     )
