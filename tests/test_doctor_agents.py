@@ -40,7 +40,7 @@ def test_a_missing_key_is_a_lack_where_somebody_configured_the_agent(
     environ: dict[str, str], tmp_path: Path, configured: bool
 ) -> None:
     found = told(environ, tmp_path, '[backends.kimi]\nhost = "kimi"\n' if configured else "")
-    assert (found.state, found.fix) == ("missing" if configured else "note", "export KIMI_API_KEY=…")
+    assert (found.state, "KIMI_API_KEY" in found.fix) == ("missing" if configured else "note", True)
 
 
 def test_a_login_of_ones_own_is_named(environ: dict[str, str], tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import MICROS, Spent, most, price_of
-from backplane.upstream.endpoint import Endpoint
-from backplane.upstream.presets import OPTIONS, VARIABLE, Service, read_options
+from backplane.upstream.endpoint import endpoint_of
+from backplane.upstream.presets import OPTIONS, Service, read_options
 
 TURNS_MAX: Final = 250
 """Turns where the order names no limit; long tasks take fifty, and a loop has to end."""
@@ -470,23 +470,9 @@ async def drive(run: HostRun) -> Done:
 
 @asynccontextmanager
 async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[ModelClient]:
-    endpoint = Endpoint(
-        protocol=service.protocol,
-        base_url=asked_at(service.base_url),
-        api_key=keys.get(service.key_env or ""),
-        headers={name: _filled(value, keys) for name, value in service.headers.items()},
-        key_in_query=service.key_in_query,
-        query=service.query,
-        connect_s=service.connect_s,
-        first_byte_s=service.first_byte_s,
-        idle_s=service.idle_s,
-    )
+    endpoint = msgspec.structs.replace(endpoint_of(service, keys), base_url=asked_at(service.base_url))
     async with Upstream(endpoint) as upstream:
         yield ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, dialect=service.dialect)
-
-
-def _filled(value: str, keys: Mapping[str, str]) -> str:
-    return VARIABLE.sub(lambda found: keys.get(found[1], ""), value)
 
 
 async def _heard(run: HostRun, text: str) -> None:

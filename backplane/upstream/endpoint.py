@@ -7,6 +7,7 @@ setting says so.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -15,6 +16,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.upstream.clients import is_http
+from backplane.upstream.presets import VARIABLE, Service
 
 CONNECT_S: Final = 10.0
 """A server that does not take the connection in ten seconds is down; a slow handshake takes two."""
@@ -166,3 +168,21 @@ def model_of(request: Json) -> str:
     """Return the model that a request names; empty when it names none."""
     found = request.get("model") if isinstance(request, dict) else None
     return found if isinstance(found, str) else ""
+
+
+def endpoint_of(service: Service, variables: Mapping[str, str]) -> Endpoint:
+    """Return the way to a configured service, with its key and headers from these variables."""
+    return Endpoint(
+        protocol=service.protocol,
+        base_url=service.base_url,
+        api_key=variables.get(service.key_env or ""),
+        headers={
+            name: VARIABLE.sub(lambda found: variables.get(found[1], ""), value)
+            for name, value in service.headers.items()
+        },
+        key_in_query=service.key_in_query,
+        query=service.query,
+        connect_s=service.connect_s,
+        first_byte_s=service.first_byte_s,
+        idle_s=service.idle_s,
+    )
