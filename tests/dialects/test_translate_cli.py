@@ -158,11 +158,9 @@ def on_a_terminal(*words: str, data: bytes) -> list[str]:
     return found.decode().splitlines()
 
 
-def test_people_read_material_losses_first_and_one_line_for_each_kind() -> None:
-    said = [{"role": "user", "content": [{"type": "text", "text": "x"}], "x_new": 1} for _ in range(9)]
+def test_people_read_a_line_for_each_loss_material_ones_first() -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "x"}], "x_new": 1}]
     data = json.dumps({**REQUEST, "top_k": 5, "messages": said}).encode()
-    words = ("--from", "claude", "--to", "gemini")
-    lines = on_a_terminal(*words, data=data)
-    kinds = [line.split()[0] for line in lines]
+    kinds = [line.split()[0] for line in on_a_terminal("--from", "claude", "--to", "openai", data=data)]
     assert kinds == sorted(kinds, key=lambda kind: kind == "form")
-    assert any("and 6 more" in line for line in lines)
+    assert "dropped" in kinds
