@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,20 +13,16 @@ from backplane import config
 from backplane.cli import DONE, FAILED, streams
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, load_settings, wrong_words
-from backplane.config import Settings
-from backplane.errors import ConfigError
 from backplane.process.aio import ending_signals
 from backplane.routing.compare import Side, compare, read_side, so_far
-from backplane.runtime import backends
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
+from backplane.view import compared
 from backplane.view.columns import padded, width
-from backplane.view.figures import lasting, money
 
 if TYPE_CHECKING:
     from backplane.contract.work import WorkOrder
-    from backplane.routing.intervals import Comparison, Interval, Trial
-
+    from backplane.routing.intervals import Comparison, Trial
 
 HELP = "Run one order on several backends from the same tree. Nothing is applied. Exits with 1 if no run succeeded."
 EXAMPLE = """
@@ -48,128 +44,62 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     streams.require_descriptors()
-    environ, cwd = dict(os.environ), streams.folder()
     settings = load_settings(args, {"run_s": args.timeout})
     # Every run starts its host alike: a first round without a warm one would be the slower.
     settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, warm_max=0))
-    order = make_order(args.task, root=os.path.normpath(cwd / args.root))
-    sides = _sides(args.backend, settings, environ)
-    plane = ControlPlane(settings, config.home(environ), environ)
-    worked = _Work(plane, order, args)
-    anyio.run(worked.follow, sides)
-    if worked.found is None:
-        return 128 + worked.signal
-    if worked.signal:
-        streams.complain(f"ended by a signal after {streams.count(len(worked.found.trials), 'run')}\n")
-    if args.json:
-        streams.write_record(worked.found)
-    else:
-        for line in told(worked.found):
-            streams.write(line + "\n")
-    if worked.signal:
-        return 128 + worked.signal
-    return DONE if any(trial.succeeded for trial in worked.found.trials) else FAILED
-
-
-def _sides(given: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> tuple[Side, ...]:
-    """Read the sides. Raises ConfigError: `usage_invalid`, one names nothing, or there are not two different ones."""
-    try:
-        sides = tuple(map(read_side, given))
-    except ConfigError as error:
-        raise wrong_words(error.message, error.hint or "give -b BACKEND/MODEL") from error
-    if len(sides) < 2 or len(set(sides)) < len(sides):
-        names = ", ".join(status.id for status in backends.known(settings, dict(environ)))
-        step = f"give -b A -b B, or -b BACKEND/MODEL to choose a model; backends: {names}"
+    order = make_order(args.task, root=os.path.normpath(streams.folder() / args.root))
+    if len(set(args.backend)) < 2:
+        step = "give -b A -b B, or -b BACKEND/MODEL to choose a model; `backplane backends` lists the backends"
         raise wrong_words("compare needs at least two different backends", step)
-    return sides
+    sides, trials = list(map(read_side, args.backend)), list["Trial"]()
+    plane = ControlPlane(settings, config.home(os.environ), dict(os.environ))
+    signal = anyio.run(_compare, plane, order, sides, args, trials)
+    found = so_far(order, args.check, sides, trials)
+    if signal:
+        streams.complain(f"ended by a signal after {streams.count(len(trials), 'run')}\n")
+    if found is not None and args.json:
+        streams.write_record(found)
+    elif found is not None:
+        streams.write_lines(map(streams.one_line, _lines(found)), "")
+    return 128 + signal if signal else DONE if any(trial.succeeded for trial in trials) else FAILED
 
 
-class _Work:
-    """A comparison while it goes on."""
+async def _compare(
+    plane: ControlPlane, order: WorkOrder, sides: Sequence[Side], args: Args, trials: list[Trial]
+) -> int:
+    """Compare; return the number of the signal that ended the run at work and the comparison with it, or 0.
 
-    def __init__(self, plane: ControlPlane, order: WorkOrder, args: Args) -> None:
-        self.found: Comparison | None = None
-        """The result; after a signal that of the runs until then, None if a side had none."""
-        self.signal = 0
-        """Number of the signal that ended the comparison, or 0."""
-        self._trials: list[Trial] = []
-        self._plane = plane
-        self._order = order
-        self._args = args
+    Args:
+        trials: receives each ended run.
+    """
+    came = 0
 
-    async def follow(self, sides: tuple[Side, ...]) -> None:
-        """Compare; a signal ends the run that is at work in order, and with it the comparison."""
+    async def watch() -> None:
+        nonlocal came
+        with anyio.open_signal_receiver(*ending_signals()) as received:
+            async for number in received:
+                came = int(number)
+                tasks.cancel_scope.cancel()
 
-        async def watch() -> None:
-            with anyio.open_signal_receiver(*ending_signals()) as received:
-                async for number in received:
-                    self.signal = int(number)
-                    tasks.cancel_scope.cancel()
+    def hear(trial: Trial) -> None:
+        trials.append(trial)
+        streams.note(compared.trial(trial))
 
-        args = self._args
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch)
-            async with self._plane as plane:
-                self.found = await compare(
-                    plane,
-                    self._order,
-                    sides,
-                    check=args.check,
-                    repeat=args.repeat,
-                    heard=self._hear,
-                )
-            tasks.cancel_scope.cancel()
-        if self.signal:
-            self.found = so_far(self._order, args.check, sides, self._trials)
-
-    def _hear(self, trial: Trial) -> None:
-        self._trials.append(trial)
-        streams.complain(_line(trial) + "\n")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        async with plane:
+            await compare(plane, order, sides, check=args.check, repeat=args.repeat, heard=hear)
+        tasks.cancel_scope.cancel()
+    return came
 
 
-def _line(trial: Trial) -> str:
-    words = [f"round {trial.round}", streams.one_line(trial.side), trial.outcome]
-    words += [trial.code] if trial.code else []
-    if trial.checked is not None:
-        why = f": {streams.one_line(trial.check_says)}" if trial.check_says else ""
-        words.append("check passed" if trial.checked else f"check failed{why}")
-    words += [lasting(trial.duration_ms), money(trial.cost_usd_micros), f"+{trial.added} −{trial.removed}"]
-    return "  ".join([*words, trial.run_id[:8]])
-
-
-def told(found: Comparison) -> Iterator[str]:
-    """The comparison in words: a column a side, then what the data says."""
-    rows: list[tuple[str, list[str]]] = [
-        ("", [streams.one_line(side.side) for side in found.sides]),
-        ("success", [f"{side.succeeded} of {side.runs} {_reach(side.success, _percent)}" for side in found.sides]),
-        ("cost", [_figure(side.cost_usd_micros, money) for side in found.sides]),
-        ("time", [_figure(side.duration_ms, lasting) for side in found.sides]),
-        ("patches", [str(side.patches) for side in found.sides]),
-    ]
-    columns = [max(width(cells[place]) for _, cells in rows) for place in range(len(found.sides))]
-    for label, cells in rows:
-        line = "  ".join(padded(cell, columns[place]) for place, cell in enumerate(cells))
-        yield f"{label:<9}{line}".rstrip()
-    for verdict in found.verdicts:
-        better = streams.one_line(verdict.better) if verdict.better is not None else "no backend"
-        yield f"{verdict.measure}: {better} is better: {streams.one_line(verdict.why)}"
-    named = {trial.side: trial for trial in found.trials}
-    for side, trial in named.items():
+def _lines(found: Comparison) -> Iterator[str]:
+    """Yield a table with a row per side, then what the data says."""
+    rows = [compared.HEAD, *(tuple(map(streams.one_line, row)) for row in compared.cells(found))]
+    columns = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(padded, row, columns)).rstrip()
+    yield from compared.verdicts(found)
+    for trial in {trial.side: trial for trial in found.trials}.values():
         if trial.patch_sha256 is not None:
-            yield f"patch of {streams.one_line(side)}: backplane apply {trial.run_id[:8]}"
-
-
-def _figure(found: Interval | None, say: Callable[[int], str]) -> str:
-    if found is None:
-        return "?"
-    return f"{say(found.value)} {_reach(found, say)}".rstrip()
-
-
-def _reach(found: Interval, say: Callable[[int], str]) -> str:
-    if found.low is None or found.high is None:
-        return ""
-    return f"[{say(found.low)} to {say(found.high)}]"
-
-
-def _percent(thousandths: int) -> str:
-    return f"{thousandths / 10:.0f} %"
+            yield f"patch of {trial.side}: backplane apply {trial.run_id[:8]}"

@@ -1,8 +1,8 @@
-"""Draws a comparison of backends for the pages of its runs. Pure."""
+"""Draws a comparison of backends, for the terminal and for the pages of its runs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from backplane.routing.intervals import Comparison, Interval, Trial
@@ -12,26 +12,41 @@ from backplane.view.html import Html, join, table, tag, text
 FOLDER: Final = "comparisons"
 """Folder in the state folder with one file for each comparison, `ID.json`."""
 
+HEAD: Final = ("backend", "success", "cost", "time", "patches")
+"""Headings of `cells`."""
+
+
+def cells(found: Comparison) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each side, under `HEAD`."""
+    for one in found.sides:
+        share = _words(one.success, lambda thousandths: f"{thousandths / 10:.0f} %")
+        success = f"{one.succeeded} of {one.runs}, {share}"
+        figures = _words(one.cost_usd_micros, money), _words(one.duration_ms, lasting), str(one.patches)
+        yield (one.side, success, *figures)
+
+
+def verdicts(found: Comparison) -> Iterator[str]:
+    """Yield what the data says of each measure."""
+    return (f"{one.measure}: {one.better or 'no backend'} is better: {one.why}" for one in found.verdicts)
+
+
+def trial(one: Trial) -> str:
+    """Return one run of a comparison as a line."""
+    words = [one.outcome, *([one.code] if one.code else [])]
+    if one.checked is not None:
+        words.append("check passed" if one.checked else f"check failed: {one.check_says or '?'}")
+    words += [lasting(one.duration_ms), money(one.cost_usd_micros), f"+{one.added} −{one.removed}"]
+    return f"round {one.round}, {one.side}: {', '.join(words)}, run {one.run_id[:8]}"
+
 
 def drawn(found: Comparison | None, run_id: str) -> Html:
     """Draw a row for each side, what the data says, and the other runs; nothing without a comparison."""
     if found is None:
         return Html("")
-    cells = [
-        (
-            one.side,
-            f"{one.succeeded} of {one.runs}",
-            _words(one.cost_usd_micros, money),
-            _words(one.duration_ms, lasting),
-            str(one.patches),
-        )
-        for one in found.sides
-    ]
     label = "Backends side by side" + (f", checked by {found.check}" if found.check else "")
-    rows = table(("backend", "success", "cost", "time", "patches"), [map(text, row) for row in cells], label)
-    verdicts = [f"{one.measure}: {one.better or 'neither'} is better: {one.why}" for one in found.verdicts]
-    others = [tag("li", text(_trial(one))) for one in found.trials if one.run_id != run_id]
-    return join((rows, *(tag("p", text(words)) for words in verdicts), tag("ul", *others)))
+    rows = table(HEAD, [map(text, row) for row in cells(found)], label)
+    others = [tag("li", text(trial(one))) for one in found.trials if one.run_id != run_id]
+    return join((rows, *(tag("p", text(words)) for words in verdicts(found)), tag("ul", *others)))
 
 
 def _words(found: Interval | None, say: Callable[[int], str]) -> str:
@@ -39,8 +54,3 @@ def _words(found: Interval | None, say: Callable[[int], str]) -> str:
         return "?"
     reach = "" if found.low is None or found.high is None else f" ({say(found.low)} to {say(found.high)})"
     return f"{say(found.value)}{reach}"
-
-
-def _trial(one: Trial) -> str:
-    check = "" if one.checked is None else ", check passed" if one.checked else ", check failed"
-    return f"round {one.round}, {one.side}: {one.outcome}{check}, run {one.run_id[:8]}"

@@ -158,8 +158,8 @@ def test_a_signal_leaves_what_the_rounds_before_it_found(
     child.send_signal(signal.SIGTERM)
     said, complaints = child.communicate(timeout=20)
     assert child.returncode == 143, complaints
-    assert all(line.startswith("round 1  ") for line in heard)
-    assert said.splitlines()[0].split() == ["good", "slow"]
+    assert all(line.startswith("round 1, ") for line in heard)
+    assert [line.split()[0] for line in said.splitlines()[:3]] == ["backend", "good", "slow"]
     assert len(list((backplane_home / "comparisons").iterdir())) == 1
 
 
