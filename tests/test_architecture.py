@@ -94,7 +94,7 @@ ROOMS = {
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
         "scale schemas workspace"
     ),
-    "view.load": f"{SHAPES} process process.table receipts routing view",
+    "view.load": f"{SHAPES} process process.table receipts routing upstream.cost view",
     "web": f"{SHAPES} receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
@@ -218,6 +218,7 @@ LATE = {
     "scale.place.open": "the engine, which takes a second",
     "scale.content._client": "httpx, for contents on a server",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
+    "view.load.moment_of": "the prices, for a run whose model is unknown to its service",
     "telemetry.sender._work": "the SDK, in a thread while the run is at work",
     "tools.specs.fault_in": "jsonschema, for the first call of a tool",
 }

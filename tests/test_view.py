@@ -15,6 +15,7 @@ from backplane.contract.events import (
     AgentEvent,
     AssistantMessage,
     CommandExecuted,
+    Failed,
     FileChanged,
     ToolCall,
     ToolResult,
@@ -144,7 +145,9 @@ def test_tools_are_open_until_their_result() -> None:
     picture = drawn(call("c1", command="make"), call("c2", command="test"), result("c1", failed=True))
     assert [one.about for one in picture.open_calls.values()] == ["test"]
     assert (picture.calls, picture.calls_failed) == (2, 1)
-    assert [(one.about, one.failed, one.output) for one in picture.recent] == [("make", True, "out")]
+    last = picture.last_call
+    assert last is not None
+    assert (last.about, last.failed, last.output) == ("make", True, "out")
 
 
 def test_a_question_waits_until_it_is_answered() -> None:
@@ -165,14 +168,9 @@ def test_a_plan_is_read_from_wherever_an_agent_tells_it(event: AgentEvent) -> No
     assert drawn(event).plan == (Step("read", "done"), Step("write", "doing"), Step("test", "open"))
 
 
-def test_pieces_of_an_answer_are_shown_until_its_message_comes_or_they_are_taken_back() -> None:
-    picture = drawn(delta("he"), delta("llo"))
-    assert picture.streamed == "hello"
-    picture.take(AssistantMessage(ts=TS, text="hello"))
-    assert (picture.streamed, picture.message) == ("", "hello")
-    picture.take(delta("wrong"))
-    picture.take(carry("retry", {"taken_back": 5}, ts=TS, message="again"))
-    assert (picture.streamed, picture.retries) == ("", 1)
+def test_a_repeated_request_is_shown_until_the_model_answers() -> None:
+    picture = drawn(AssistantMessage(ts=TS, text="hello"), carry("retry", {"status": 529}, ts=TS, message="again"))
+    assert (picture.message, picture.retries) == ("hello", 1)
     assert picture.retry is not None
     picture.take(delta("right"))
     assert picture.retry is None
@@ -192,10 +190,11 @@ def test_memory_does_not_grow_with_a_run() -> None:
     for number in range(5_000):
         picture.take(call(f"c{number}", command="x" * 100))
         picture.take(result(f"c{number}", failed=True))
-        picture.take(delta("y" * 100))
-    assert len(picture.recent) == KEPT_MAX
+        picture.take(Failed(ts=TS, message="y" * 100))
+        picture.take(carry("output", {"text": "z" * 100}, ts=TS, message="z"))
+    assert len(picture.faults) == KEPT_MAX
     assert not picture.open_calls
-    assert len(picture.streamed) <= 16 * 1024
+    assert len(picture.output) <= 16 * 1024
 
 
 NAMES = st.sampled_from(["id", "plan", "text", "kind", "name", "decision", "status", "taken_back"])

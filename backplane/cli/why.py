@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import msgspec
-
-from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong
 from backplane.cli.runs import ID_CHARS
 from backplane.cli.terminal import look as stdout_look
-from backplane.errors import CODES, BackplaneError, ConfigError
+from backplane.errors import ConfigError
 from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
 from backplane.view.columns import fitted
 from backplane.view.figures import lasting
 from backplane.view.load import why
 from backplane.view.why import Diagnosis
-from backplane.view.why_kinds import HEALTHY, Evidence, Moment
-
-if TYPE_CHECKING:
-    from backplane.view.picture import Picture
+from backplane.view.why_kinds import HEALTHY, Evidence
 
 HELP = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
 EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
@@ -44,7 +36,7 @@ def run(args: Args) -> int:
     with open_store() as store:
         try:
             run = find(store, args.run)
-            found = why(store, run, _more_known)
+            found = why(store, run)
             if args.engine is not None:
                 streams.complain("--engine was not used: this run is stored on this machine\n")
         except ConfigError:  # An order of the queue may have no run here.
@@ -78,30 +70,6 @@ def run(args: Args) -> int:
     return 0
 
 
-def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
-    """Add what this machine knows about an unknown model, or a backend with an open circuit."""
-    code = picture.ended.code if picture.ended is not None else None
-    if code in CODES and CODES[code].retryable:
-        return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
-    if found.kind == "model_unknown":
-        from backplane.upstream.cost import known_models
-
-        return msgspec.structs.replace(moment, models=known_models())
-    return moment
-
-
-def _circuit_until_ms(backend: str) -> int:
-    """Return the time until which a backend's circuit is open, in milliseconds; 0 if it is closed or unknown."""
-    from backplane.routing.driver import look_around
-
-    try:
-        settings = config.load(None, os.environ, Path.cwd())
-        world = look_around(settings, os.environ, config.home_path(os.environ))
-    except BackplaneError:  # The configuration is not here any more.
-        return 0
-    return next((one.circuit_until_ms for one in world.candidates if one.name == backend), 0)
-
-
 def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:
     """An order that was submitted, as a run, and what it waits for; None where no queue here knows it.
 
@@ -117,7 +85,7 @@ def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:
     if status.attempts:
         with suppress(ConfigError):
             run = find(store, status.attempts[-1])
-            return run, why(store, run, _more_known)
+            return run, why(store, run)
     if status.state in ("done", "broken"):
         fact = f"the order {status.order_id} is {status.state}, and its run is not stored on this machine"
         raise wrong(fact, f"fetch it: backplane queue show {status.order_id}")

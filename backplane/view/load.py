@@ -5,10 +5,9 @@ The only module of this room that reads files, the clock or processes. Nothing i
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ import msgspec
 from backplane.contract.events import AgentEvent
 from backplane.errors import StoreError
 from backplane.process.snapshot import snapshot
-from backplane.receipts.journal import PATCH, WORDS, boot_id
+from backplane.receipts.journal import PATCH, boot_id
 from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
@@ -31,9 +30,6 @@ from backplane.view.picture import Picture
 from backplane.view.rows import Story
 from backplane.view.why import Diagnosis, diagnose
 from backplane.view.why_kinds import Evidence, Moment
-
-WORDS_BYTES_MAX: Final = 64 * 1024
-"""Bytes read of a live host's stderr; `runtime` keeps fewer."""
 
 CHECKED_BYTES_MAX: Final = 32 << 20
 """Longest trace whose hash is recomputed for a diagnosis; it takes 30 ms."""
@@ -87,18 +83,15 @@ def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omissi
     return Shown(
         picture=picture,
         state=run.state,
-        diagnosis=omission.of(diagnosis_of(store, picture, run)),
+        diagnosis=omission.of(diagnose(picture, moment_of(store, picture, run))),
         rows=rows,
         patch=omission.of(patch_of(store, run.run_id)),
         compared=omission.of(comparison_of(store, picture)),
     )
 
 
-def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosis], Moment] | None = None) -> Diagnosis:
+def why(store: Store, run: Remembered) -> Diagnosis:
     """Return what a run waits for or why it failed, even if its receipt cannot be read any more.
-
-    Args:
-        more: returns the moment with what else is known for the kind found, or the same moment.
 
     Raises:
         StoreError: `receipt_store_failed`: pruned, or the disk fails.
@@ -112,21 +105,12 @@ def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosi
         )  # fmt: skip
     try:
         picture = picture_of(store, run)
-        moment = moment_of(store, picture, run)
+        return diagnose(picture, moment_of(store, picture, run))
     except StoreError as error:
         faults = tuple(one.fact for one in store.verify(run.run_id)) if run.state == "ended" else ()
         if not faults:
             raise
-        picture = Picture(run_id=run.run_id)
-        moment = Moment(now_ms=0, state="ended", faults=(error.message, *faults))
-    found = diagnose(picture, moment)
-    fuller = more(picture, moment, found) if more is not None else moment
-    return found if fuller is moment else diagnose(picture, fuller)
-
-
-def diagnosis_of(store: Store, picture: Picture, run: Remembered) -> Diagnosis:
-    """Return what a run waits for now, or why it failed; raises as `moment_of`."""
-    return diagnose(picture, moment_of(store, picture, run))
+        return diagnose(Picture(run_id=run.run_id), Moment(now_ms=0, state="ended", faults=(error.message, *faults)))
 
 
 def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
@@ -135,23 +119,26 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    host, faults = picture.host, list[str]()
+    faults, models = list[str](), tuple[str, ...]()
     if run.state == "ended" and store.find(run.run_id).trace_bytes <= CHECKED_BYTES_MAX:
         faults = [one.fact for one in store.verify(run.run_id)]
+    if picture.ended is not None and picture.ended.code == "backend_model_not_found":
+        from backplane.upstream.cost import known_models
+
+        models = known_models()
     return Moment(
         now_ms=time.time_ns() // 1_000_000,
         state=run.state,
         boot_id=boot_id(),
-        processes=snapshot(host.pid, host.start) if run.state == "live" and host is not None else (),
-        words=_text(store.folder(run.run_id) / WORDS, WORDS_BYTES_MAX) or "" if run.state != "ended" else "",
-        free_bytes=shutil.disk_usage(store.home).free if run.state == "cut_off" else None,
+        processes=snapshot(*picture.host) if run.state == "live" and picture.host is not None else (),
         faults=tuple(faults),
+        models=models,
     )
 
 
 def patch_of(store: Store, run_id: str) -> str | None:
     """Return the beginning of a run's patch, or None if it was pruned or is empty."""
-    return _text(store.folder(run_id) / PATCH, FILE_BYTES_MAX)
+    return _text(store.folder(run_id) / PATCH)
 
 
 def comparison_of(store: Store, picture: Picture) -> Comparison | None:
@@ -160,17 +147,14 @@ def comparison_of(store: Store, picture: Picture) -> Comparison | None:
     id = named.get("id") if isinstance(named, dict) else None
     if not isinstance(id, str) or not is_run_id(id):
         return None
-    try:
-        return msgspec.json.decode(
-            _text(store.home / COMPARISONS / f"{id}.json", FILE_BYTES_MAX) or "", type=Comparison
-        )
-    except msgspec.MsgspecError:
-        return None
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(_text(store.home / COMPARISONS / f"{id}.json") or "", type=Comparison)
+    return None
 
 
-def _text(path: Path, bytes_max: int) -> str | None:
+def _text(path: Path) -> str | None:
     try:
         with open_plain(path) as file:
-            return file.read(bytes_max).decode("utf-8", "replace")
+            return file.read(FILE_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return None

@@ -13,26 +13,19 @@ import msgspec
 
 from backplane.contract import events as kinds
 from backplane.contract.canonical import Json
-from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent, carried
 from backplane.contract.receipt import Receipt, Usage
 from backplane.receipts.folded import Folded, fold
 from backplane.view.values import about, as_list, as_object, words_of
 
 KEPT_MAX: Final = 50
-"""Last calls, failures and denials kept, as many as a screen shows; all are counted."""
+"""Last failures and denials kept, as many as a screen shows; all are counted."""
 
-OPEN_MAX: Final = 1_000
-"""Open calls and questions kept; agents have dozens, and further ones are not shown."""
-
-FILES_MAX: Final = 10_000
-"""Changed files kept; further ones are not shown."""
+ITEMS_MAX: Final = 10_000
+"""Open calls, open questions, steps and changed files kept; further ones are not shown."""
 
 ERROR_CHARS_MAX: Final = 400
 """Characters of a failed call's output that identify the failure."""
-
-STEPS_MAX: Final = 200
-"""Steps of a plan kept."""
 
 TEXT_CHARS_MAX: Final = 16 * 1024
 """Characters kept of a text; views show fewer."""
@@ -130,14 +123,6 @@ class Repeat(msgspec.Struct, frozen=True):
 NO_REPEAT: Final = Repeat("", "", 0, 0)
 
 
-class HostProcess(msgspec.Struct, frozen=True):
-    """The process of the run's host, or of the sandbox around it."""
-
-    pid: int
-    start: int
-    """Its start time in clock ticks since the machine began."""
-
-
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a run, by its receipt."""
 
@@ -170,11 +155,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """Its name in the configuration."""
     started_at: str = ""
     boot_id: str | None = None
-    said_hello: bool = False
-    is_sent: bool = False
-    """The order went to the host: the workspace is ready, and the agent may begin."""
-    has_stage: bool = False
-    """The host was started."""
+    reached: str = ""
+    """The last step of its start: held (the host was started), hello or sent (the agent has the order)."""
     events: int = 0
     last_ts: str = ""
     last: str = ""
@@ -182,22 +164,19 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     open_calls: dict[str, ShownCall] = {}
     calls: int = 0
     calls_failed: int = 0
-    recent: list[ShownCall] = []
-    """The last calls that ended."""
+    last_call: ShownCall | None = None
+    """The last call that ended."""
     open_asks: dict[str, ShownQuestion] = {}
     denied: list[Denial] = []
     denials: int = 0
     plan: tuple[Step, ...] = ()
     folded: Folded = Folded()
-    turns: int = 0
     retry: ReportedFault | None = None
     """The last repeated request to the model; None once the model answers."""
     retries: int = 0
     files: dict[str, str] = {}
     """Files that events name as changed → summary; a claim of the agent."""
     last_command: Command | None = None
-    streamed: str = ""
-    """The end of the message that the agent is writing."""
     message: str = ""
     """The last whole message of the agent."""
     output: str = ""
@@ -209,7 +188,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     same_failure: Repeat = NO_REPEAT
     hooks: dict[str, tuple[str, ...]] = {}
     """Id of a question → the slow hooks that it waits for."""
-    host: HostProcess | None = None
+    host: tuple[int, int] | None = None
+    """Process id of the host or of the sandbox around it, and its start time in clock ticks since the machine began."""
     ended: Ended | None = None
 
     @property
@@ -234,29 +214,22 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             return "ended"
         if self.open_asks:
             return "waiting"
-        return "working" if self.said_hello else "starting"
+        return "working" if self.reached in ("hello", "sent") else "starting"
 
     def begin(self, fact: dict[str, Any]) -> None:
         """Add a fact of the journal's head."""
         match fact.get("fact"):
             case "order":
                 self._order(fact)
-            case "held":
-                self.has_stage = True
-            case "hello":
-                self.said_hello = True
-            case "sent":
-                self.is_sent = True
+            case "held" | "hello" | "sent" as reached:
+                self.reached = reached
             case "host":
-                self.host = HostProcess(_number(fact.get("pid")) or 0, _number(fact.get("start")) or 0)
-            case "hooks":
-                self._hooked(_text(fact.get("ask")), fact.get("names"))
-
-    def _hooked(self, ask: str, names: Json) -> None:
-        if isinstance(names, list) and names and len(self.hooks) < OPEN_MAX:
-            self.hooks[ask] = tuple(map(str, names))
-        else:
-            self.hooks.pop(ask, None)
+                self.host = _number(fact.get("pid")) or 0, _number(fact.get("start")) or 0
+            case "hooks":  # Without names: the hooks have answered.
+                ask, names = _text(fact.get("ask")), as_list(fact.get("names"))
+                self.hooks.pop(ask, None)
+                if names and len(self.hooks) < ITEMS_MAX:
+                    self.hooks[ask] = tuple(map(str, names))
 
     def _order(self, fact: dict[str, Any]) -> None:
         order = as_object(fact.get("order"))
@@ -275,12 +248,12 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             event = carried(event)
         self.events += 1
         self.last_ts = event.ts
-        self.said_hello = self.is_sent = True
+        self.reached = "sent"
         match event:
             case kinds.AssistantDelta():
-                self.streamed, self.retry = (self.streamed + event.text)[-TEXT_CHARS_MAX:], None
+                self.retry = None
             case kinds.AssistantMessage():
-                self.message, self.streamed, self.retry = event.text[-TEXT_CHARS_MAX:], "", None
+                self.message, self.retry = event.text[-TEXT_CHARS_MAX:], None
             case kinds.ToolCall():
                 self._called(event)
             case kinds.ToolResult():
@@ -289,7 +262,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 output = (event.output_preview or self.output)[-ERROR_CHARS_MAX:]
                 self.last_command = Command(self.events, event.command, event.exit_code, output)
             case kinds.FileChanged():
-                if len(self.files) < FILES_MAX:
+                if len(self.files) < ITEMS_MAX:
                     self.files[event.path] = event.summary
             case kinds.Failed():
                 self._failed(event)
@@ -297,10 +270,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 self._asked(event)
             case kinds.ApprovalAnswered():
                 self._answered(event)
-            case kinds.UsageReported():
-                self.folded = fold(self.folded, event)
-            case kinds.TurnEnded():
-                self.turns += 1
+            case kinds.UsageReported() | kinds.TurnEnded():
                 self.folded = fold(self.folded, event)
             case kinds.TaskReported():
                 self._plan(event.body.get("plan"))
@@ -340,7 +310,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.calls += 1
         self.retry, self.output = None, ""
         call = ShownCall(self.events, event.tool_name, about(event.input), event.ts, event.input)
-        if len(self.open_calls) < OPEN_MAX:
+        if len(self.open_calls) < ITEMS_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
         if isinstance(event.input, dict):
             self._plan(next((event.input[name] for name in _PLANS if isinstance(event.input.get(name), list)), None))
@@ -357,8 +327,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.same_failure = NO_REPEAT
         if call is None:
             return
-        ended = msgspec.structs.replace(call, input=None, failed=event.is_error, output=text[:TEXT_CHARS_MAX])
-        self.recent = [*self.recent[1 - KEPT_MAX :], ended]
+        self.last_call = msgspec.structs.replace(call, input=None, failed=event.is_error, output=text[:TEXT_CHARS_MAX])
         key = call.tool, call.input, text
         self.same_call = _again(self.same_call, f"{call.tool} {call.about}", key, self.events)
 
@@ -375,7 +344,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.faults = [*self.faults[1 - KEPT_MAX :], ReportedFault(self.events, event.message, code)]
 
     def _asked(self, event: kinds.Approval) -> None:
-        if len(self.open_asks) < OPEN_MAX:
+        if len(self.open_asks) < ITEMS_MAX:
             id = _text(event.body.get("id"))
             self.open_asks[id] = ShownQuestion(self.events, id, event.message, event.body, event.ts)
 
@@ -393,9 +362,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.plan = steps
 
     def _retried(self, event: kinds.RetryReported) -> None:
-        if taken_back(event):
-            self.streamed = ""
         self.retries += 1
+        self.folded = fold(self.folded, event)
         code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
         self.retry = ReportedFault(self.events, event.message, str(code) if isinstance(code, int | str) else None)
 
@@ -409,7 +377,7 @@ def _again(before: Repeat, what: str, key: object, number: int) -> Repeat:
 
 
 def _steps(value: list[Json]) -> Iterator[Step]:
-    for row in value[:STEPS_MAX]:
+    for row in value[:ITEMS_MAX]:
         if isinstance(row, str):
             yield Step(row, "open")
         elif isinstance(row, dict):

@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 
+from backplane.errors import CODES
 from backplane.view.figures import lasting, milliseconds
 from backplane.view.picture import Picture
 from backplane.view.text import one_line
 from backplane.view.why_ended import cut_off, ended
-from backplane.view.why_kinds import HEALTHY, Cause, Evidence, Kind, Moment
+from backplane.view.why_kinds import CODE_STEPS, HEALTHY, KINDS, LIKELY, Cause, Evidence, Kind, Moment
 from backplane.view.why_live import live
 
 ALSO_MAX: Final = 3
@@ -32,7 +33,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     kind: Kind
-    """One word for programs, as `approval_waits`; `nothing` if nothing is wrong."""
+    """One word for programs, as `approval_waits`, or the code of an error; `nothing` if nothing is wrong."""
     sure: bool
     """False if it is only likely."""
     verdict: str
@@ -52,18 +53,28 @@ def diagnose(picture: Picture, moment: Moment) -> Diagnosis:
     """Return what a run waits for, or why it ended as it did."""
     first, *others = [*_FINDERS[moment.state](picture, moment)] or [_fine(picture)]
     began_ms = milliseconds(first.since) if moment.state == "live" and first.since else None
+    named = {"run": picture.run_id[:8], "backend": picture.backend, "kind": first.kind, **first.facts}
+    verdict, *steps = (words.format_map(named) for words in KINDS.get(first.kind) or _words_of_code(first.kind))
     return Diagnosis(
         run_id=picture.run_id,
         kind=first.kind,
-        sure=first.sure,
-        verdict=one_line(first.verdict, LINE_CHARS_MAX),
+        sure=first.kind not in LIKELY,
+        verdict=one_line(verdict, LINE_CHARS_MAX),
         since_ms=max(0, moment.now_ms - began_ms) if began_ms is not None else None,
         evidence=tuple(
             Evidence(one_line(one.text, LINE_CHARS_MAX), one.event) for one in first.evidence[:EVIDENCE_MAX]
         ),
-        next=tuple(one_line(step, LINE_CHARS_MAX) for step in first.next),
+        next=tuple(one_line(step, LINE_CHARS_MAX) for step in (first.hint, *steps) if step),
         also=tuple(cause.kind for cause in others if cause.kind not in HEALTHY)[:ALSO_MAX],
     )
+
+
+def _words_of_code(code: str) -> tuple[str, str]:
+    """Return the meaning and the next step of an error's code, which may be a code of the host's own."""
+    if code not in CODES:
+        return "its host ended it with a code of its own, {kind!r}", "backplane receipts show {run}"
+    explained = f"backplane explain {code}, and backplane receipts show {{run}}"
+    return CODES[code].meaning.rstrip("."), CODE_STEPS.get(code, explained)
 
 
 def _fine(picture: Picture) -> Cause:
@@ -71,6 +82,7 @@ def _fine(picture: Picture) -> Cause:
     if end is not None:
         lasted = f" after {lasting(end.duration_ms)}" if end.duration_ms is not None else ""
         absent = [Evidence(server.message, server.number) for server in picture.absent]
-        return Cause(kind="nothing", verdict=f"nothing is wrong: it is {end.outcome}{lasted}", evidence=absent)
-    doing = "the agent writes" if picture.streamed else "the model thinks" if picture.is_sent else "it starts"
-    return Cause(kind="nothing", verdict=f"nothing is wrong: {doing}", since=picture.last_ts or picture.started_at)
+        return Cause("nothing", absent, {"what": f"it is {end.outcome}{lasted}"})
+    writes = picture.last == "AssistantDelta"
+    doing = "the agent writes" if writes else "the model thinks" if picture.reached == "sent" else "it starts"
+    return Cause("nothing", facts={"what": doing}, since=picture.last_ts or picture.started_at)

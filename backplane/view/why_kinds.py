@@ -1,12 +1,12 @@
-"""The kinds of trouble that `why` names: their words, their next steps, and the shapes of a diagnosis. Pure.
+"""The kinds of trouble that `why` names: their words, their next steps, and the facts that they are found in. Pure.
 
-`why_live` and `why_ended` find the kinds that hold; `why` makes a diagnosis of them.
+An error of a run is a kind by its code, in the words of the code's meaning; every other kind has a row in `KINDS`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -32,20 +32,18 @@ _LIMITED: Final = re.compile(r"\b(limit|quota|usage|credits?)\b", re.IGNORECASE)
 Kind = str
 
 KINDS: Final[dict[Kind, tuple[str, ...]]] = {
+    "nothing": ("nothing is wrong: {what}",),
     # Live runs.
     "approval_waits": ("it waits for your approval of {tool}",
                        "backplane answer {run} {ask} allow, or deny --reason WHY",
                        "or in the terminal where it runs, or in: backplane watch"),
     "question_waits": ("it waits for your answer to a question", "backplane answer {run} {ask} allow --text WORDS",
                        "or in the terminal where it runs, or in: backplane watch"),
-    "stopped": ("one of its processes is stopped by a signal", "kill -CONT {pids}"),
     "hook_hangs": ("a hook has not answered yet: {names}", "wait for its limit (timeout_ms of the hook)",
                    "or mend the hook: a good one answers in milliseconds"),
     "quota": ("the account's quota is used up, {until}", "another login, model or backend", "or wait until then"),
     "overloaded": ("the model's service {what}; the request is repeated{code}",
                    "wait; if it lasts, another model or backend"),
-    "asked_again": ("the model's service failed; the request is repeated{code}",
-                    "wait; if it lasts, another model or backend"),
     "same_failure": ("the same failure came {times} times in a row",
                      "stop it (Ctrl-C where it runs), and say in the task what goes wrong"),
     "same_call": ("it made the same call {times} times in a row, with the same result",
@@ -68,44 +66,24 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "deadline": ("its time was up", "raise run --timeout, or split the task"),
     "budget": ("its budget was spent", "raise --max-budget-usd, or split the task"),
     "max_turns": ("it used all its turns", "raise --max-turns, or split the task"),
-    "cancelled": ("{by}", "run the order again; its conversation, if it was kept: run --resume last"),
+    "cancelled": ("it was cancelled", "run the order again; its conversation, if it was kept: run --resume last"),
     "interrupted": ("its control plane {how}",
                     "run the order again; its conversation, if it was kept: run --resume last"),
-    "crashed": ("its host ended before it gave a result: {how}",
+    "crashed": ("its host ended before it {what}: {how}",
                 "see its last words above; run it again, as a retry may help"),
-    "crashed_at_start": ("its host ended before it said hello: {how}",
-                         "backplane conform -- COMMAND…, which shows how far it gets", "backplane doctor"),
     "out_of_memory": ("its host was killed: most often by lack of memory",
                       "give the machine or the run more memory, or see what killed it (journalctl -k)"),
     "refused": ("the order was refused before it was sent", "see the order's requirements and policy"),
-    # Ended runs by the code of the error.
-    "not_started": ("its host could not be started", "install it, or correct its path"),
-    "no_handshake": ("its host said no valid hello", "backplane conform -- COMMAND…"),
-    "bad_line": ("its host broke the protocol", "backplane conform -- COMMAND…"),
-    "key_refused": ("the model's service refused the key", "backplane doctor"),
-    "model_unknown": (
-        "the model's service does not know the model, or base_url is wrong", "another --model, or another base_url"),
-    "too_long": ("the conversation is longer than the model takes", "a smaller task"),
-    "unavailable": ("the backend cannot be reached or used", "backplane doctor"),
-    "no_network": ("the model's service cannot be reached: {what}",
-                   "backplane doctor --probe, which tries it step by step"),
-    "rate_limited": ("the model's service asked to slow down", "wait, or another model"),
-    "filtered": ("the model's service withheld the answer", "say it in other words"),
-    "wrong_shape": ("its answer does not match the schema", "see the answer, or the schema"),
-    "workspace": ("its result does not fit the files", "backplane apply {run} --merge"),
-    "conflict": ("the folder was changed while it worked: its result does not fit any more",
-                 "backplane apply {run} --merge", "or run it again on what is there now"),
-    "store": ("its receipt could not be kept", "see the disk; backplane prune"),
     "disk_full": ("the disk is full", "make room on that disk",
                   "backplane prune --keep 100, which removes what older runs keep"),
-    "breaker_open": ("the backend failed too often and gets no orders for now", "wait, then try again"),
     "altered": ("its receipt is not what was sealed: nothing it says can be relied on",
                 "backplane receipts verify {run}", "backplane receipts import, from an export that still verifies"),
     # Ended runs by what the agent did.
     "rule_blocks": ("a rule of ours kept it from what it needed",
                     "allow that in the policy (--policy), if it may do so",
                     "backplane policy test POLICY {run}, to try a rule"),
-    "rule_broken": ("it did what the policy forbids", "or mend the rule"),
+    "rule_broken": ("it did what the policy forbids", "backplane receipts show {run}, for what it did",
+                    "or mend the rule"),
     "denied": ("of its calls or questions, denied: {denials}; it ended as {outcome}",
                "run it again, and allow what it needs", "or say in the task what it should do instead"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
@@ -113,7 +91,8 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
     "done_but_denied": ("it says that it is done, and {denied} denied",
                         "allow what it needs, and run it again"),
-    "failed_on": ("it is complete, and its exit code is 3: {found}", "or take it as it is: run --fail-on none"),
+    "failed_on": ("it is complete, and its exit code is 3: {found}", "allow what it needs, and run it again",
+                  "or take it as it is: run --fail-on none"),
     "false_claims": ("it is complete, and it made {count}", "backplane receipts audit {run}, for what was seen"),
     "only_ignored": ("it changed {ignored} that git ignores, and nothing else: no patch has ignored files",
                      "take them out of .gitignore, or work with run --in-place"),
@@ -122,6 +101,23 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "done_but_red": ("it says that it is done, and its last tests failed", "run it yourself: {command}"),
 }  # fmt: skip
 """Kind → its verdict, and the next steps, the likeliest first. Names in braces are facts of the run."""
+
+CODE_STEPS: Final = {
+    "sidecar_spawn_failed": "install it, or correct its path",
+    "protocol_handshake_failed": "backplane conform -- COMMAND…",
+    "protocol_invalid_envelope": "backplane conform -- COMMAND…",
+    "backend_auth_failed": "backplane doctor",
+    "backend_model_not_found": "another --model, or another base_url",
+    "backend_context_length": "a smaller task",
+    "backend_unavailable": "backplane doctor --probe, which tries the service step by step",
+    "backend_rate_limited": "wait, or another model",
+    "backend_content_filtered": "say it in other words",
+    "validation_failed": "see the answer, or the schema",
+    "execution_workspace_error": "backplane apply {run} --merge, or run it again on what is there now",
+    "receipt_store_failed": "see the disk; backplane prune",
+    "circuit_breaker_open": "wait, then try again",
+}
+"""Code of an error → the next step; for any other code, its explanation."""
 
 LIKELY: Final = frozenset(
     ("no_hello", "staging", "tool_quiet", "model_silent", "out_of_memory", "rule_blocks", "done_but_red")
@@ -140,16 +136,17 @@ class Evidence(msgspec.Struct, frozen=True):
     """Number of the event in the run's trace, counted from 1; None if the fact is no event."""
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
+class Cause(msgspec.Struct, frozen=True):
     """One kind that holds."""
 
     kind: Kind
-    verdict: str
     evidence: Sequence[Evidence] = ()
-    next: Sequence[str] = ()
-    sure: bool = True
+    facts: Mapping[str, object] = {}
+    """Values of the names in braces in its words."""
     since: str = ""
     """Time of the event that began it."""
+    hint: str = ""
+    """A next step that goes before those of the kind."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,31 +159,10 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """The id of this start of the machine."""
     processes: tuple[Process, ...] = ()
     """A live run's processes, parents first; empty if nothing looked."""
-    words: str = ""
-    """The end of a live host's stderr."""
-    free_bytes: int | None = None
-    """Free bytes on the disk of the state folder; None if nothing looked."""
     faults: tuple[str, ...] = ()
     """Differences between the receipt and what was sealed."""
     models: tuple[str, ...] = ()
     """Known names of models."""
-    circuit_until_ms: int = 0
-    """End of the time in which the router avoids the backend, since 1970; 0 if nothing looked."""
-
-
-def cause(
-    kind: Kind, picture: Picture, rows: Sequence[Evidence] = (), *, since: str = "", hint: str = "", **facts: object
-) -> Cause:
-    """Return a kind in its words.
-
-    Args:
-        hint: a next step that goes before those of the kind.
-        facts: values of the names in braces in its words.
-    """
-    named = {"run": picture.run_id[:8], "backend": picture.backend, **facts}
-    verdict, *steps = (words.format_map(named) for words in KINDS[kind])
-    next_ = [step for step in (hint, *steps) if step]
-    return Cause(kind=kind, verdict=verdict, evidence=rows, next=next_, sure=kind not in LIKELY, since=since)
 
 
 def repeated(picture: Picture) -> Cause | None:
@@ -195,7 +171,7 @@ def repeated(picture: Picture) -> Cause | None:
         return None
     for kind, found in (("same_failure", picture.same_failure), ("same_call", picture.same_call)):
         if found.times >= REPEATS_MIN:
-            return cause(kind, picture, [Evidence(found.what, found.number)], times=found.times)
+            return Cause(kind, [Evidence(found.what, found.number)], {"times": found.times})
     return None
 
 
@@ -206,20 +182,9 @@ def quota(picture: Picture, text: str, rows: Sequence[Evidence], since: str = ""
     if found is None and (after_ms is None or after_ms < WAITS_LONG_MS):
         return None
     until = f"until then: {found[0]}" if found is not None else f"for {lasting(after_ms or 0)}"
-    return cause("quota", picture, rows, since=since, until=until)
-
-
-def last_lines(stderr: str) -> list[Evidence]:
-    """Return the last lines of a host's stderr."""
-    return [Evidence(f"stderr: {line}") for line in stderr.strip().splitlines()[-3:]]
+    return Cause("quota", rows, {"until": until}, since)
 
 
 def newest_call(picture: Picture) -> ShownCall | None:
     """Return the newest call that has no result yet."""
     return max(picture.open_calls.values(), key=lambda call: call.number, default=None)
-
-
-def last_at_work(picture: Picture) -> list[Evidence]:
-    """Return what a run did last: the newest call without a result."""
-    call = newest_call(picture)
-    return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []

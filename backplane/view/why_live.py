@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from backplane.process.table import Process
 from backplane.view.asked import decided
 from backplane.view.figures import counted, lasting, milliseconds
 from backplane.view.picture import Picture
 from backplane.view.text import in_workspace
-from backplane.view.why_kinds import Cause, Evidence, Moment, cause, last_lines, newest_call, quota, repeated
+from backplane.view.why_kinds import Cause, Evidence, Moment, newest_call, quota, repeated
 
 QUIET_MS: Final = 30_000
 """Milliseconds without an event after which a model or tool counts as silent; models think for less."""
@@ -27,15 +26,15 @@ HANGS_MS: Final = 5_000
 SLACK_MS: Final = 1_500
 """Error of a process's start time, which the system dates from a boot time in whole seconds."""
 
-ASKED_LINES_MAX: Final = 12
-"""Lines of a question's subject; `watch` and the page show the rest."""
+ASKED_LINES_MAX: Final = 3
+"""Lines of a question's subject; `watch` and the desk show the rest."""
 
 _LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is overloaded"}
 
 
 def live(picture: Picture, moment: Moment) -> Iterator[Cause]:
     """Yield what holds, the most telling first: a wait, a loop, then what the run does."""
-    waits = _stopped(picture, moment) or _hook(picture) or _question(picture, moment) or _retried(picture)
+    waits = _hook(picture) or _question(picture, moment) or _retried(picture)
     loops = repeated(picture)
     does = None if waits is not None else _starts(picture, moment) or _tool(picture, moment) or _silent(picture, moment)
     yield from (found for found in (waits, loops, does) if found is not None)
@@ -46,21 +45,12 @@ def _age_ms(picture: Picture, moment: Moment) -> int:
     return max(0, moment.now_ms - last) if last is not None else 0
 
 
-def _stopped(picture: Picture, moment: Moment) -> Cause | None:
-    found = [one for one in moment.processes if one.is_stopped]
-    if not found:
-        return None
-    rows = [Evidence(f"process {one.pid} is stopped: {one.command}") for one in found]
-    pids = " ".join(str(one.pid) for one in found[:5])
-    return cause("stopped", picture, rows, since=picture.last_ts or picture.started_at, pids=pids)
-
-
 def _hook(picture: Picture) -> Cause | None:
     for id, names in picture.hooks.items():
         ask = picture.open_asks.get(id)
         if ask is not None:
             rows = [Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)]
-            return cause("hook_hangs", picture, rows, since=ask.ts, names=", ".join(names))
+            return Cause("hook_hangs", rows, {"names": ", ".join(names)}, ask.ts)
     return None
 
 
@@ -77,10 +67,8 @@ def _question(picture: Picture, moment: Moment) -> Cause | None:
     if isinstance(limit_ms, int) and asked_ms is not None:
         left, default = lasting(asked_ms + limit_ms - moment.now_ms), ask.body.get("default", "deny")
         rows.append(Evidence(f"answered with {default!r} in {left}, if no answer comes"))
-    if len(picture.open_asks) > 1:
-        rows.append(Evidence(f"{len(picture.open_asks) - 1} more questions wait behind it"))
     kind = "question_waits" if ask.kind == "input" else "approval_waits"
-    return cause(kind, picture, rows, since=ask.ts, tool=ask.tool, ask=ask.id)
+    return Cause(kind, rows, {"tool": ask.tool, "ask": ask.id}, ask.ts)
 
 
 def _retried(picture: Picture) -> Cause | None:
@@ -92,16 +80,16 @@ def _retried(picture: Picture) -> Cause | None:
         return used_up
     pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
     rows = [message, *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
-    what, code = _LIMITS.get(retry.code or ""), f" ({retry.code})" if retry.code else ""
-    return cause("overloaded" if what else "asked_again", picture, rows, since=picture.last_ts, what=what, code=code)
+    what, code = _LIMITS.get(retry.code or "", "failed"), f" ({retry.code})" if retry.code else ""
+    return Cause("overloaded", rows, {"what": what, "code": code}, picture.last_ts)
 
 
 def _starts(picture: Picture, moment: Moment) -> Cause | None:
-    if picture.is_sent or _age_ms(picture, moment) < STAGING_MS:
+    if picture.reached == "sent" or _age_ms(picture, moment) < STAGING_MS:
         return None
-    if picture.has_stage and not picture.said_hello:
-        return cause("no_hello", picture, last_lines(moment.words), since=picture.started_at)
-    return cause("staging", picture, [Evidence(f"workspace: {picture.root}")], since=picture.started_at)
+    if picture.reached == "held":
+        return Cause("no_hello", since=picture.started_at)
+    return Cause("staging", [Evidence(f"workspace: {picture.root}")], since=picture.started_at)
 
 
 def _tool(picture: Picture, moment: Moment) -> Cause | None:
@@ -110,27 +98,23 @@ def _tool(picture: Picture, moment: Moment) -> Cause | None:
     if call is None:
         return None
     rows, age_ms = [Evidence(f"{call.tool}: {call.about}", call.number)], _age_ms(picture, moment)
-    own = _started_since(milliseconds(call.ts), moment)
+    began_ms = milliseconds(call.ts)
+    own = [one for one in moment.processes if began_ms is not None and one.started_ms >= began_ms - SLACK_MS]
     reads = [one for one in own if one.waits_for_input]
     if reads and age_ms >= HANGS_MS:
         rows += [Evidence(f"process {one.pid}: {one.command}") for one in reads[:2]]
-        return cause("tool_wants_input", picture, rows, since=call.ts)
+        return Cause("tool_wants_input", rows, since=call.ts)
     if picture.output.strip():
         rows.append(Evidence(f"its last line: {picture.output.strip().splitlines()[-1]}"))
     busy = [one for one in own if one.is_busy]
     rows += [Evidence(f"process {one.pid} is at work: {one.command}") for one in busy[:2]]
     kind = "tool_quiet" if age_ms >= QUIET_MS and not busy else "tool_works"
-    return cause(kind, picture, rows, since=call.ts, tool=call.tool, age=lasting(age_ms))
-
-
-def _started_since(began_ms: int | None, moment: Moment) -> list[Process]:
-    return [one for one in moment.processes if began_ms is not None and one.started_ms >= began_ms - SLACK_MS]
+    return Cause(kind, rows, {"tool": call.tool, "age": lasting(age_ms)}, call.ts)
 
 
 def _silent(picture: Picture, moment: Moment) -> Cause | None:
     age_ms = _age_ms(picture, moment)
-    if not picture.is_sent or age_ms < QUIET_MS:
+    if picture.reached != "sent" or age_ms < QUIET_MS:
         return None
     rows = [Evidence(f"the last event was {picture.last or 'none'}", picture.events or None)]
-    since = picture.last_ts or picture.started_at
-    return cause("model_silent", picture, [*rows, *last_lines(moment.words)], since=since, age=lasting(age_ms))
+    return Cause("model_silent", rows, {"age": lasting(age_ms)}, picture.last_ts or picture.started_at)

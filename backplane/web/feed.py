@@ -16,12 +16,12 @@ from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.runtime.results import kept
-from backplane.view.load import comparison_of, diagnosis_of, patch_of
+from backplane.view.load import comparison_of, moment_of, patch_of
 from backplane.view.page import PARTS, Shown, draw_row, part, verdict
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.rows import Story
 from backplane.view.text import one_line
-from backplane.view.why import Diagnosis
+from backplane.view.why import Diagnosis, diagnose
 from backplane.web import draw
 
 RUNS_MAX: Final = 200
@@ -147,7 +147,8 @@ class Follower:
             picture.end(receipt)
         if self.is_over or time.monotonic() - self._diagnosed_s >= DIAGNOSIS_S:
             now = msgspec.structs.replace(run, state=state if self.is_over else "live")
-            self._diagnosis, self._diagnosed_s = diagnosis_of(store, picture, now), time.monotonic()
+            self._diagnosis = diagnose(picture, moment_of(store, picture, now))
+            self._diagnosed_s = time.monotonic()
         asks = [] if self.is_over else list(picture.open_asks.values())
         shown = Shown(
             picture=picture,
