@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ def test_a_file_is_made_or_replaced_and_keeps_its_mode(tmp_path: Path, mode: int
     if mode is not None:
         path.write_bytes(b"old and longer")
         path.chmod(mode)
-    with closing(ResultFile(str(path))) as target:
-        assert path.exists() == (mode is not None)
-        target.write(iter([b"one ", b"two"]))
+    target = ResultFile(str(path))
+    assert path.exists() == (mode is not None)
+    target.write([b"one ", b"two"])
     umask = os.umask(0)
     os.umask(umask)
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one two", mode or 0o666 & ~umask)
@@ -33,9 +32,6 @@ def test_nothing_stays_of_a_file_that_fails(tmp_path: Path) -> None:
         yield b"one"
         raise OSError(28, "No space left on device")
 
-    with (
-        closing(ResultFile(str(tmp_path / "receipt.json"))) as made,
-        pytest.raises(StoreError, match="No space left"),
-    ):
-        made.write(chunks())
+    with pytest.raises(StoreError, match="No space left"):
+        ResultFile(str(tmp_path / "receipt.json")).write(chunks())
     assert [path.name for path in tmp_path.iterdir()] == []

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import anyio
-import msgspec
 
 from backplane.cli import streams, terminal
-from backplane.cli.command import wrong, wrong_words
+from backplane.cli.command import wrong_words
 from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
-from backplane.process.pipes import Pair
-from backplane.protocol import Lines, Overlong, strict
 from backplane.view.asked import decided
 from backplane.view.ended import diff_line
 
@@ -29,10 +26,7 @@ LINE_BYTES_MAX: Final = 4096
 SHOWN_LINES_MAX: Final = 40
 """Most lines of a proposed patch or input that are shown with the question."""
 
-ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Longest `answer` line in bytes, as long as a hook's answer may be; a longer one ends the run."""
-
-WORDS: Final = ("deny", "allow", "prompt", "stdin", "wait")
+WORDS: Final = ("deny", "allow", "prompt", "wait")
 
 KEYS: Final = "[y]es, [n]o and why, [a]lways in this run, [?]: "
 HELP: Final = """\
@@ -61,8 +55,6 @@ def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapp
         return _Person(clear).answer
     if how == "wait":
         return None
-    if how == "stdin":
-        return _AnswerLines(streams.STDIN).answer
     if isinstance(how, tuple):
         return _program(how, environ)
     decision = Decision("allow" if how == "allow" else "deny", f"--on-ask {how}")
@@ -86,48 +78,6 @@ def _program(argv: tuple[str, ...], environ: Mapping[str, str]) -> OnAsk:
             return Decision("deny", f"--on-ask {argv[0]}: {error}")
 
     return answer
-
-
-class _AnswerLines:
-    """Reads `answer` lines; of the questions that wait, one reads for all."""
-
-    def __init__(self, fd: int) -> None:
-        self._ends = Pair(-1, fd)  # Nothing is written.
-        self._lines = Lines(ANSWER_BYTES_MAX)
-        self._ended = False
-        self._answers: dict[str, Decision] = {}
-        self._reading = anyio.Lock()
-
-    async def answer(self, ask: Approval) -> Decision:
-        """Wait for the answer to one question; the end of the input denies."""
-        id = str(ask.body.get("id"))
-        while id not in self._answers and not self._ended:
-            async with self._reading:
-                if id not in self._answers and not self._ended:
-                    self._take(await self._ends.more())
-        return self._answers.pop(id, None) or Decision("deny", "the input with answers was closed")
-
-    def _take(self, data: bytes) -> None:
-        self._ended = not data
-        for line in filter(bytes.strip, self._lines.feed(data) if data else [self._lines.end()]):
-            if isinstance(line, Overlong):
-                raise wrong(f"an answer line of over {ANSWER_BYTES_MAX} bytes", "answer in fewer words")
-            try:
-                read = msgspec.convert(strict(line), _AnswerLine)
-            except ValueError as error:
-                words = f"a line on stdin is no answer and is skipped: {streams.one_line(str(error), 200)}"
-                streams.error(wrong(words, "backplane schema envelope_answer"))
-            else:
-                self._answers[read.id] = Decision(**{name: getattr(read, name) for name in Decision.__struct_fields__})
-
-
-class _AnswerLine(Decision, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The protocol's `answer`; it need not name the run."""
-
-    id: str
-    t: Literal["answer"] = "answer"
-    ref_id: str = ""
-    reason: str = "a program answered"
 
 
 class _Person:

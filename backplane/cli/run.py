@@ -52,9 +52,8 @@ def options(p: Parser) -> None:
     add.rights(may)
     add.value(
         may, "--on-ask", metavar="HOW",
-        help="answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), stdin "
-        "(`answer` lines, with --json), or a command that reads one as JSON and prints its decision (default: prompt "
-        "on a terminal, else deny)",
+        help="answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a "
+        "command that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)",
     )  # fmt: skip
     add.param(may)
     add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")

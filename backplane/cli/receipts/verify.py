@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,8 +85,7 @@ def run(args: Args) -> int:
     else:
         _show_verified(found, args.names)
     if head is not None and not found.faults:
-        with closing(ResultFile(args.save_checkpoint)) as file:
-            file.write(iter((head,)))
+        ResultFile(args.save_checkpoint).write((head,))
     return 1 if found.faults else 0
 
 

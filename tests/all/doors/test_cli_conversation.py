@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.in_process import in_process
-from tests.peers import PYTHON, WAIT_S
 
 HOST = """
 import json
@@ -92,39 +91,6 @@ def test_a_command_that_fails_denies_and_says_why(place: Place) -> None:
         assert "exit code 7" in reason
 
 
-def test_answer_lines_on_stdin_are_taken_in_any_order(place: Place) -> None:
-    listening = ("--json", "--on-ask", "stdin")
-    with subprocess.Popen(
-        [*PYTHON, "-m", "backplane", "run", "go", "--backend", "asks", "--policy", "policy.json", *listening],
-        cwd=place.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as program:  # fmt: skip
-        assert program.stdin is not None
-        assert program.stdout is not None
-        assert program.stderr is not None
-        heard = []
-        for line in program.stdout:
-            event = json.loads(line).get("event", {})
-            ask = (event.get("ext") or {}).get("ask")
-            if ask is not None:
-                answer = {"t": "answer", "id": ask["id"], "decision": "allow", "reason": f"for {ask['name']}"}
-                odd = {"id": "strange", "decision": "perhaps"}
-                program.stdin.write(json.dumps(odd).encode() + b"\n\n" + json.dumps(answer).encode() + b"\n")
-                program.stdin.flush()
-            if event.get("type") == "assistant_message":
-                heard.append(json.loads(event["text"]))
-        program.stdin.close()
-        assert program.wait(WAIT_S) == 0
-        said = program.stderr.read().decode()
-    assert heard == [["deploy", "allow", "for deploy"], ["peek", "allow", "for peek"]]
-    assert said.count("'perhaps'") == 2
-
-
-def test_the_end_of_stdin_denies(place: Place) -> None:
-    line = b'{"id": "nobody", "decision": "allow"}'
-    found = place.answers("--on-ask", "stdin", stdin=line)
-    assert [(decision, reason) for _, decision, reason in found] == [("deny", "the input with answers was closed")] * 2
-
-
 def test_options_stand_for_settings(place: Place) -> None:
     (place.folder / "shape.json").write_text('{"type": "object"}')
     found = place.settings(
@@ -152,7 +118,6 @@ def test_last_is_the_last_kept_conversation_of_the_backend(place: Place) -> None
         ["--resume", "last"],
         ["--on-ask", "alow"],
         ["--on-ask", "stdin"],
-        ["--json", "--on-ask", "stdin", "--schema", "-"],
         ["--mcp", "git"],
         ["--schema", "asks.py"],
         ["--param", "abp=1", "--keep"],
