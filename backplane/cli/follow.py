@@ -44,6 +44,7 @@ from backplane.view.findings import remarks
 
 if TYPE_CHECKING:
     from backplane.routing.driver import Attempts
+    from backplane.telemetry.sender import Sender
 
 LOOK_S: Final = 0.5
 """Seconds between two checks that an idle pipe still has its reader."""
@@ -90,6 +91,8 @@ def run(plan: Plan) -> int:
     finally:
         for line in live.notes:
             streams.note(line)
+        if live.sender is not None and (lost := live.sender.leave()):
+            streams.note(lost)
 
 
 class _Live:
@@ -97,6 +100,7 @@ class _Live:
 
     Attributes:
         notes: lines about runs that were cut off before this one.
+        sender: sends telemetry; the command waits for it after its last line.
         is_told: the run's `final` or `fatal` is written.
     """
 
@@ -105,6 +109,7 @@ class _Live:
         self.run: Run | None = None
         self.signal: int | None = None
         self.notes: list[str] = []
+        self.sender: Sender | None = None
         self.is_told = False
         self.outlet = _Outlet()
         is_plain = plan.args.json or plan.args.quiet
@@ -132,6 +137,7 @@ class _Live:
                     await self._follow(plane)
                 finally:
                     self.notes += plane.state_folder.notes + plane.state_folder.problems
+                    self.sender, plane.sender = plane.sender, None
             tasks.cancel_scope.cancel()
 
     async def _follow(self, plane: ControlPlane) -> None:

@@ -6,7 +6,6 @@ Pure, and light: every run asks it.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -30,11 +29,6 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 def has_content(environ: Mapping[str, str]) -> bool:
     """Return True if the conventions' variable allows messages, inputs and results in spans."""
     return environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower() in ("true", "1")
-
-
-def log(fact: str) -> None:
-    """Log what went wrong, for programs that have set up a log."""
-    logging.getLogger("backplane").info(fact)
 
 
 def trace_id(run_id: str) -> int:

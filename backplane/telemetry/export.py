@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.metrics import Observation
@@ -21,16 +22,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
 
 from backplane.telemetry import spans as ours
 from backplane.telemetry.context import trace_id
@@ -45,11 +37,17 @@ QUEUED_SPANS: Final = 2 * ours.SPANS_MAX
 QUEUE_LABEL: Final = "backplane.queue.label"
 
 TIMEOUT: Final = "OTEL_EXPORTER_OTLP_TIMEOUT"
-SEND_S_MAX: Final = 1
-"""Seconds for a collector to accept a batch (default of `TIMEOUT`); the SDK's 10 would delay the end of a command."""
+SEND_S_MAX: Final = 0.7
+"""Seconds for a collector to accept a batch (default of `TIMEOUT`), which may delay the end of a command.
+
+Shorter than the SDK's first pause before a retry (0.8 s), so a refused connection is given up at once."""
 
 LEAVE_MS_MAX: Final = 3_000
 """Milliseconds for a collector to accept what was not sent yet at the end; the rest is dropped."""
+
+NOT_ACCEPTED: Final = (
+    f"the collector did not accept it; check OTEL_EXPORTER_OTLP_ENDPOINT, or raise {TIMEOUT} (default: {SEND_S_MAX})"
+)
 
 Depths = Mapping[str, tuple[int, int]]
 """Label → number of waiting orders, and the age of the oldest in milliseconds."""
@@ -66,12 +64,11 @@ class Exporter:
     def __init__(self, processor: SpanProcessor | None = None, reader: MetricReader | None = None) -> None:
         self._ids = _Ids()
         self._tracers = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
-        self._tracers.add_span_processor(
-            processor or BatchSpanProcessor(OTLPSpanExporter(timeout=_limit_s()), QUEUED_SPANS)
-        )
-        self._tracer = self._tracers.get_tracer(SERVICE, _version())
-        self._meters = _meters(reader)
-        meter = self._meters.get_meter(SERVICE, _version())
+        self._spans, self._metrics = _Spans(timeout=_limit_s()), _Metrics(timeout=_limit_s())
+        self._tracers.add_span_processor(processor or BatchSpanProcessor(self._spans, QUEUED_SPANS))
+        self._tracer = self._tracers.get_tracer(SERVICE)
+        self._meters = _meters(reader or PeriodicExportingMetricReader(self._metrics))
+        meter = self._meters.get_meter(SERVICE)
         self._duration = meter.create_histogram(ours.DURATION_METRIC, unit="s")
         self._tokens = meter.create_histogram(ours.TOKENS_METRIC, unit="{token}")
         self._cost = meter.create_histogram(ours.COST, unit="USD")
@@ -86,25 +83,23 @@ class Exporter:
         self._ids.trace = trace_id(run_id)
         sampled = TraceFlags(TraceFlags.SAMPLED)
         links = [] if parent is None else [Link(SpanContext(*parent, is_remote=True, trace_flags=sampled))]
-        # A context without a span: the spans of the program around us are no parents of a run.
-        contexts: dict[int | None, Any] = {
-            None: set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
-        }
+        # An empty context: the spans of the program around us are no parents of a run.
+        contexts: dict[int | None, Context] = {None: Context()}
         for span in spans:
             self._ids.span = span.id
             made = self._tracer.start_span(
                 span.name,
                 context=contexts[span.parent],
                 kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
-                attributes=span.attributes,
+                attributes=_some(span.attributes, *span.attributes),
                 links=links if span.parent is None else None,
                 start_time=span.start_ns,
             )
             contexts[span.id] = set_span_in_context(made)
-            for note in span.notes:
-                made.add_event(note.name, note.attributes, note.time_ns)
-            if span.error is not None:
-                made.set_status(Status(StatusCode.ERROR, span.error))
+            for name, time_ns, attributes in span.notes:
+                made.add_event(name, attributes, time_ns)
+            if (error := span.attributes.get(ours.ERROR)) is not None:
+                made.set_status(Status(StatusCode.ERROR, error))
             made.end(span.end_ns)
         self._measure(spans[0])
 
@@ -116,17 +111,43 @@ class Exporter:
         for kind in ("input", "output"):
             if (count := given.get(ours.USAGE[f"{kind}_tokens"])) is not None:
                 self._tokens.record(count, {**common, **_some(given, ours.OPERATION), ours.TOKEN_TYPE: kind})
-        if ours.COST in given:
-            self._cost.record(given[ours.COST], agent)
+        if (cost_usd := given.get(ours.COST)) is not None:
+            self._cost.record(cost_usd, agent)
+
+    @property
+    def lost(self) -> str:
+        """Why a batch was not accepted; empty if all were."""
+        return NOT_ACCEPTED if self._spans.lost or self._metrics.lost else ""
 
     def close(self) -> None:
         """Send what is left, for at most about `LEAVE_MS_MAX`. Blocks."""
+        # Side by side, as a collector that is away costs both of them their limit.
+        measured = threading.Thread(target=self._meters.shutdown, args=(LEAVE_MS_MAX,), daemon=True)
+        measured.start()
         self._tracers.shutdown()
-        self._meters.shutdown(LEAVE_MS_MAX)
+        measured.join()
 
 
 def _some(given: ours.Attributes, *names: str) -> ours.Attributes:
-    return {name: given[name] for name in names if name in given}
+    return {name: value for name in names if (value := given.get(name)) is not None}
+
+
+class _Watched:
+    """Counts the batches that a collector did not accept."""
+
+    lost = 0
+
+    def export(self, *args: Any, **options: Any) -> Any:
+        self.lost += 1
+        result = super().export(*args, **options)  # type: ignore[misc]
+        self.lost -= result.name == "SUCCESS"
+        return result
+
+
+class _Spans(_Watched, OTLPSpanExporter): ...
+
+
+class _Metrics(_Watched, OTLPMetricExporter): ...
 
 
 class _Ids(IdGenerator):
@@ -142,13 +163,12 @@ class _Ids(IdGenerator):
 
 
 @contextmanager
-def sending_queue(read: Callable[[], Depths], label: str, reader: MetricReader | None = None) -> Iterator[None]:
+def sending_queue(read: Callable[[], Depths], label: str) -> Iterator[None]:
     """Send a queue's depth and age periodically while the block runs, and at its end.
 
     Args:
         read: returns them; may block and raise, in a thread of the SDK.
         label: always sent, with 0 while nothing waits.
-        reader: takes the values (default: every `OTEL_METRIC_EXPORT_INTERVAL` to the collector).
     """
     labels, found = {label}, dict[str, tuple[int, int]]()
 
@@ -162,8 +182,8 @@ def sending_queue(read: Callable[[], Depths], label: str, reader: MetricReader |
     def ages(_: object) -> list[Observation]:
         return [Observation(found.get(name, (0, 0))[1] / 1000, {QUEUE_LABEL: name}) for name in sorted(labels)]
 
-    provider = _meters(reader)
-    meter = provider.get_meter(SERVICE, _version())
+    provider = _meters(PeriodicExportingMetricReader(_Metrics(timeout=_limit_s())))
+    meter = provider.get_meter(SERVICE)
     meter.create_observable_gauge("backplane.queue.depth", [depths], unit="{order}")
     meter.create_observable_gauge("backplane.queue.age", [ages], unit="s")
     try:
@@ -172,8 +192,7 @@ def sending_queue(read: Callable[[], Depths], label: str, reader: MetricReader |
         provider.shutdown(LEAVE_MS_MAX)
 
 
-def _meters(reader: MetricReader | None) -> MeterProvider:
-    reader = reader or PeriodicExportingMetricReader(OTLPMetricExporter(timeout=_limit_s()))
+def _meters(reader: MetricReader) -> MeterProvider:
     return MeterProvider([reader], resource=_resource(), shutdown_on_exit=False)
 
 
@@ -181,14 +200,6 @@ def _resource() -> Resource:
     """Return our name; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it."""
     # `Resource.create` searches all installed packages for detectors, in threads, which takes a second.
     return Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
-
-
-def _version() -> str:
-    """Return the version of this package; empty if it runs from a folder and is not installed."""
-    try:
-        return version(SERVICE)
-    except PackageNotFoundError:
-        return ""
 
 
 def _limit_s() -> float | None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from backplane.contract.receipt import Receipt
-from backplane.telemetry.context import TRACEPARENT, has_content, log, read_parent
+from backplane.telemetry.context import TRACEPARENT, has_content, read_parent
 from backplane.telemetry.spans import RunAbout, spans_of
-
-if TYPE_CHECKING:
-    from backplane.telemetry.export import Exporter
 
 LEAVE_S_MAX: Final = 10.0
 """Seconds to wait at the end: the SDK may still be loading (0.1 s on a quiet machine) and sends by its own limits."""
@@ -35,6 +33,7 @@ class Sender:
         self._content = has_content(environ)
         self._runs: queue.Queue[tuple[Receipt, RunAbout] | None] = queue.Queue(WAITING_MAX)
         self._is_used = False
+        self._lost: str | None = None
         # A daemon: the event loop's own threads would be waited for at its end, without a limit.
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -43,9 +42,21 @@ class Sender:
         """Have a sealed run sent; return at once."""
         self._is_used = True
         try:
-            self._runs.put_nowait((receipt, about))
+            self._runs.put_nowait((receipt, msgspec.structs.replace(about, content=self._content)))
         except queue.Full:
-            log(f"run {receipt.meta.run_id} is not in the telemetry: {WAITING_MAX} runs wait to be sent")
+            self._lose(f"{WAITING_MAX} runs wait to be sent")
+
+    def leave(self) -> str | None:
+        """Wait until all is sent, at most `LEAVE_S_MAX`; return why something was lost. Blocks."""
+        try:
+            self._runs.put_nowait(None)
+        except queue.Full:
+            return self._lost
+        if self._is_used:
+            self._thread.join(LEAVE_S_MAX)
+            if self._thread.is_alive():
+                self._lose(f"not sent within {LEAVE_S_MAX:g} s")
+        return self._lost
 
     def _work(self) -> None:
         try:
@@ -54,23 +65,17 @@ class Sender:
 
             exporter = Exporter()
             while (run := self._runs.get()) is not None:
-                self._send(exporter, *run)
+                try:
+                    exporter.send(spans_of(*run), run[0].meta.run_id, self._parent)
+                except Exception as error:  # Whatever the SDK raises: the next run is sent all the same.
+                    self._lose(f"{type(error).__name__}: {error}")
             exporter.close()
+            if exporter.lost:
+                self._lose(exporter.lost)
         except Exception as error:  # Whatever the SDK raises.
-            log(f"no telemetry: {type(error).__name__}: {error}")
+            self._lose(f"{type(error).__name__}: {error}")
 
-    def _send(self, exporter: Exporter, receipt: Receipt, about: RunAbout) -> None:
-        try:
-            spans = spans_of(receipt, msgspec.structs.replace(about, content=self._content))
-            exporter.send(spans, receipt.meta.run_id, self._parent)
-        except Exception as error:  # Whatever the SDK raises.
-            log(f"run {receipt.meta.run_id} is not in the telemetry: {type(error).__name__}: {error}")
-
-    def leave(self) -> None:
-        """Wait until all is sent, at most `LEAVE_S_MAX`. Blocks."""
-        try:
-            self._runs.put_nowait(None)
-        except queue.Full:
-            return
-        if self._is_used:
-            self._thread.join(LEAVE_S_MAX)
+    def _lose(self, why: str) -> None:
+        fact = f"telemetry is incomplete: {why}"
+        logging.getLogger("backplane").info(fact)
+        self._lost = self._lost or fact

@@ -44,23 +44,18 @@ USAGE: Final = {
 """The contract's counter → theirs. Both count everything that was sent as input, cached or not."""
 
 COST: Final = "backplane.cost.usd"
+EXCEPTION: Final = "gen_ai.client.operation.exception"
 
 TOKENS_METRIC: Final = "gen_ai.client.token.usage"
 DURATION_METRIC: Final = "gen_ai.invoke_agent.duration"
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 Attributes = dict[str, Any]
 
 
-class SpanNote(msgspec.Struct, frozen=True):
-    """An event of a span."""
-
-    name: str
-    time_ns: int
-    attributes: Attributes
-
-
 class RunSpan(msgspec.Struct, kw_only=True, eq=False):
-    """One span with its two ends."""
+    """A span with its two ends. An attribute of None is left out."""
 
     name: str
     id: int
@@ -70,13 +65,8 @@ class RunSpan(msgspec.Struct, kw_only=True, eq=False):
     start_ns: int
     end_ns: int = 0
     attributes: Attributes
-    notes: list[SpanNote] = []
-    error: str | None = None
-
-    def note(self, name: str, time_ns: int, attributes: Attributes) -> None:
-        """Add an event unless the span is full; empty attributes are left out."""
-        if len(self.notes) < EVENTS_MAX:
-            self.notes.append(SpanNote(name, time_ns, {key: value for key, value in attributes.items() if value != ""}))
+    notes: list[tuple[str, int, Attributes]] = []
+    """Events of the span: name, time, attributes."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,46 +92,27 @@ def spans_of(receipt: Receipt, about: RunAbout) -> list[RunSpan]:
 class _Story:
     def __init__(self, receipt: Receipt, about: RunAbout) -> None:
         self._receipt, self._about = receipt, about
-        self._run_id = receipt.meta.run_id
-        self._common: Attributes = {PROVIDER: receipt.backend.id}
-        if about.model is not None:
-            self._common[REQUEST_MODEL] = about.model
-        started_ns = _ns(receipt.meta.started_at) or 0
-        self._root = RunSpan(
-            name=f"invoke_agent {about.backend}",
-            id=span_id(self._run_id, 0),
-            parent=None,
-            kind="client" if about.is_remote else "internal",
-            start_ns=started_ns,
-            attributes={
-                OPERATION: "invoke_agent",
-                AGENT_NAME: about.backend,
-                "gen_ai.agent.id": receipt.backend.id,
-                **self._common,
-            },
-        )
-        if receipt.backend.backend_version is not None:
-            self._root.attributes["gen_ai.agent.version"] = receipt.backend.backend_version
-        self._spans = [self._root]
+        self._now_ns = self._turn_since_ns = _ns(receipt.meta.started_at) or 0
+        self._spans: list[RunSpan] = []
         self._dropped = 0
+        self._common: Attributes = {PROVIDER: receipt.backend.id, REQUEST_MODEL: about.model}
+        self._root = self._begin(f"invoke_agent {about.backend}", 0, {OPERATION: "invoke_agent", **self._common})
+        self._root.kind = "client" if about.is_remote else "internal"
         self._tools: dict[str, RunSpan] = {}
-        self._turn_since_ns = started_ns
         self._first_chunk_ns: int | None = None
         self._folded, self._counted = Folded(), Usage()
         self._messages: list[str] = []
-        self._now_ns = started_ns
 
-    def _begun(self, name: str, number: int, attributes: Attributes) -> RunSpan:
-        """Return a span that begins with this event."""
-        id = span_id(self._run_id, number)
-        return RunSpan(name=name, id=id, parent=self._root.id, start_ns=self._now_ns, attributes=attributes)
-
-    def _add(self, span: RunSpan) -> bool:
-        if len(self._spans) >= SPANS_MAX:
+    def _begin(self, name: str, number: int, attributes: Attributes, parent: RunSpan | None = None) -> RunSpan:
+        """Return a span that begins with this event; beyond `SPANS_MAX` it is counted and not sent."""
+        id = span_id(self._receipt.meta.run_id, number)
+        around = parent.id if parent is not None else None
+        span = RunSpan(name=name, id=id, parent=around, start_ns=self._now_ns, attributes=attributes)
+        if len(self._spans) < SPANS_MAX:
+            self._spans.append(span)
+        else:
             self._dropped += 1
-            return False
-        self._spans.append(span)
-        return True
+        return span
 
     def take(self, number: int, event: AgentEvent) -> None:
         """Add the next event."""
@@ -162,32 +133,38 @@ class _Story:
             case kinds.UsageReported():
                 self._folded = fold(self._folded, event)
             case kinds.Approval() | kinds.ApprovalAnswered():
-                members = {name: event.body.get(name) for name in ("id", "kind", "name", "decision", "by")}
-                about = {
-                    f"backplane.approval.{name}": str(value) for name, value in members.items() if value is not None
-                }
-                self._root.note("backplane.approval", self._now_ns, about)
+                names = ("id", "kind", "name", "decision", "by")
+                self._note("backplane.approval", {f"backplane.approval.{name}": event.body.get(name) for name in names})
             case kinds.RetryReported():
-                code = event.body.get("error_status", event.body.get("status", event.body.get("code", "")))
-                self._exception(str(code), event.message)
+                code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
+                self._note(EXCEPTION, {ERROR: code, "exception.message": event.message})
             case kinds.Failed():
-                self._exception(event.error_code if isinstance(event.error_code, str) else "", event.message)
+                self._note(EXCEPTION, {ERROR: event.error_code, "exception.message": event.message})
             case kinds.FileChanged():
-                self._root.note("backplane.file_changed", self._now_ns, {"file.path": event.path})
+                self._note("backplane.file_changed", {"file.path": event.path})
 
-    def _exception(self, code: str, message: str) -> None:
-        self._root.note("gen_ai.client.operation.exception", self._now_ns, {ERROR: code, "exception.message": message})
+    def _note(self, name: str, attributes: Attributes) -> None:
+        """Add an event to the run's span unless that is full."""
+        if len(self._root.notes) < EVENTS_MAX:
+            some = {key: str(value) for key, value in attributes.items() if value not in (None, "")}
+            self._root.notes.append((name, self._now_ns, some))
+
+    def _text(self, value: Any) -> str | None:
+        """Return a value as JSON, cut, if texts are wanted."""
+        return msgspec.json.encode(value).decode()[:TEXT_CHARS_MAX] if self._about.content else None
 
     def _called(self, number: int, event: kinds.ToolCall) -> None:
-        attributes: Attributes = {OPERATION: "execute_tool", TOOL_NAME: event.tool_name, "gen_ai.tool.type": "function"}
-        if event.tool_use_id is not None:
-            attributes["gen_ai.tool.call.id"] = event.tool_use_id
-        if self._about.content:
-            attributes["gen_ai.tool.call.arguments"] = _json(event.input)
-        span = self._begun(f"execute_tool {event.tool_name}", number, attributes)
+        attributes: Attributes = {
+            OPERATION: "execute_tool",
+            TOOL_NAME: event.tool_name,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": event.tool_use_id,
+            "gen_ai.tool.call.arguments": self._text(event.input),
+        }
         # A sub-agent's calls belong to the call that the agent names as theirs.
-        span.parent = self._tools.get(event.parent_tool_use_id or "", self._root).id
-        if self._add(span):
+        parent = self._tools.get(event.parent_tool_use_id or "", self._root)
+        span = self._begin(f"execute_tool {event.tool_name}", number, attributes, parent)
+        if span is self._spans[-1]:
             self._tools[event.tool_use_id or f"#{number}"] = span
 
     def _resulted(self, event: kinds.ToolResult) -> None:
@@ -196,83 +173,68 @@ class _Story:
             named = [one for one, span in self._tools.items() if span.attributes[TOOL_NAME] == event.tool_name]
             key = named[-1] if named else ""
         span = self._tools.pop(key, None)
-        if span is None:
-            return
-        self._close(span, error="tool_error" if event.is_error else None)
-        if self._about.content:
-            span.attributes["gen_ai.tool.call.result"] = _json(event.output)
-
-    def _close(self, span: RunSpan, *, error: str | None = None) -> None:
-        span.end_ns = self._now_ns
-        if error is not None:
-            span.error = span.attributes[ERROR] = error
+        if span is not None:
+            span.end_ns = self._now_ns
+            error = "tool_error" if event.is_error else None
+            span.attributes |= {ERROR: error, "gen_ai.tool.call.result": self._text(event.output)}
 
     def _turned(self, number: int, event: kinds.TurnEnded) -> None:
         self._folded = fold(self._folded, event)
-        attributes: Attributes = {OPERATION: "chat", **self._common}
-        body, reason = event.body, event.body.get("stop_reason")
-        if isinstance(reason, str):
-            attributes["gen_ai.response.finish_reasons"] = [reason]
-        for name, member in ((RESPONSE_MODEL, "model"), ("gen_ai.response.id", "id")):
-            if isinstance(body.get(member), str):
-                attributes[name] = body[member]
-        attributes |= _usage(_added(self._counted, self._folded.usage))
-        self._counted = self._folded.usage
-        model = attributes.get(RESPONSE_MODEL, self._about.model)
-        span = self._begun(f"chat {model}" if model else "chat", number, attributes)
-        span.kind, span.start_ns, span.end_ns = "client", self._turn_since_ns, self._now_ns
+        reason, model, id = (event.body.get(name) for name in ("stop_reason", "model", "id"))
+        attributes: Attributes = {
+            OPERATION: "chat",
+            **self._common,
+            **_usage(self._folded.usage, self._counted),
+            RESPONSE_MODEL: model if isinstance(model, str) else None,
+            "gen_ai.response.id": id if isinstance(id, str) else None,
+            "gen_ai.response.finish_reasons": [reason] if isinstance(reason, str) else None,
+            OUTPUT_MESSAGES: self._said("assistant", self._messages),
+        }
         if self._first_chunk_ns is not None:
-            attributes["gen_ai.response.time_to_first_chunk"] = (self._first_chunk_ns - span.start_ns) / 1e9
-        if self._about.content and self._messages:
-            attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages)
+            attributes["gen_ai.response.time_to_first_chunk"] = (self._first_chunk_ns - self._turn_since_ns) / 1e9
+        name = f"chat {attributes[RESPONSE_MODEL] or self._about.model or ''}".rstrip()
+        span = self._begin(name, number, attributes, self._root)
+        span.kind, span.start_ns, span.end_ns = "client", self._turn_since_ns, self._now_ns
+        self._counted = self._folded.usage
         self._turn_since_ns, self._first_chunk_ns, self._messages = self._now_ns, None, []
-        self._add(span)
+
+    def _said(self, role: str, texts: list[str]) -> str | None:
+        """Return messages in the conventions' form, as JSON, if texts are wanted."""
+        parts = [{"role": role, "parts": [{"type": "text", "content": text[:TEXT_CHARS_MAX]}]} for text in texts]
+        return self._text(parts) if parts else None
 
     def end(self) -> list[RunSpan]:
         """Close the open spans, add how the run ended, and return all."""
         receipt, root = self._receipt, self._root
-        added = receipt.backplane
-        self._now_ns = max(self._now_ns, _ns(receipt.meta.finished_at) or 0)
+        session, end, cause = (_object(receipt.backplane.get(name)) for name in ("session", "end", "error"))
+        root.end_ns = max(self._now_ns, _ns(receipt.meta.finished_at) or 0)
         for span in self._tools.values():
-            self._close(span, error="unfinished")
-        root.end_ns = self._now_ns
+            span.end_ns, span.attributes[ERROR] = root.end_ns, "unfinished"
+        cost_usd = receipt.usage.estimated_cost_usd
+        code = cause.get("code") or end.get("code") or end.get("reason") or "_OTHER"
         root.attributes |= {
-            "backplane.run.id": self._run_id,
+            AGENT_NAME: self._about.backend,
+            "gen_ai.agent.id": receipt.backend.id,
+            "gen_ai.agent.version": receipt.backend.backend_version,
+            "gen_ai.conversation.id": session.get("id"),
+            "backplane.run.id": receipt.meta.run_id,
             "backplane.outcome": receipt.outcome,
-            "backplane.receipt.sha256": receipt.receipt_sha256 or "",
+            "backplane.receipt.sha256": receipt.receipt_sha256,
+            "backplane.spans.dropped": self._dropped or None,
+            COST: cost_usd,
+            "backplane.cost.source": "backend" if cost_usd is not None else None,
+            ERROR: str(code) if receipt.outcome != "complete" else None,
+            "gen_ai.input.messages": self._said("user", [self._about.task]),
+            OUTPUT_MESSAGES: self._said("assistant", self._messages[-1:]),
+            **_usage(receipt.usage),
         }
-        root.attributes |= _usage(receipt.usage)
-        session = added.get("session")
-        if isinstance(session, dict) and isinstance(session.get("id"), str):
-            root.attributes["gen_ai.conversation.id"] = session["id"]
-        if receipt.usage.estimated_cost_usd is not None:
-            root.attributes |= {COST: receipt.usage.estimated_cost_usd, "backplane.cost.source": "backend"}
-        if receipt.outcome != "complete":
-            end, cause = _object(added.get("end")), _object(added.get("error"))
-            code = cause.get("code") or end.get("code") or end.get("reason") or "_OTHER"
-            root.error = root.attributes[ERROR] = str(code)
-        if self._dropped:
-            root.attributes["backplane.spans.dropped"] = self._dropped
-        if self._about.content:
-            root.attributes["gen_ai.input.messages"] = _as_messages("user", [self._about.task])
-            if self._messages:
-                root.attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages[-1:])
         return self._spans
 
 
-def _usage(usage: Usage) -> Attributes:
-    return {theirs: count for ours, theirs in USAGE.items() if (count := getattr(usage, ours)) is not None}
-
-
-def _added(before: Usage, after: Usage) -> Usage:
-    """Return the counts of one turn; events count the whole run."""
-    counts = {
-        name: max(now - (getattr(before, name) or 0), 0) for name in USAGE if (now := getattr(after, name)) is not None
-    }
-    return Usage(**counts)
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+def _usage(usage: Usage, before: Usage | None = None) -> Attributes:
+    """Return the counts of a run, or of one turn, as events count the whole run."""
+    counts = {theirs: (getattr(usage, ours), getattr(before, ours, None) or 0) for ours, theirs in USAGE.items()}
+    return {name: max(now - was, 0) if now is not None else None for name, (now, was) in counts.items()}
 
 
 def _ns(timestamp: str) -> int | None:
@@ -281,15 +243,6 @@ def _ns(timestamp: str) -> int | None:
     except (ValueError, TypeError):
         return None
     return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()[:TEXT_CHARS_MAX]
-
-
-def _as_messages(role: str, texts: list[str]) -> str:
-    """Return messages in the conventions' form, as JSON."""
-    return _json([{"role": role, "parts": [{"type": "text", "content": text[:TEXT_CHARS_MAX]}]} for text in texts])
 
 
 def _object(value: object) -> dict[str, Any]:

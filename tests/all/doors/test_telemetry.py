@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +39,7 @@ from backplane.contract.receipt import BackendIdentity, Receipt, Usage
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.telemetry.context import is_wanted, read_parent, span_id, trace_id, traceparent
-from backplane.telemetry.export import Exporter
+from backplane.telemetry.export import NOT_ACCEPTED, SEND_S_MAX, Exporter
 from backplane.telemetry.spans import RunAbout, spans_of
 from tests.receipt_writer import receipt_of
 
@@ -266,17 +268,33 @@ def test_a_run_goes_to_the_collector_and_its_host_gets_the_context(backplane_hom
         assert done.returncode == 0, done.stderr
     run_id = newest(backplane_home).meta.run_id
     assert f"parent: {traceparent(run_id)}" in done.stdout
-    assert [path for path, _ in server.taken] == ["/v1/traces", "/v1/metrics"]
-    assert uuid.UUID(run_id).bytes in server.taken[0][1]
-    assert b"execute_tool bash" in server.taken[0][1]
-    assert b"parent: " not in server.taken[0][1]
+    taken = dict(server.taken)
+    assert taken.keys() == {"/v1/traces", "/v1/metrics"}
+    assert uuid.UUID(run_id).bytes in taken["/v1/traces"]
+    assert b"execute_tool bash" in taken["/v1/traces"]
+    assert b"parent: " not in taken["/v1/traces"]
     plain = cli(task, "--backend", "shell", cwd=tmp_path, TRACEPARENT=PARENT)
     assert f"parent: {PARENT}" in plain.stdout
 
 
-def test_a_dead_collector_changes_nothing(backplane_home: Path, tmp_path: Path) -> None:
+def test_a_dead_collector_costs_one_line_and_no_time(backplane_home: Path, tmp_path: Path) -> None:
     done = cli("echo hi", "--backend", "shell", cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
-    assert (done.returncode, done.stderr, newest(backplane_home).outcome) == (0, "", "complete")
+    assert (done.returncode, done.stderr.count("\n"), newest(backplane_home).outcome) == (0, 1, "complete")
+    assert NOT_ACCEPTED in done.stderr
+
+
+def test_a_refused_connection_is_given_up_at_once_and_a_silent_collector_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port, limit_s in ((9, 0.3), (silent.getsockname()[1], SEND_S_MAX + 0.3)):
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+            exporter = Exporter()
+            exporter.send(spans_of(receipt(), RunAbout(backend="house")), RUN)
+            started_s = time.monotonic()
+            exporter.close()
+            assert time.monotonic() - started_s < limit_s
+            assert exporter.lost == NOT_ACCEPTED
 
 
 def test_without_a_collector_nothing_of_it_is_loaded(backplane_home: Path, tmp_path: Path) -> None:
