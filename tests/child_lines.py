@@ -5,8 +5,8 @@ environment. It runs only below a suite at work, imports nothing that a child ha
 `sys.modules`), sets no signal handler, and notes each line when it first runs: SIGKILL loses nothing.
 
 All children write to one file, a byte a line of our sources. A child reads it when it starts and follows only functions
-with lines that nobody has run yet. Following still makes a start half as long again, so after a child that found
-nothing new only some of the next are followed, until one finds something.
+with lines that have not run yet. Following still makes a start half as long again, so the `.pth` line follows one child
+in eight, by chance: of ten thousand that is enough.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ ANCESTORS_MAX = 64
 """How far up a suite is looked for; a bound for the loop, real chains are under ten."""
 FD_MIN = 900
 """The record's descriptor is moved out of the way of tests that count or reuse low numbers."""
-FOLLOWED_ONE_IN = 8
-"""Of the children after one that ran no new line."""
 
 MARKERS = os.path.join(sys.prefix, "suites")
 """One file a running suite: its name is the pid of pytest, its lines are `Record`'s arguments."""
@@ -50,10 +48,7 @@ def suite_above() -> list[str]:
 
 
 class Record:
-    """What is known of all lines: `seen[firsts[filename] + line]` is 1 when the line has run.
-
-    The first byte is 1 while the last child that was followed has run no new line.
-    """
+    """What is known of all lines: `seen[firsts[filename] + line]` is 1 when the line has run."""
 
     def __init__(self, file: str, firsts: list[str]) -> None:
         import fcntl
@@ -69,7 +64,6 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
         self.seen = bytearray(os.pread(self.fd, os.fstat(self.fd).st_size, 0))
-        os.pwrite(self.fd, b"\1", 0)
 
     def is_whole(self, code: CodeType, first: int) -> bool:
         """Tell whether every line of this code has run."""
@@ -79,20 +73,8 @@ class Record:
         self.seen[place] = 1
         try:
             os.pwrite(self.fd, b"\1", place)
-            os.pwrite(self.fd, b"\0", 0)
         except OSError:  # the child closed every descriptor it did not know: nothing more is noted
             sys.settrace(None)
-
-
-def is_of_use(file: str) -> bool:
-    """Tell whether one more child is to be followed."""
-    if os.getpid() % FOLLOWED_ONE_IN == 0:
-        return True
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1) != b"\1"
-    finally:
-        os.close(fd)
 
 
 def trace_with_settrace(record: Record) -> None:
@@ -148,8 +130,6 @@ def start() -> None:
     if not file:
         return
     try:
-        if not is_of_use(file):
-            return
         record = Record(file, firsts)
         if sys.version_info >= (3, 12):
             trace_with_monitoring(record)

@@ -37,8 +37,9 @@ LOWEST_SHOWN = 8
 MEMORY_KB_MIN = 8 << 20
 """Free, or pytest's folder stays on the disk."""
 PTH = (
-    # Some environments process a `.pth` twice in one start, `lib` and `lib64` being the same folder.
-    "import os, sys; 'child_lines' in sys.modules or not os.path.isdir(sys.prefix + '/suites') "
+    # One child in eight. Where `lib64` is a link to `lib`, some environments process a `.pth` twice in one start.
+    "import os, sys; os.urandom(1)[0] % 8 or 'child_lines' in sys.modules "
+    "or not os.path.isdir(sys.prefix + '/suites') "
     "or os.listdir(sys.prefix + '/suites') and __import__('child_lines').start()\n"
 )
 
@@ -87,7 +88,7 @@ def install_child_lines() -> None:
 
 def write_marker(folder: Path, sources: list[Path]) -> None:
     """Lay out the file that all children note their lines in, and write what they are told about it."""
-    rows, size = [str(folder / "lines")], 1  # The first byte is a flag.
+    rows, size = [str(folder / "lines")], 0
     for path in sorted(path for source in sources for path in source.rglob("*.py")):
         rows.append(f"{size} {path}")
         size += path.read_bytes().count(b"\n") + 2  # Lines count from one, and the last may lack its end.

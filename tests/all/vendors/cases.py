@@ -446,10 +446,10 @@ LOOP = "a loop of tool calls without end"
 
 @case(LOOP)
 async def _loop(ground: Ground) -> None:
-    thinks = Fault(first_byte_ms=250)  # As a model does: an agent that loops as fast as it can takes all of a core.
+    thinks = Fault(first_byte_ms=400)  # As a model does: an agent that loops as fast as it can takes all of a core.
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, fault=thinks)
     ends_itself = LOOP in ground.agent.labels
-    seen = await ground.play([again], limits=Limits(run_s=60.0 if ends_itself else 6.0))
+    seen = await ground.play([again], limits=Limits(run_s=60.0 if ends_itself else 4.0))
     if ends_itself:
         assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
         return
