@@ -74,7 +74,7 @@ MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", MANY_LONG)
 def test_f58_many_long_lines_are_bounded_by_their_bytes(ground: Ground, what: str) -> None:
     one, options = MANY_LONG[what]
-    size, count, room_mib = (4_000_000, 18, 64) if sizes.LONG else (700_000, 40, 22)
+    size, count, room_mib = (4_000_000, 18, 64) if sizes.LONG else (1_000_000, 40, 32)
     body = f"""
 def warn(ext):
     told = {{"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "x", "ext": ext}}
