@@ -96,7 +96,6 @@ def shown(word: str) -> Shown:
         outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
         duration_ms=1, sha256=word, added={}, diff=None,
     )  # fmt: skip
-    rows.decisions.append(dict.fromkeys(("tool", "about", "decision", "by", "reason"), word))
     found = Diagnosis(
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
     )
@@ -120,27 +119,50 @@ def test_no_foreign_text_becomes_an_element_an_attribute_or_a_script(word: str) 
     ET.fromstring("".join(summary.junit([shown(word)])))
 
 
+ROOT = "/srv/über kunden"
 PATHS = {
-    "/home/ann/secret-client/calc.py": "…/calc.py",
-    "edit /home/ann/secret-client/calc.py": "edit …/calc.py",
-    "~/work/secret-client/x": "…/x",
-    "PATH=/usr/bin:/srv/secret-client/bin": "PATH=…/bin:…/bin",
-    "file:///home/ann/secret-client/x.html": "file://…/x.html",
-    "cc -I/home/ann/secret-client/include <'/srv/secret-client/a'": "cc -I…/include <'…/a'",
-    r'{"text": "a\n/home/ann/secret-client/b"}': r'{"text": "a\n…/b"}',
-    "the folder /srv/über kunden/x y": "the folder …/über kunden/x y",
+    "/home/ann/secret-client/calc.py": "…",
+    "edit /home/ann/secret-client/calc.py": "edit …",
+    "cannot read /home/ann/secret client/a b/calc.py: gone": "cannot read …: gone",
+    "~/work/secret-client/x": "…",
+    "PATH=/usr/bin:/srv/secret-client/bin": "PATH=…:…",
+    "file:///home/ann/secret-client/x.html": "file://…",
+    "cc -I/home/ann/secret-client/include <'/srv/secret-client/a b'": "cc -I… <'…'",
+    r'{"text": "a\n/home/ann/secret-client/b"}': r'{"text": "a\n…"}',
+    f"the folder {ROOT}": "the folder …",
+    f"edit {ROOT}/src/a.py": "edit src/a.py",
+    f"edit {ROOT}-old/a.py": "edit …",
     "src/a/b.py ./c/d ../e/f": "src/a/b.py ./c/d ../e/f",
     "https://example.com/a/b": "https://example.com/a/b",
 }
 
 
 @pytest.mark.parametrize("words", PATHS)
-def test_folders_of_absolute_paths_are_left_out(words: str) -> None:
+def test_absolute_paths_are_left_out(words: str) -> None:
     omission = Omission(["paths"])
-    omission.fact({"fact": "order", "order": {"workspace": {"root": "/srv/über kunden"}}})
+    omission.fact({"fact": "order", "order": {"workspace": {"root": ROOT}}})
     assert omission.of(words) == PATHS[words]
     assert omission.of(PATHS[words]) == PATHS[words]  # Once more changes nothing.
     assert Omission().of(words) == words
+
+
+PROMPT = 'Mend "calc" for Ann\'s bank\n- and tell nobody of it, not even in a commit or a comment\nok'
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (PROMPT, "(left out)\n- (left out)\nok"),
+        (json.dumps({"a": PROMPT.splitlines()[0]}), '{"a": "(left out)"}'),
+        ("'Mend \"calc\" for Ann'\\''s bank'", "'(left out)'"),
+        ("and tell  nobody of it, not even in the log", "(left out)"),
+        ("Mend calc for Ann's banking", "Mend calc for Ann's banking"),
+    ],
+)
+def test_lines_of_a_prompt_are_left_out_however_they_are_quoted(words: str, left: str) -> None:
+    omission = Omission(["prompts"])
+    omission.fact({"fact": "order", "order": {"task": PROMPT}})
+    assert omission.of(words) == left
 
 
 def test_the_pages_policy_lets_run_what_stands_in_it_and_nothing_else() -> None:

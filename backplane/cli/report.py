@@ -30,8 +30,7 @@ def options(p: Parser) -> None:
     add.flag(p, "--full", help="draw every row; the page of a long run opens slowly")
     add.value(
         p, "--omit", metavar="WHAT", default="",
-        help="leave out outputs, prompts or paths (the folders of absolute paths), for a page to share; separate "
-        "several by commas",
+        help="leave out outputs, prompts or paths (absolute ones), for a page to share; separate several by commas",
     )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
-"""Leaves kinds of content out of facts, events and receipts before anything else reads them. Pure."""
+"""Leaves kinds of content out of facts, events and receipts before anything else reads them. Pure.
+
+What is left out is never put back in part: of an absolute path nothing stays, of a prompt's line nothing after its
+first words, so a text loses too much rather than too little.
+"""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection
 from typing import Any, Final, TypeVar
 
@@ -22,14 +25,15 @@ _MEMBERS: Final = {"outputs": ("output", "output_preview"), "prompts": ("task", 
 """Members whose texts are of that kind, wherever they stand."""
 
 _PATH: Final = re.compile(
-    r"(?<=['\"`])~?/[^'\"`\n]*/"
-    r"|(?:(?<![\w.…~:/-])|(?<=:)(?!//)|(?<=//)(?=/)|(?<=-[IL])|(?<=\\[nrt]))~?/(?:[^\s/'\"`:;<>|]+/)+"
+    r"(?<=['\"`])~?/[^'\"`\n]*"
+    r"|(?:(?<![\w.…~:/-])|(?<=:)(?!//)|(?<=//)(?=/)|(?<=-[IL])|(?<=\\[nrt]))"
+    r"~?/(?:[^'\"`:;|&<>\n]*/[^\s'\"`:;|&<>]*|[^\s'\"`:;|&<>]+)"
 )
-"""The folders of an absolute path, in quotes with spaces, and behind `=`, `file://`, `-I` or an escaped newline; an
-address keeps its own."""
+"""An absolute path: in quotes to their end, else to the last word with a slash, as folders may have spaces; also behind
+`=`, `file://`, `-I` or an escaped newline. An address keeps its own."""
 
-_PIECE_CHARS: Final = 40
-"""Characters by which a line of a prompt is known again where it was cut; the rest of the line goes with them."""
+_WORDS_MAX: Final = 8
+"""Words by which a line of a prompt is known again; the rest of the line goes with them."""
 _LINE_CHARS_MIN: Final = 8
 """Shorter lines of a prompt say nothing by themselves; a prompt of one line is found at any length."""
 
@@ -47,15 +51,14 @@ class Omission:
         self._kinds = frozenset(kinds)
         self._members = {name for kind in self._kinds for name in _MEMBERS.get(kind, ())}
         self._prompt: re.Pattern[str] | None = None
-        self._root = ""
+        self._root: re.Pattern[str] | None = None
 
     def fact(self, fact: dict[str, Any]) -> dict[str, Any]:
         """Return a fact of a journal's head without what is left out; that of the order names prompt and folder."""
-        order = as_object(fact.get("order"))
-        if order and "prompts" in self._kinds:
-            self._prompt = _pattern(str(order.get("task") or ""))
-        if order and "paths" in self._kinds:
-            self._root = str(as_object(order.get("workspace")).get("root") or "").rstrip("/")
+        if order := as_object(fact.get("order")):
+            self._prompt = _pattern(str(order.get("task") or "")) if "prompts" in self._kinds else None
+            root = str(as_object(order.get("workspace")).get("root") or "").rstrip("/")
+            self._root = re.compile(re.escape(root) + r"(/(?=\w)|(?![\w-]))") if root else None
         return self.of(fact)
 
     def of(self, value: T, name: str = "") -> T:
@@ -84,9 +87,9 @@ class Omission:
         if "paths" not in self._kinds:
             return words
         words = in_workspace(words)
-        if self._root:
-            words = words.replace(self._root, f"…/{self._root.rpartition('/')[2]}")
-        return _PATH.sub("…/", words)
+        if self._root is not None:  # A path in the workspace becomes relative to it.
+            words = self._root.sub(lambda found: "" if found[1] else "…", words)
+        return _PATH.sub("…", words)
 
 
 def _left_out(value: object) -> object:
@@ -96,15 +99,11 @@ def _left_out(value: object) -> object:
 
 
 def _pattern(prompt: str) -> re.Pattern[str] | None:
-    """Return what finds each line of a prompt: plain, quoted for JSON or a shell, and cut."""
-    lines = [line.strip() for line in prompt.splitlines() if line.strip()]
-    found = [line for line in lines if len(line) >= _LINE_CHARS_MIN or len(lines) == 1]
-    pieces = dict.fromkeys(
-        (form, len(line) > _PIECE_CHARS)
-        for line in sorted(found, key=len, reverse=True)
-        for piece in (line[:_PIECE_CHARS],)
-        for form in (piece, msgspec.json.encode(piece).decode()[1:-1], shlex.quote(piece).strip("'"))
-    )
-    parts = [re.escape(prompt.strip())] if lines else []
-    parts += [re.escape(form) + ("[^\n]*" if is_cut else "") for form, is_cut in pieces]
-    return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)") if parts else None
+    """Return what finds a prompt and each of its lines by their words, however these are quoted or escaped."""
+    lines = [re.findall(r"\w+", line) for line in prompt.splitlines()]
+    parts = {
+        r"\W+".join(words[:_WORDS_MAX]) + ("[^\n]*" if len(words) > _WORDS_MAX else "")
+        for words in lines
+        if words and (sum(map(len, words)) >= _LINE_CHARS_MIN or len(lines) == 1)
+    }
+    return re.compile(rf"(?<!\w)(?:{'|'.join(sorted(parts, key=len, reverse=True))})(?!\w)") if parts else None
