@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NewType
 
-from backplane.view.columns import Span
+from backplane.view.columns import Line
 from backplane.view.markdown import Markdown
 from backplane.view.text import printable
 
@@ -33,12 +33,13 @@ def text(foreign: object) -> Html:
 def said(words: str) -> Html:
     """Draw the Markdown of an agent's message; a link in it stays text."""
     drawn = Markdown()
-    return Html("\n".join("".join(map(_span, drawn.line(line))) for line in words.split("\n")))
+    return join((line(drawn.line(one)) for one in words.split("\n")), "\n")
 
 
-def _span(span: Span) -> Html:
-    name = {"bold": "b", "cyan": "code", "dim": "i"}.get(span.colour)  # Elements for the colours of a terminal.
-    return tag(name, text(span.text)) if name is not None else text(span.text)
+def line(spans: Line) -> Html:
+    """Draw a line of a terminal: elements for some colours, none for the others."""
+    names = {"bold": "b", "cyan": "code", "dim": "i"}
+    return join(tag(names[one.colour], text(one.text)) if one.colour in names else text(one.text) for one in spans)
 
 
 def join(parts: Iterable[Html], between: str = "") -> Html:

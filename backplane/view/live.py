@@ -1,4 +1,4 @@
-"""Draws a live run as a few lines at the foot of a terminal. Pure: a picture in, lines out."""
+"""Draws a live run as a few lines: the foot of a terminal, and what the desk shows of it. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from backplane.view.columns import Line, Span, fitted_line, tail
 from backplane.view.figures import count, elapsed, milliseconds, money
-from backplane.view.picture import Picture, ShownCall, Step
+from backplane.view.picture import Picture, Step
 from backplane.view.text import in_workspace, one_line
 
 WRITTEN_ROWS_MAX: Final = 3
@@ -29,7 +29,7 @@ FIRST_MS: Final = 1000
 
 
 def block(picture: Picture, *, now_ms: int, written: str, columns: int, rows: int) -> list[Line]:
-    """The foot of a live run's terminal.
+    """Return the foot of a live run's terminal.
 
     Args:
         now_ms: the time now, in milliseconds since 1970.
@@ -41,22 +41,26 @@ def block(picture: Picture, *, now_ms: int, written: str, columns: int, rows: in
     head: list[Line] = [(Span(text),) for text in tail(written, columns, WRITTEN_ROWS_MAX)] if written.strip() else []
     began_ms = milliseconds(picture.started_at)
     lasted_ms = now_ms - began_ms if began_ms is not None else 0
-    foot = [] if lasted_ms < FIRST_MS else list(_foot(picture, now_ms, lasted_ms))
+    foot = [] if lasted_ms < FIRST_MS else [*at_work(picture, now_ms), _status(picture, lasted_ms)]
     room = max(rows - ROWS_LEFT, 1)
     return [fitted_line(line, columns) for line in [*head, *foot][-room:]]
 
 
-def _foot(picture: Picture, now_ms: int, lasted_ms: int) -> Iterator[Line]:
+def at_work(picture: Picture, now_ms: int, *, steps_max: int = STEPS_MAX) -> Iterator[Line]:
+    """Yield the calls that have been open for a second, the steps of the plan, and the files that the agent names."""
     yield from _calls(picture, now_ms)
-    yield from _plan(picture.plan)
-    yield from _files(picture)
-    yield _status(picture, lasted_ms)
+    yield from _plan(picture.plan, steps_max)
+    names = [one_line(in_workspace(path), 80) for path in picture.files]  # The patch at the end shows the truth.
+    if names:
+        more = f" and {len(names) - FILES_MAX} more" if len(names) > FILES_MAX else ""
+        yield (Span("✎ ", "yellow"), Span(", ".join(names[-FILES_MAX:]) + more))
 
 
 def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
-    """Yield the calls that have been open for a second, the newest last; their output goes above the foot."""
-    calls = [(call, _since_s(call, now_ms)) for call in sorted(picture.open_calls.values(), key=lambda it: it.number)]
-    slow = [(call, seconds) for call, seconds in calls if seconds >= 1]
+    """Yield the open calls, the newest last; their output goes above the foot."""
+    calls = sorted(picture.open_calls.values(), key=lambda call: call.number)
+    ages = [(call, (now_ms - (milliseconds(call.ts) or now_ms)) // 1000) for call in calls]
+    slow = [(call, seconds) for call, seconds in ages if seconds >= 1]
     if len(slow) > CALLS_MAX:
         yield (Span(f"→ {len(slow) - CALLS_MAX} more open calls", "dim"),)
     for call, seconds in slow[-CALLS_MAX:]:
@@ -64,28 +68,15 @@ def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
         yield (Span("→ ", "cyan"), Span(about), Span(f"  {elapsed(seconds)}", "dim"))
 
 
-def _since_s(call: ShownCall, now_ms: int) -> int:
-    began = milliseconds(call.ts)
-    return (now_ms - began) // 1000 if began is not None else 0
-
-
-def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
+def _plan(plan: tuple[Step, ...], steps_max: int) -> Iterator[Line]:
     """Yield the steps around the first one that is not done."""
     at = next((number for number, step in enumerate(plan) if step.state != "done"), len(plan))
-    first = max(0, min(at - 1, len(plan) - STEPS_MAX))
-    for step in plan[first : first + STEPS_MAX]:
+    first = max(0, min(at - 1, len(plan) - steps_max))
+    for step in plan[first : first + steps_max]:
         mark, colour = MARKS[step.state]
         yield (Span(f"{mark} ", colour), Span(one_line(step.text, 200), "dim" if step.state == "done" else ""))
-    if len(plan) > STEPS_MAX:
-        yield (Span(f"  {len(plan) - STEPS_MAX} more steps", "dim"),)
-
-
-def _files(picture: Picture) -> Iterator[Line]:
-    """Yield the files that the agent says it has changed; the patch at the end shows the truth."""
-    names = [one_line(in_workspace(path), 80) for path in picture.files]
-    if names:
-        more = f" and {len(names) - FILES_MAX} more" if len(names) > FILES_MAX else ""
-        yield (Span("✎ ", "yellow"), Span(", ".join(names[-FILES_MAX:]) + more))
+    if len(plan) > steps_max:
+        yield (Span(f"  {len(plan) - steps_max} more steps", "dim"),)
 
 
 def _status(picture: Picture, lasted_ms: int) -> Line:

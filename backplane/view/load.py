@@ -87,6 +87,7 @@ def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omissi
         rows=rows,
         patch=omission.of(patch_of(store, run.run_id)),
         compared=omission.of(comparison_of(store, picture)),
+        now_ms=_now_ms(),
     )
 
 
@@ -127,7 +128,7 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 
         models = known_models()
     return Moment(
-        now_ms=time.time_ns() // 1_000_000,
+        now_ms=_now_ms(),
         state=run.state,
         boot_id=boot_id(),
         processes=snapshot(*picture.host) if run.state == "live" and picture.host is not None else (),
@@ -150,6 +151,10 @@ def comparison_of(store: Store, picture: Picture) -> Comparison | None:
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(_text(store.home / COMPARISONS / f"{id}.json") or "", type=Comparison)
     return None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _text(path: Path) -> str | None:

@@ -16,12 +16,12 @@ import msgspec
 
 from backplane.contract.receipt import findings_of
 from backplane.routing.intervals import Comparison
-from backplane.view import compared
+from backplane.view import compared, live
 from backplane.view.charts import timeline
 from backplane.view.diff import FileChange, changes
 from backplane.view.figures import count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.findings import outcome_words, remarks
-from backplane.view.html import Html, join, said, table, tag, text
+from backplane.view.html import Html, join, line, said, table, tag, text
 from backplane.view.picture import Picture
 from backplane.view.rows import Story, StoryRow, cut
 from backplane.view.text import in_workspace
@@ -63,7 +63,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """None if it was pruned, or nothing was changed."""
     compared: Comparison | None = None
     """The comparison that the run was part of."""
-    now_ms: int | None = None
+    now_ms: int = 0
     """The time now, for the age of a live run."""
 
     @property
@@ -164,8 +164,7 @@ def _took(run: Shown) -> str:
     ended, began_ms = run.picture.ended, milliseconds(run.picture.started_at)
     if ended is not None:
         return lasting(ended.duration_ms) if ended.duration_ms is not None else "?"
-    is_known = run.state == "live" and run.now_ms is not None and began_ms is not None
-    return elapsed((run.now_ms - began_ms) // 1000) if is_known else "?"  # type: ignore[operator]
+    return elapsed((run.now_ms - began_ms) // 1000) if run.state == "live" and began_ms is not None else "?"
 
 
 def _time(run: Shown) -> Html:
@@ -187,18 +186,11 @@ def _why(run: Shown) -> Html:
     return join((tag("p", tag("b", text(words))), tag("ul", *evidence, *steps)))
 
 
-_STEPS: Final = {"done": "✓", "doing": "▸", "open": "·"}
-
-
 def _now(run: Shown) -> Html:
-    """Draw what a live run does: its plan, its open calls, the files that its events name."""
-    picture = run.picture
-    if run.state != "live" or picture.ended is not None:
+    """Draw what a live run does, as the foot of a terminal has it."""
+    if run.state != "live" or run.picture.ended is not None:
         return NOTHING
-    calls = [f"→ {call.tool} {in_workspace(call.about)[:200]}" for call in picture.open_calls.values()][-5:]
-    plan = [f"{_STEPS[step.state]} {step.text[:200]}" for step in picture.plan]
-    named = [f"✎ {', '.join(list(picture.files)[-8:])}"] if picture.files else []
-    lines = [tag("li", text(line)) for line in (*plan, *calls, *named)]
+    lines = [tag("li", line(one)) for one in live.at_work(run.picture, run.now_ms, steps_max=ROWS_MAX)]
     return tag("ul", *lines, class_="plain") if lines else NOTHING
 
 
@@ -259,35 +251,25 @@ def draw_row(row: StoryRow) -> Html:
     return tag("div", inner, class_=f"row {row.tone}".strip())
 
 
-def _decisions(run: Shown) -> Html:
-    rules = map(as_object, as_list(as_object(run.added.get("enforcement")).get("rules")))
-    # A policy's reason quotes the pattern of its rule.
-    layers = {f"'{rule.get('pattern')}'": rule.get("layer") for rule in rules}
-    rows = [
-        {**one, "layer": next((layers[quoted] for quoted in layers if quoted in one["reason"]), None)}
-        if one["by"] == "policy"
-        else one
-        for one in run.rows.decisions
-    ]
-    return _members(rows, "tool about decision by layer reason", "Each question and its answer")
-
-
 def _claims(run: Shown) -> Html:
     """Draw the agent's claims and the observations, each in a column of its own."""
     claimed, found = as_object(run.added.get("claimed")), as_object(run.added.get("reconciliation"))
     counts = [{"kind_of_claim": kind, **as_object(by)} for kind, by in as_object(claimed.get("counts")).items()]
-    if unnamed := as_list(claimed.get("unexplained")):
-        found = {**found, "changed_and_named_by_no_event": unnamed}
+    claims = [
+        {"verdict": name.replace("_", " "), **as_object(row)}
+        for name in ("false", "not_seen")
+        for row in as_list(claimed.get(name))[:FALSE_MAX]
+    ]
+    found = {**found, "changed and named by no event": as_list(claimed.get("unexplained"))}
     differ = [
         {"what": name.replace("_", " "), "which": ", ".join(map(str, which[:50])) if isinstance(which, list) else which}
         for name, which in found.items()
+        if which
     ]
-    false, not_seen = (as_list(claimed.get(name))[:FALSE_MAX] for name in ("false", "not_seen"))
     return join(
         (
             _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
-            _members(false, "kind event claimed seen", "Claims that are false"),
-            _members(not_seen, "kind event claimed seen", "Claims that were not seen"),
+            _members(claims, "verdict kind event claimed seen", "Claims that are false or were not seen"),
             _members(differ, "what which", "Differences between the agent's claims and the files"),
         )
     )
@@ -295,20 +277,17 @@ def _claims(run: Shown) -> Html:
 
 def _enforcement(run: Shown) -> Html:
     found = as_object(run.added.get("enforcement"))
-    if not found:
-        return NOTHING
     kinds = {**as_object(found.get("kinds")), "model's key": run.added.get("key_proxy")}
     layers = [
         {"what": name, **kind, "what_it_leaves_open": kind.get("gap") or kind.get("why")}
         for name, kind in kinds.items()
         if isinstance(kind, dict)
     ]
-    layers.append({"what": "approvals", "state": found.get("approvals", "?")})
-    isolation = f"Isolation: {found.get('isolation', '?')}"
+    layers += [{"what": "approvals", "state": found["approvals"]}] if "approvals" in found else []
     return join(
         (
             _members(as_list(found.get("violations")), "rule reason", "Violations of the policy"),
-            _members(layers, "what state what_it_leaves_open", isolation),
+            _members(layers, "what state what_it_leaves_open", f"Isolation: {found.get('isolation', '?')}"),
             _members(as_list(found.get("rules")), "rule pattern layer gap", "Rules of the policy"),
         )
     )
@@ -339,7 +318,6 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
     "time": ("When", _time),
     "story": ("What happened", _story),
     "beyond": ("", _beyond),
-    "decisions": ("Decisions", _decisions),
     "claims": ("Claimed and seen", _claims),
     "enforced": ("What enforced it", _enforcement),
     "receipt": ("Receipt", _receipt),

@@ -23,7 +23,6 @@ TEXT_CHARS_MAX: Final = 16 * 1024
 BODIES_CHARS_MAX: Final = 4 * 1024 * 1024
 """Characters of all inputs and outputs of one page; of a further text only the length is shown."""
 HEAD_CHARS_MAX: Final = 400
-DECISIONS_MAX: Final = 500
 
 Kind = Literal["said", "call", "command", "file", "question", "answer", "fault", "note"]
 Tone = Literal["", "good", "warn", "bad"]
@@ -53,16 +52,14 @@ class Story(msgspec.Struct, kw_only=True):
     rows_max: int | None = ROWS_MAX
     """Further rows are only counted; None keeps all of them, with all of their texts."""
     rows: list[StoryRow] = []
-    decisions: list[dict[str, str]] = []
-    """Questions with their answers: tool, about, decision, by, reason."""
     touched: set[int] = set()
     """Rows that are new or changed; a reader that draws them empties the set."""
     beyond: int = 0
     """Rows that were only counted."""
     lasts_ms: int | None = None
     """Time from the first event to the last one; None without a readable time."""
-    _open: dict[str, tuple[int | None, str, str]] = {}
-    """Open calls and questions by id: the row (None if it was only counted), the tool, what it is about."""
+    _open: dict[str, int | None] = {}
+    """Open calls and questions by id: the row; None if it was only counted."""
     _number: int = 0
     _chars: int = 0
     _began_ms: int | None = None
@@ -126,15 +123,13 @@ class Story(msgspec.Struct, kw_only=True):
         return [f"{len(words)} characters are in the receipt" if is_over else shown]
 
     def _called(self, event: kinds.ToolCall) -> None:
-        what, body = about(event.input), []
-        if event.input not in ({}, None):
-            body = self._body(_json(event.input))
-        place = self._put("call", what, tool=event.tool_name, body=body)
-        self._open[event.tool_use_id or event.tool_name] = place, event.tool_name, what
+        body = self._body(_json(event.input)) if event.input not in ({}, None) else []
+        key = event.tool_use_id or event.tool_name
+        self._open[key] = self._put("call", about(event.input), tool=event.tool_name, body=body)
 
     def _resulted(self, event: kinds.ToolResult) -> None:
         key = event.tool_use_id or event.tool_name
-        place = self._open.pop(key)[0] if key in self._open else self._put("call", "", tool=event.tool_name)
+        place = self._open.pop(key) if key in self._open else self._put("call", "", tool=event.tool_name)
         if place is None:
             return
         row = self.rows[place]
@@ -143,19 +138,15 @@ class Story(msgspec.Struct, kw_only=True):
         self._end(place)
 
     def _asked(self, event: kinds.Approval) -> None:
-        what = about(event.body.get("input")) or str(event.body.get("question") or event.message)
-        tool = str(event.body.get("name") or event.body.get("kind") or "")
-        place = self._put("question", f"{event.message}: {what}", tone="warn")
-        self._open[f"ask {event.body.get('id')}"] = place, tool, in_workspace(what)[:HEAD_CHARS_MAX]
+        what = about(event.body.get("input")) or str(event.body.get("question") or "")
+        words = f"{event.message}: {what}" if what else event.message
+        self._open[f"ask {event.body.get('id')}"] = self._put("question", words, tone="warn")
 
     def _answered(self, event: kinds.ApprovalAnswered) -> None:
-        answer = {name: str(event.body.get(name) or "") for name in ("decision", "by", "reason")}
-        place, tool, what = self._open.pop(f"ask {event.body.get('id')}", (None, "", ""))
+        place = self._open.pop(f"ask {event.body.get('id')}", None)
         if place is not None:
             self._end(place)
-        if len(self.decisions) < DECISIONS_MAX:
-            self.decisions.append({"tool": tool, "about": what, **answer})
-        self._put("answer", event.message, tone="warn" if answer["decision"] == "deny" else "")
+        self._put("answer", event.message, tone="warn" if event.body.get("decision") == "deny" else "")
 
     def _end(self, place: int) -> None:
         row = self.rows[place]
