@@ -31,29 +31,30 @@ _RECORD_BYTES_MAX: Final = 256 << 20
 """As much as is read of it to apply the patch."""
 
 
-class AuditFinding(msgspec.Struct, frozen=True):
-    """One thing that does not hold."""
+class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
+    """A fault of one receipt or of the store."""
 
-    code: str
-    """`receipt_hash_mismatch`, `receipt_chain_broken`, or `receipt_store_failed` for what cannot be read."""
+    code: str | None
+    """`receipt_hash_mismatch`, `receipt_chain_broken`, or `receipt_store_failed` for an unreadable receipt; None for a
+    signature."""
     run_id: str
+    """Its id, or the file or folder that was checked; empty for the store."""
     fact: str
 
 
 Findings = list[AuditFinding]
 
 
-class Audit(msgspec.Struct, frozen=True):
-    """What looking at the whole store gave."""
+class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
+    """The result of checking receipts: the whole store, or some."""
 
     findings: tuple[AuditFinding, ...]
     checked: int
     """Receipts whose content was hashed."""
-    pruned: int
-    """Receipts whose content was removed on purpose; their row and its place in the chain were checked."""
-    head: ChainCheckpoint | None
-    rollback_checked: bool
-    """False without a checkpoint: a cut tail or an older copy of the store could not have been seen."""
+    pruned: int = 0
+    """Pruned receipts: only their row and its place in the chain were checked."""
+    rollback_checked: bool = False
+    """True if a checkpoint was given; without one a cut tail or an older copy of the store cannot be seen."""
 
 
 def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> Findings:

@@ -322,7 +322,7 @@ class Store:
             previous = row
         if checkpoint is not None:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
-        return audit.Audit(tuple(findings), checked, pruned, self.checkpoint(), checkpoint is not None)
+        return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None)
 
     def prune(
         self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None

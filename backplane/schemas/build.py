@@ -66,7 +66,7 @@ _PRINTED: Final = {
     "cli_queue_status": "backplane.scale.commands.status:QueueCounts",
     "cli_receipts_audit": "backplane.receipts.claims:Audited",
     "cli_receipts_checkpoint": "backplane.receipts.database:ChainCheckpoint",
-    "cli_receipts_verify": "backplane.cli.receipts.verify:Verified",
+    "cli_receipts_verify": "backplane.receipts.audit:Audit",
     "cli_route": "backplane.routing.router:Route",
     "cli_dry_run": "backplane.cli.dry_run:DryRun",
     "cli_replay": "backplane.receipts.backtest:Rejudged",

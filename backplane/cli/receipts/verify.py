@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from backplane.cli import USAGE, streams
 from backplane.cli import options as add
-from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings, open_store, wrong, wrong_words
 from backplane.cli.receipts import read_file
 from backplane.cli.result_file import ResultFile
 from backplane.errors import BackplaneError
 from backplane.receipts import signatures
+from backplane.receipts.audit import Audit, AuditFinding
 from backplane.receipts.bundle import SIGNATURE, verified_bundle
-from backplane.receipts.database import ChainCheckpoint, ReceiptRow
-from backplane.receipts.recovery import is_run_id
-from backplane.receipts.signatures import read_checkpoint
+from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
 
@@ -53,139 +52,90 @@ def options(p: Parser) -> None:
     add.json(p, "what was checked and each fault as one JSON object", "cli_receipts_verify")
 
 
-class ReceiptFault(msgspec.Struct, frozen=True):
-    """A fault of one receipt or of the store."""
-
-    name: str | None
-    """Run id, file or folder; None for the store."""
-    code: str | None
-    """The error code; None for a signature."""
-    fact: str
-
-
-class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `receipts verify`."""
-
-    checked: int
-    pruned: int = 0
-    """Pruned receipts: only their place in the chain can be checked."""
-    rollback_checked: bool = False
-    """True if a checkpoint was given; without one a cut tail or an older copy of the store cannot be seen."""
-    faults: tuple[ReceiptFault, ...]
-
-
 def run(args: Args) -> int:
-    head = _checkpoint(args) if args.save_checkpoint is not None else None
     key = signatures.public_key(args.key) if args.key is not None else None
     if args.names and (args.checkpoint or args.save_checkpoint) is not None:
         raise wrong_words("a checkpoint covers all stored receipts", "leave out the names of receipts")
-    found = _verify_named(args.names, key) if args.names else _verify_all(args.checkpoint, key)
+    head = None
+    if args.names:
+        faults = tuple(one for name in args.names for one in _faults_of(name, key))
+        found = Audit(faults, len(args.names))
+    else:
+        with open_store() as store:
+            head = _head(args, store) if args.save_checkpoint is not None else None
+            found = _verify_all(store, args.checkpoint, key)
     if args.json:
         streams.write_record(found)
     else:
-        _show_verified(found, args.names)
-    if head is not None and not found.faults:
+        streams.write_lines(map(streams.one_line, _lines(found, args.names)), "")
+    if head is not None and not found.findings:
         ResultFile(args.save_checkpoint).write((head,))
-    return 1 if found.faults else 0
+    return 1 if found.findings else 0
 
 
-def _checkpoint(args: Args) -> bytes:
+def _head(args: Args, store: Store) -> bytes:
     """Return the head of the chain as a file to keep elsewhere. Raises ConfigError: the chain has none."""
-    key = load_settings(args).signing_key
-    with open_store() as store:
-        head = store.checkpoint()
+    key, head = load_settings(args).signing_key, store.checkpoint()
     if head is None:
         raise wrong("no receipt is stored, so the chain has no head", "run an order first")
     return signatures.Signer(key).checkpoint(head) if key is not None else msgspec.json.encode(head) + b"\n"
 
 
-def _verify_named(names: Sequence[str], key: PublicKey | None) -> Verified:
-    faults = (fault for name in names for fault in _faults_of(name, key))
-    return Verified(checked=len(names), faults=tuple(faults))
-
-
-def _show_verified(found: Verified, names: Sequence[str]) -> None:
-    for name in names:
-        facts = [_words(fault) for fault in found.faults if fault.name == name]
-        streams.write(f"{streams.one_line(name)}: {'; '.join(facts) or 'intact'}\n")
+def _lines(found: Audit, names: list[str]) -> Iterator[str]:
+    for name in names or dict.fromkeys(fault.run_id for fault in found.findings):
+        facts = [f"{one.code}: {one.fact}" if one.code else one.fact for one in found.findings if one.run_id == name]
+        yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
     if names:
         return
-    for fault in found.faults:
-        streams.write(f"{streams.one_line(fault.name or 'store')}: {_words(fault)}\n")
     pruned = f", {found.pruned} pruned ones by their place in the chain" if found.pruned else ""
     checked = streams.count(found.checked, "receipt")
-    streams.write(f"{checked} checked{pruned}, {streams.count(len(found.faults), 'fault')}\n")
+    yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
     if not found.rollback_checked:
-        streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
+        yield "without --checkpoint FILE a cut tail or an older copy of the store cannot be seen"
 
 
-def _words(fault: ReceiptFault) -> str:
-    return streams.one_line(fault.fact if fault.code is None else f"{fault.code}: {fault.fact}")
-
-
-def _verify_all(checkpoint: str | None, key: PublicKey | None) -> Verified:
-    with open_store() as store:
-        audit = store.verify_all(_read_checkpoint(checkpoint, key) if checkpoint is not None else None)
-        signed = store.scan() if key is not None else ()
-        unsigned = [
-            ReceiptFault(row.run_id, None, fault) for row in signed for fault in _signature_faults(store, row, key)
-        ]
-        for line in left_behind(store.home, store):
-            streams.note(line)
-    broken = [ReceiptFault(finding.run_id, finding.code, finding.fact) for finding in audit.findings]
-    return Verified(
-        checked=audit.checked,
-        pruned=audit.pruned,
-        rollback_checked=audit.rollback_checked,
-        faults=(*unsigned, *broken),
-    )
-
-
-def _signature_faults(store: Store, row: ReceiptRow, key: PublicKey | None) -> list[str]:
-    if key is None:
-        return []
-    fault = signatures.receipt_fault(signatures.read(signatures.path_of(store.home, row.run_id)), key, row.sha256)
-    return [] if fault is None else [fault]
+def _verify_all(store: Store, checkpoint: str | None, key: PublicKey | None) -> Audit:
+    found = store.verify_all(_read_checkpoint(checkpoint, key) if checkpoint is not None else None)
+    unsigned = [
+        fault
+        for row in (store.scan() if key is not None else ())
+        for fault in _unsigned(row.run_id, signatures.path_of(store.home, row.run_id), key, row.sha256)
+    ]
+    for line in left_behind(store.home, store):
+        streams.note(line)
+    return msgspec.structs.replace(found, findings=(*unsigned, *found.findings))
 
 
 def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
     data = streams.read_input(name, CHECKPOINT_BYTES_MAX)
     try:
-        return read_checkpoint(data, key)
+        return signatures.read_checkpoint(data, key)
     except ValueError as error:
-        raise wrong(
-            f"{streams.source(name)} is not a checkpoint: {error}",
-            "name a file that `receipts verify --save-checkpoint FILE` wrote",
-        ) from error
+        hint = "name a file that `receipts verify --save-checkpoint FILE` wrote"
+        raise wrong(f"{streams.source(name)} is not a checkpoint: {error}", hint) from error
 
 
-def _faults_of(name: str, key: PublicKey | None) -> list[ReceiptFault]:
-    """Return the faults of a file, an exported folder or a stored receipt."""
-    is_folder = os.path.isdir(name) and not _is_stored(name)
-    if not is_folder and not os.path.isfile(name):
-        return _stored_faults(name, key)
-    try:
-        receipt = verified_bundle(Path(name)) if is_folder else read_file(name, "the file")
-    except BackplaneError as error:
-        if error.facts.exit_code == 2:
-            raise
-        return [ReceiptFault(name, error.code, error.message)]
-    if key is None:
-        return []
-    own = Path(name) / SIGNATURE if is_folder else Path(name).with_suffix(signatures.SUFFIX)
-    fault = signatures.receipt_fault(signatures.read(own), key, receipt.receipt_sha256)
-    return [] if fault is None else [ReceiptFault(name, None, fault)]
+def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
+    """Yield the faults of an exported folder, a file or, if there is neither of this name, a stored receipt."""
+    is_folder = os.path.isdir(name)
+    if is_folder or os.path.isfile(name):
+        try:
+            sha256 = (verified_bundle(Path(name)) if is_folder else read_file(name, "the file")).receipt_sha256
+        except BackplaneError as error:
+            if error.facts.exit_code == USAGE:
+                raise
+            yield AuditFinding(error.code, name, error.message)
+            return
+        signature = Path(name) / SIGNATURE if is_folder else Path(name).with_suffix(signatures.SUFFIX)
+    else:
+        with open_store() as store:
+            row = store.find(name)
+            sha256, signature = row.sha256, signatures.path_of(store.home, row.run_id)
+            yield from [AuditFinding(one.code, name, one.fact) for one in store.verify(name)]
+    yield from _unsigned(name, signature, key, sha256)
 
 
-def _is_stored(name: str) -> bool:
-    """Return True if the store has a run of this name; an exported folder may have the name, too."""
-    if not is_run_id(name):
-        return False
-    with open_store() as store:
-        return store.has(name)
-
-
-def _stored_faults(name: str, key: PublicKey | None) -> list[ReceiptFault]:
-    with open_store() as store:
-        found = [ReceiptFault(name, finding.code, finding.fact) for finding in store.verify(name)]
-        return found + [ReceiptFault(name, None, fact) for fact in _signature_faults(store, store.find(name), key)]
+def _unsigned(name: str, path: Path, key: PublicKey | None, sha256: str | None) -> list[AuditFinding]:
+    """Return the fault of a signature that does not verify; nothing without a key."""
+    fault = signatures.receipt_fault(signatures.read(path), key, sha256) if key is not None else None
+    return [] if fault is None else [AuditFinding(None, name, fault)]
