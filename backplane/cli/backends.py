@@ -28,7 +28,7 @@ EXAMPLE = "backplane backends\nbackplane backends --probe mine"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "names", metavar="NAME", nargs="*", help="list only these backends")
+    add.value(p, "names", metavar="BACKEND", nargs="*", help="list only these backends")
     add.flag(p, "--probe", help="run each agent against a scripted model, and report which capabilities it shows")
     add.config(p)
     add.json(p, "one JSON object per backend, one per line", "cli_backends", "cli_backends_probe")

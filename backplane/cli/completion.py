@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -76,52 +76,26 @@ def offered(words: list[str]) -> Iterator[tuple[str, str]]:
     """Yield what may stand in place of the last word, each with what it does."""
     *before, word = words
     if before[:1] == ["help"]:
-        before = before[1:]
+        del before[0]
     if before[:1] == ["--config"]:
-        before = before[2:]
+        del before[:2]
+    group = before[0] if before and before[0] in GROUPS else ""
     if not before:
         yield from ({name: line for name, line in COMMANDS.items() if " " not in name} | GROUPS).items()
         yield from (("help", "print more about a command"), ("--config", ""), ("--version", ""))
-        return
-    name = before[0]
-    if name in GROUPS:
-        if len(before) == 1:
-            for known, line in COMMANDS.items():
-                if known.startswith(f"{name} "):
-                    yield known.partition(" ")[2], line
-            return
-        name = f"{name} {before[1]}"
-    if name not in COMMANDS:
-        return
-    parser = Parser(name, load(name))
-    taken = parser._option_string_actions.get(before[-1])
-    if taken is not None and taken.nargs != 0:
-        yield from ((value, "") for value in _values(name, taken))
-    elif word.startswith("-"):
-        yield from (
-            (option, (one.help or "").replace("%%", "%")) for option, one in parser._option_string_actions.items()
-        )
-    else:
-        positional = (action for action in parser._actions if not action.option_strings)
-        yield from ((value, "") for action in positional for value in _values(name, action))
-
-
-def _values(name: str, action: argparse.Action) -> Iterator[str]:
-    """Yield the values that an option or word takes; none for a file or free text."""
-    if action.choices is not None:
-        yield from map(str, action.choices)
-    elif action.option_strings and action.option_strings[-1] in _LISTED:
-        yield from _LISTED[action.option_strings[-1]]
-    elif action.dest == "backend" or (action.metavar == "NAME" and action.dest in ("to", "names")):
-        yield from _backends()
-    elif action.metavar in _NAMES:
-        yield from _NAMES[action.metavar]()
-    elif action.metavar == "ID" and name.startswith(("chat", "sessions")):
-        yield from _sessions()
-
-
-_LISTED: Final = {"--fail-on": (*FINDINGS, "none"), "--omit": OMISSIBLE}
-"""Option → words of its comma-separated list."""
+    elif before == [group]:
+        yield from ((name.split()[1], line) for name, line in COMMANDS.items() if name.startswith(f"{group} "))
+    elif (name := " ".join(before[: 2 if group else 1])) in COMMANDS:
+        parser = Parser(name, load(name))
+        options, taken = parser._option_string_actions, [one for one in parser._actions if not one.option_strings]
+        if before[-1] in options and options[before[-1]].nargs != 0:
+            taken = [options[before[-1]]]
+        elif word.startswith("-"):
+            taken = []
+            yield from ((option, (one.help or "").replace("%%", "%")) for option, one in options.items())
+        for action in taken:
+            found = _NAMES.get(action.metavar) or _NAMES.get(action.dest)
+            yield from ((str(value), "") for value in action.choices or (found() if found else ()))
 
 
 def _runs() -> Iterator[str]:
@@ -140,7 +114,8 @@ def _sessions() -> Iterator[str]:
     yield from (file.id[:ID_CHARS] for file in islice(found, NAMES_MAX))
 
 
-_NAMES: Final[dict[object, Callable[[], Iterator[str]]]] = {
-    "RUN": _runs, "FILE-or-RUN": _runs, "CODE": lambda: iter(CODES | OWN_CODES),
+_NAMES: Final[dict[object, Callable[[], Iterable[str]]]] = {
+    "RUN": _runs, "FILE-or-RUN": _runs, "ID": _sessions, "CODE": lambda: CODES | OWN_CODES,
+    "BACKEND": _backends, "backend": _backends, "fail_on": lambda: (*FINDINGS, "none"), "omit": lambda: OMISSIBLE,
 }  # fmt: skip
-"""Placeholder → the values that it stands for."""
+"""Placeholder or name of an option or a word → the values that it stands for; files and free text have none."""
