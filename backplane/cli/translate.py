@@ -16,7 +16,6 @@ from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.contract import canonical
 from backplane.dialects import DIALECTS, StreamTranslation, augment, dialect, framing, translate, unread
 from backplane.errors import TranslationError
-from backplane.ir import Loss
 
 READ_BYTES: Final = 64 * 1024
 """Most bytes read from a stream at once: what a pipe holds."""
@@ -56,7 +55,7 @@ def run(args: Args) -> int:
     return 1 if args.strict and any(loss.is_material for loss in losses) else 0
 
 
-def _document(args: Args) -> Sequence[Loss]:
+def _document(args: Args) -> Sequence[Any]:
     try:
         document = canonical.decode(streams.read_input(args.file))
     except (ValueError, RecursionError) as fault:
@@ -69,7 +68,7 @@ def _document(args: Args) -> Sequence[Loss]:
     return done.losses
 
 
-def _stream(args: Args) -> Sequence[Loss]:
+def _stream(args: Args) -> Sequence[Any]:
     done: Any
     if args.target == augment.NAME:
         done, target = augment.ChunkStream(args.source), None

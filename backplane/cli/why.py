@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, open_store, wrong
+from backplane.cli.command import Args, Parser, open_store
 from backplane.cli.runs import ID_CHARS
 from backplane.cli.terminal import look as stdout_look
-from backplane.errors import ConfigError
-from backplane.receipts.memory import Remembered, find
-from backplane.receipts.store import Store
+from backplane.receipts.memory import find
 from backplane.view.columns import fitted
 from backplane.view.figures import lasting
 from backplane.view.load import why
-from backplane.view.why import Diagnosis
-from backplane.view.why_kinds import HEALTHY, Evidence
+from backplane.view.why_kinds import HEALTHY
 
 HELP = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
 EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
@@ -28,22 +24,13 @@ STEPS_SHOWN: Final = 3
 
 def options(p: Parser) -> None:
     add.run_id(p, optional=True)
-    add.queue(p)
     add.json(p, "the diagnosis as one JSON object", "cli_why")
 
 
 def run(args: Args) -> int:
     with open_store() as store:
-        try:
-            run = find(store, args.run)
-            found = why(store, run)
-            if args.engine is not None:
-                streams.complain("--engine was not used: this run is stored on this machine\n")
-        except ConfigError:  # An order of the queue may have no run here.
-            order = _of_queue(store, args)
-            if order is None:
-                raise
-            run, found = order
+        run = find(store, args.run)
+        found = why(store, run)
     if args.json:
         streams.write_record(found)
         return 0
@@ -68,34 +55,3 @@ def run(args: Args) -> int:
     if found.also:
         streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
     return 0
-
-
-def _of_queue(store: Store, args: Args) -> tuple[Remembered, Diagnosis] | None:
-    """An order that was submitted, as a run, and what it waits for; None where no queue here knows it.
-
-    Raises:
-        ConfigError: `config_invalid`: it has ended, and its receipt was not brought here.
-    """
-    from backplane.scale.waits import look_up
-
-    known = look_up(args.run, args.engine)
-    if known is None:
-        return None
-    status, job, waits = known
-    if status.attempts:
-        with suppress(ConfigError):
-            run = find(store, status.attempts[-1])
-            return run, why(store, run)
-    if status.state in ("done", "broken"):
-        fact = f"the order {status.order_id} is {status.state}, and its run is not stored on this machine"
-        raise wrong(fact, f"fetch it: backplane queue show {status.order_id}")
-    run = Remembered(
-        run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
-        backend=job.backend or f"any of {status.label}",
-    )  # fmt: skip
-    found = Diagnosis(
-        run_id=status.order_id, kind=waits.kind, sure=True, since_ms=status.waiting_ms,
-        verdict=streams.one_line(waits.verdict), evidence=(Evidence(streams.one_line(waits.fact)),),
-        next=(waits.step,),
-    )  # fmt: skip
-    return run, found

@@ -96,21 +96,16 @@ def _require_folder(folder: Path, option: str) -> None:
 
 
 async def order_id(engine: DurableEngine, name: str) -> str:
-    """Return the id of the order whose id begins with this name.
+    """Return the id of the order, among the newest `LISTED_MAX`, whose id begins with this name.
 
     Raises:
         ConfigError: `config_invalid`, no id or several ids begin so.
     """
-    found = [name] if len(name) == ID_CHARS else await ids(engine, name)
+    found = [name] if len(name) == ID_CHARS else []
+    if ID_CHARS_MIN <= len(name) < ID_CHARS:
+        found = [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
     if len(found) > 1:
         raise _invalid(f"the ids of {len(found)} orders begin with {name!r}", "give more characters of the id")
     if not found:
         raise unknown_order(name)
     return found[0]
-
-
-async def ids(engine: DurableEngine, name: str) -> list[str]:
-    """Return the ids of the newest `LISTED_MAX` orders that begin with this name; none if the name is too short."""
-    if len(name) < ID_CHARS_MIN:
-        return []
-    return [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import anyio
 import msgspec
 
-from backplane import config
 from backplane.scale.engine import Status
 from backplane.scale.orders import open_asks
-from backplane.scale.place import ID_CHARS_MIN, LISTED_MAX, QueuePlace, ids
+from backplane.scale.place import LISTED_MAX
 from backplane.view.figures import elapsed
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Job
 
 
 class HoldReason(msgspec.Struct, frozen=True):
@@ -79,30 +74,3 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
         return f"all {slots} slots of {len(alive)} workers are taken"
     rate = "" if limits.rate is None else f"; at most {limits.rate[0]} begin in {limits.rate[1] / 1000:g} s"
     return f"{slots - len(running)} of {slots} slots are free: a worker takes it soon{rate}"
-
-
-def look_up(name: str, url: str | None) -> tuple[Status, Job, HoldReason] | None:
-    """Return the order whose id begins with this name, and why it has not ended.
-
-    None if there is no queue, or if no id or several ids begin so.
-
-    Raises:
-        ConfigError: `config_invalid`, the URL is not that of an engine.
-    """
-    place = QueuePlace(url, may_make=False) if url is not None else None
-    is_here = (config.home_path(os.environ) / "queue.sqlite").is_file() and find_spec("dbos") is not None
-    if len(name) < ID_CHARS_MIN or (place is None and not is_here):
-        return None
-    engine = (place or QueuePlace(None)).open()
-
-    async def look() -> tuple[Status, Job, HoldReason] | None:
-        named = await ids(engine, name)
-        if len(named) != 1:
-            return None
-        status = await engine.status(named[0])
-        return status, await engine.job(status.order_id), await held(engine, status)
-
-    try:
-        return anyio.run(look)
-    finally:
-        engine.close()
