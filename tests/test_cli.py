@@ -147,7 +147,7 @@ def test_every_commands_help_shows_an_example(words: list[str], capfd: pytest.Ca
         ["run", "task", "--backend", "mock", "--receipt", "missing/receipt.json"],
         ["run", "task", "--backend", "mock", "--on-ask", "prompt"],
         ["run", "--order", "-"],
-        ["--config", "missing.toml", "backends"],
+        ["backends", "--config", "missing.toml"],
         ["runs", "--since", "tomorrow"],
         ["runs", "--limit", "-1"],
         ["sessions"],

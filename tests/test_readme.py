@@ -234,7 +234,7 @@ def test_every_command_in_a_block_of_shell_can_be_parsed(page: str) -> None:
     for name, *arguments in found:
         if name in GROUPS:
             name, arguments = f"{name} {arguments[0]}", arguments[1:]
-        parsed: Any = Parser(name, load(name)).parse_args(arguments)
+        parsed: Any = Parser(name, load(name)).parse(arguments)
         assert parsed is not None
     assert found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -140,7 +140,7 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
 
 
 HELP: Final = """\
-usage: backplane [--config FILE] COMMAND …
+usage: backplane COMMAND …
 
 Run any coding agent through one contract: a work order in, events and one
 sealed receipt out.
@@ -148,9 +148,8 @@ sealed receipt out.
 {commands}
 
 options:
-  --config FILE  read this configuration (default: ./backplane.toml, else the user's)
-  --version      print the version
-  -h, --help     print this; `backplane COMMAND --help` says more
+  --version   print the version
+  -h, --help  print this; `backplane COMMAND --help` says more
 
 example:
   backplane run "make test" --backend shell
@@ -169,137 +168,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of `EXITS`.
     """
-    interrupts: streams.Interrupts | None = None
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, came = list(sys.argv[1:] if argv is None else argv), list[int]()
     try:
         streams.repair()
-        with (interrupts := streams.Interrupts()):
+        with streams.interruptible() as came:
             return _main(words)
     except SystemExit as end:  # argparse's way to say that the help was printed
         return end.code if isinstance(end.code, int) else USAGE
-    except KeyboardInterrupt:  # Before anything more is loaded: what it came into the middle of may be half there.
-        code = INTERRUPTED
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
-        code = _report(error, as_message=_speaks_protocol(words))
-    return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
-
-
-def _speaks_protocol(words: list[str]) -> bool:
-    """Return True if the reader of stdout expects messages of the protocol."""
-    return "run" in words[:3] and "--json" in words and "--dry-run" not in words
+        code = _report(error, as_message="run" in words[:1] and "--json" in words and "--dry-run" not in words)
+        return 128 + came[0] if came and code == INTERRUPTED else code
 
 
 def _main(words: list[str]) -> int:
-    config: str | None = None
-    while words and words[0].startswith("-"):
-        option, equals, value = words.pop(0).partition("=")
-        if option == "--config":
-            if not equals and not words:
-                raise _usage("--config needs a file")
-            config = value if equals else words.pop(0)
-        elif option == "--version":
-            words = ["version"]
-        elif option in ("-h", "--help"):
-            words = ["help"]
-        else:
-            raise _usage(f"no option {option!r} before the command")
     if not words:
         streams.complain(help_text())
         return USAGE
-    if words[0] == "help":
-        words = [*words[1:], "--help"]
-    if words[0] == "--help":
+    name, *arguments = [*words[1:], "--help"] if words[0] == "help" else words
+    if name in ("-h", "--help"):
         streams.write(help_text())
         return DONE
-    return _command(words, config)
+    if name in GROUPS and arguments[:1] in (["--help"], ["-h"]):
+        streams.write(_group_help(name))
+        return DONE
+    from backplane.cli.command import Parser, did_you_mean, load, wrong_words
 
-
-def _command(words: list[str], config: str | None) -> int:
-    name, arguments = words[0], words[1:]
+    known = [*COMMANDS, *GROUPS]
     if name in GROUPS:
-        if arguments[:1] in (["--help"], ["-h"]):
-            streams.write(_group_help(name))
-            return DONE
+        known = list(_parts(name))
         if not arguments:
-            raise _usage(f"{name} needs a second word", near=", ".join(_parts(name)) + "; ", command=name)
+            raise wrong_words(f"{name} needs a second word", f"{', '.join(known)}; backplane {name} --help")
         name, arguments = f"{name} {arguments[0]}", arguments[1:]
-    from backplane.cli.command import Parser, did_you_mean, load
-
+    name = "version" if name == "--version" else name
     if name not in COMMANDS:
-        known = _parts(words[0]) if words[0] in GROUPS else [*COMMANDS, *GROUPS]
-        raise _usage(f"no command {name!r}", near=did_you_mean(name.split()[-1], known))
+        raise wrong_words(f"no command {name!r}", f"{did_you_mean(name.split()[-1], known)}backplane --help")
     command = load(name)
-    args = Parser(name, command).parse_args(arguments)
-    if "config" in args:
-        args.config = args.config or config
-    elif config is not None:
-        raise _usage(f"--config has no effect before {name}, which reads no configuration")
+    args = Parser(name, command).parse(arguments)
     if name != "version":  # It alone says nothing of what a message holds.
         importlib.import_module("backplane.contract.light")
     return command.run(args)
 
 
-def _parts(group: str) -> list[str]:
-    """Return the second words of a group's commands."""
-    return [name.removeprefix(f"{group} ") for name in COMMANDS if name.startswith(f"{group} ")]
+def _parts(group: str) -> dict[str, str]:
+    """Return the second words of a group's commands, each with what it does."""
+    return {name.removeprefix(f"{group} "): line for name, line in COMMANDS.items() if name.startswith(f"{group} ")}
 
 
 def help_text() -> str:
-    """Return what `backplane --help` prints."""
-    commands = "\n".join("\n".join([f"{heading}:", *_help_rows(rows)]) for heading, rows in INDEX.items())
+    """Return what `backplane --help` prints: a row for a command or a whole group, then the exit codes."""
+    rows = list[str]()
+    for heading, names in INDEX.items():
+        rows.append(f"{heading}:")
+        for name in dict.fromkeys(name.partition(" ")[0] for name in names):
+            line = f"{GROUPS[name]}: {', '.join(_parts(name))}" if name in GROUPS else names[name]
+            rows.append(f"  {name:<12} {line}")
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
-    return HELP.format(commands=commands, exits=exits)
-
-
-def _help_rows(rows: dict[str, str]) -> Iterator[str]:
-    """Yield a row a command, and one for all commands of a group."""
-    shown = set[str]()
-    for name, line in rows.items():
-        group = name.partition(" ")[0]
-        if group == name:
-            yield f"  {name:<12} {line}"
-        elif group not in shown:
-            shown.add(group)
-            yield f"  {group:<12} {GROUPS[group]}: {', '.join(_parts(group))}"
+    return HELP.format(commands="\n".join(rows), exits=exits)
 
 
 def _group_help(group: str) -> str:
     """Return what `backplane GROUP --help` prints."""
-    rows = "\n".join(f"  {part:<12} {COMMANDS[f'{group} {part}']}" for part in _parts(group))
-    first = GROUPS[group]
+    rows = "\n".join(f"  {part:<12} {line}" for part, line in _parts(group).items())
+    about, first = GROUPS[group][0].upper() + GROUPS[group][1:], next(iter(_parts(group)))
     return (
-        f"usage: backplane {group} COMMAND …\n\n{first[0].upper()}{first[1:]}.\n\ncommands:\n{rows}\n\n"
-        f"example:\n  backplane {group} {_parts(group)[0]} --help\n"
+        f"usage: backplane {group} COMMAND …\n\n{about}.\n\ncommands:\n{rows}\n\n"
+        f"example:\n  backplane {group} {first} --help\n"
     )
 
 
-def _usage(fact: str, near: str = "", command: str = "") -> Exception:
-    from backplane.cli.command import wrong_words
-
-    return wrong_words(fact, " ".join(filter(None, (f"{near}backplane", command, "--help"))))
-
-
 def _report(error: BaseException, *, as_message: bool) -> int:
-    """Say what ended the command, in three lines at most, and give its exit code.
+    """Write what ended the command to stderr, and return its exit code.
 
     Args:
-        as_message: say it on stdout, too, as the `fatal` of no run.
+        as_message: write it to stdout, too, as the `fatal` of no run.
     """
-    try:
-        return _explain(error, as_message)
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):  # Nothing is imported: an interrupted import may be half done.
         return INTERRUPTED
-
-
-def _explain(error: BaseException, as_message: bool) -> int:
     from backplane.errors import BackplaneError, leaves, unforeseen
 
     found = leaves(error)
-    if any(isinstance(leaf, streams.ReaderGone) for leaf in found):
-        return READER_GONE
-    # One that comes while a class is made has another error around it.
-    if any(isinstance(error, KeyboardInterrupt) for leaf in found for error in (leaf, leaf.__cause__)):
-        return INTERRUPTED
+    for kind, code in ((streams.ReaderGone, READER_GONE), (KeyboardInterrupt, INTERRUPTED)):
+        if any(isinstance(leaf, kind) for leaf in found):
+            return code
     known = unforeseen(error)
     if os.environ.get("BACKPLANE_DEBUG") and known.code == "internal":
         import traceback

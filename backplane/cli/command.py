@@ -9,7 +9,6 @@ import argparse
 import importlib
 import os
 import re
-import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -26,9 +25,6 @@ Args = argparse.Namespace
 WIDTH_MAX = 100
 """Widest help, in columns: longer lines are hard to read."""
 
-OPTIONS_SHOWN = 10
-"""Most options that the hint of an unknown one lists; `--help` has all."""
-
 _EXAMPLE = "example:\n"
 
 _ROOMS = {"queue": "backplane.scale.commands"}
@@ -36,17 +32,14 @@ _ROOMS = {"queue": "backplane.scale.commands"}
 
 
 class CommandModule(Protocol):
-    """The four names of a command module."""
+    """The four names of a command module: the first lines of its help, examples, its options, and what it does."""
 
     HELP: str
-    """One sentence or two, the first lines of its help."""
     EXAMPLE: str
 
-    def options(self, p: Parser) -> None:
-        """Add the command's options and words to its parser."""
+    def options(self, p: Parser) -> None: ...
 
-    def run(self, args: Args) -> int:
-        """Do it, and return the exit code."""
+    def run(self, args: Args) -> int: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,43 +64,31 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         streams.write(self.format_help())
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        found, extra = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            # argparse gives up an optional word at the option before it, as in `show --json RUN`.
-            is_left = (
-                action.nargs == "?" and not action.option_strings and found.__dict__[action.dest] == action.default
-            )
-            if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
-                setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
-        for option, other in self.only_with.items():
-            if self._is_given(option, found) and not self._is_given(other, found):
-                self.error(f"{option} has no effect without {other}")
+    def parse(self, words: list[str]) -> Args:
+        """Parse the words after the command's name. Raises ConfigError `usage_invalid`."""
+        # Else argparse gives up an optional word at the option before it, as in `show --json RUN`.
+        parse = self.parse_known_args if "--" in words else self.parse_known_intermixed_args
+        found, extra = parse(words)
         if extra:
             is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
             quotes = "; put a TASK of several words in quotes" if is_task else ""
             self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
-        return found, extra
+        for option, other in self.only_with.items():
+            if self._is_given(option, found) and not self._is_given(other, found):
+                self.error(f"{option} has no effect without {other}")
+        return found
 
     def _is_given(self, option: str, found: Args) -> bool:
         action = self._option_string_actions[option]
         return bool(getattr(found, action.dest) != action.default)
 
     def error(self, message: str) -> NoReturn:
-        wrong, known = self._mistyped(message)
-        hint = did_you_mean(wrong, known)
-        own = [one.option_strings[-1] for one in self._actions if one.option_strings and one.dest != "help"]
-        if wrong.startswith("--") and len(own) <= OPTIONS_SHOWN:
-            hint += f"it takes {', '.join(own) or 'no option'}; "
-        raise wrong_words(message, f"{hint}{self.prog} --help")
-
-    def _mistyped(self, message: str) -> tuple[str, Collection[str]]:
-        """Return the word that argparse refuses, and the words that it could have been."""
+        hint = ""
         if found := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
-            return found[1], list(self._option_string_actions)
-        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            return found[1], re.findall(r"'([^']*)'", found[2])
-        return "", ()
+            hint = did_you_mean(found[1], self._option_string_actions)
+        elif found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            hint = did_you_mean(found[1], re.findall(r"'([^']*)'", found[2]))
+        raise wrong_words(message, f"{hint}{self.prog} --help")
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -130,54 +111,18 @@ def did_you_mean(wrong: str, known: Collection[str]) -> str:
     return f"did you mean {near}? " if near is not None else ""
 
 
-# Errors ---------------------------------------------------------------------------------------------------------------
-
-
 def wrong(fact: str, hint: str) -> ConfigError:
     """Return the error `config_invalid` for a value, file or setting that cannot be used."""
-    return _error("config_invalid", fact, hint)
+    from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
+
+    return ConfigError("config_invalid", fact, hint=hint)
 
 
 def wrong_words(fact: str, hint: str) -> ConfigError:
     """Return the error `usage_invalid` for the words or options of a command."""
-    return _error("usage_invalid", fact, hint)
+    from backplane.errors import ConfigError
 
-
-def _error(code: str, fact: str, hint: str) -> ConfigError:
-    from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
-
-    return ConfigError(code, fact, hint=hint)
-
-
-# Values of options ----------------------------------------------------------------------------------------------------
-
-
-def scaled(value: str | float, scale: int, option: str) -> int:
-    """Return a number of units as a whole number of parts, `scale` parts a unit.
-
-    Raises:
-        ConfigError: `usage_invalid`, the number is finer than one part.
-    """
-    from fractions import Fraction
-
-    parts = Fraction(str(value)) * scale
-    if parts.denominator != 1:
-        raise wrong_words(f"{option} {value} has too many decimals", f"round to steps of {1 / scale:f}")
-    return int(parts)
-
-
-def before_ms(option: str, span: str) -> int:
-    """Return the time a span before now, in milliseconds since 1970.
-
-    Raises:
-        ConfigError: `usage_invalid`, the text is no span.
-    """
-    from backplane.view.figures import span_s
-
-    seconds = span_s(span)
-    if seconds is None:
-        raise wrong_words(f"{option} {span!r} is not a span of time", "give one as 90s, 5m, 2h, 3d or 1w")
-    return time.time_ns() // 1_000_000 - seconds * 1000
+    return ConfigError("usage_invalid", fact, hint=hint)
 
 
 # What commands open ---------------------------------------------------------------------------------------------------

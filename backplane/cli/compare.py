@@ -43,7 +43,6 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    streams.require_descriptors()
     settings = load_settings(args, {"run_s": args.timeout})
     # Every run starts its host alike: a first round without a warm one would be the slower.
     settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, warm_max=0))

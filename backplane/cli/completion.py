@@ -77,12 +77,10 @@ def offered(words: list[str]) -> Iterator[tuple[str, str]]:
     *before, word = words
     if before[:1] == ["help"]:
         del before[0]
-    if before[:1] == ["--config"]:
-        del before[:2]
     group = before[0] if before and before[0] in GROUPS else ""
     if not before:
         yield from ({name: line for name, line in COMMANDS.items() if " " not in name} | GROUPS).items()
-        yield from (("help", "print more about a command"), ("--config", ""), ("--version", ""))
+        yield from (("help", "print more about a command"), ("--version", ""))
     elif before == [group]:
         yield from ((name.split()[1], line) for name, line in COMMANDS.items() if name.startswith(f"{group} "))
     elif (name := " ".join(before[: 2 if group else 1])) in COMMANDS:

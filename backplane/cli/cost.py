@@ -7,7 +7,7 @@ from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, before_ms, open_store
+from backplane.cli.command import Args, Parser, open_store
 from backplane.receipts.memory import Remembered, remembered
 from backplane.routing.spend import Spend, sums
 from backplane.view.figures import count, milliseconds, money
@@ -34,9 +34,9 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    since = before_ms("--since", args.since) if args.since is not None else None
     with open_store() as store:
-        runs = [run for run in remembered(store) if since is None or (milliseconds(run.started_at) or 0) >= since]
+        since = args.since or 0
+        runs = [run for run in remembered(store) if (milliseconds(run.started_at) or 0) >= since]
     # The check of a comparison is the caller's own command, and none of its runs.
     runs = [run for run in runs if run.check_of is None]
     # A refused run started nothing, and a replayed one did nothing: both are known to cost nothing.

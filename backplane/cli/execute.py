@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -33,7 +32,7 @@ def execute(args: Args) -> int:
     cwd, environ = streams.folder(), dict(os.environ)
     # No next order waits for a warm host.
     settings = load_settings(args, {"run_s": args.timeout, "isolation": args.isolation, "warm_max": 0})
-    on_ask, wishes, home = _on_ask(args, cwd, environ), order.wishes(args), config.home(environ)
+    on_ask, wishes, home = _on_ask(args, cwd, environ), _wishes(args), config.home(environ)
     work, own = hooks.taken(order.build(args, environ, cwd, settings.policy))
     name = args.backend or work.abp("backend") or (None if wishes else settings.default_backend)
     wanted = _conversation(args, home, None if args.sidecar else name)
@@ -81,7 +80,9 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
         raise wrong_words("--with-patch has no effect without replay:RUN", "use --backend replay:RUN --with-patch")
     if args.sidecar is not None:
         cwd = streams.folder()
-        return backends.from_command(_sidecar_words(args.sidecar, cwd), cwd=cwd, limits=settings.limits)
+        words = tuple(order.words_of(args.sidecar, "--sidecar"))
+        # It starts elsewhere.
+        return backends.from_command(absolute_command(words, cwd) if words else words, cwd=cwd, limits=settings.limits)
     if not name:
         return None
     if name.startswith(REPLAY):
@@ -90,6 +91,12 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
     if (missing := backends.missing_program(named, environ)) is not None:
         raise missing
     return named
+
+
+def _wishes(args: Args) -> dict[str, Json]:
+    """Return the members of `config.vendor.abp.route` that options stand for."""
+    wishes: dict[str, Json] = {"preference": args.prefer} if args.prefer is not None else {}
+    return wishes | ({"max_cost_usd_micros": round(args.max_cost_usd * 1e6)} if args.max_cost_usd is not None else {})
 
 
 def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
@@ -139,12 +146,3 @@ def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[st
     assert isinstance(words, tuple)
     require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
     return words
-
-
-def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
-    """Return the words of `--sidecar`, with relative paths made absolute: the program starts elsewhere."""
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise wrong_words(f"--sidecar: cannot parse the command: {error}", "check its quotes") from error
-    return absolute_command(words, cwd) if words else words

@@ -27,7 +27,6 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")
-    streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     root = cwd / (args.root or ".")
     if not os.path.isdir(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any, Final
 
 from backplane.cli.command import Parser
@@ -44,7 +45,25 @@ def seconds(text: str) -> float:
     return float(text) if span is None else float(span)
 
 
-seconds.__name__ = "time"  # argparse says: invalid time value.
+def ago(text: str) -> int:
+    """Return the time a span before now, in milliseconds since 1970; a number without unit is no span."""
+    from backplane.view.figures import span_s
+
+    span = None if text.strip().isdigit() else span_s(text)
+    if span is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a span of time, as 90s, 5m, 2h, 3d or 1w")
+    return time.time_ns() // 1_000_000 - span * 1000
+
+
+def usd(text: str) -> float:
+    """Return an amount in dollars. Raises ValueError for other text."""
+    amount = float(text)
+    if not 0 <= amount < 1e9:
+        raise ValueError
+    return amount
+
+
+seconds.__name__, usd.__name__ = "time", "amount"  # argparse says: invalid time value.
 
 
 # What is looked at ----------------------------------------------------------------------------------------------------
@@ -66,7 +85,10 @@ def session_id(p: Group) -> None:
 
 
 def since(p: Group) -> None:
-    value(p, "--since", metavar="SPAN", help="count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w")
+    value(
+        p, "--since", metavar="SPAN", type=ago,
+        help="count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w",
+    )  # fmt: skip
 
 
 def config(p: Group) -> None:
@@ -161,7 +183,7 @@ def param(p: Group) -> None:
 def limits(p: Group) -> None:
     value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
     value(
-        p, "--max-budget-usd", metavar="USD", type=float,
+        p, "--max-budget-usd", metavar="USD", type=usd,
         help="stop when the run has cost this much, as far as the backend counts it",
     )  # fmt: skip
 

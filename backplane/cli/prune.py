@@ -7,7 +7,7 @@ from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, before_ms, open_store, wrong_words
+from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.cli.receipts import number
 from backplane.errors import StoreError
 from backplane.receipts.database import is_full
@@ -20,7 +20,7 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def options(p: Parser) -> None:
     add.value(p, "--keep", metavar="N", type=int, help="keep the newest N runs")
-    add.value(p, "--older", metavar="SPAN", help="prune runs that ended longer ago than SPAN, as 12h or 90d")
+    add.value(p, "--older", metavar="SPAN", type=add.ago, help="prune runs that ended longer ago, as 12h or 90d")
     add.value(p, "--size", metavar="BYTES", help="keep run files of at most this total size, as 500m or 2g")
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
 
@@ -31,9 +31,7 @@ def _bounds(args: Args) -> dict[str, int]:
     if args.keep is not None:
         found["keep"] = number("--keep", args.keep, "give 0 or more; 0 prunes all runs")
     if args.older is not None:
-        if args.older.strip().isdigit():  # Seconds elsewhere; days were meant here, and all would go.
-            raise wrong_words(f"--older {args.older!r} has no unit", f"add one: {args.older.strip()}d for days")
-        found["ended_before_ms"] = before_ms("--older", args.older)
+        found["ended_before_ms"] = args.older
     if args.size is not None:
         size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", args.size.strip().lower())
         if size is None:

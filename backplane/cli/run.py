@@ -28,7 +28,7 @@ def options(p: Parser) -> None:
     add.require(who)
     add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality, cost or balanced")
     add.value(
-        who, "--max-cost-usd", metavar="USD", type=float,
+        who, "--max-cost-usd", metavar="USD", type=add.usd,
         help="let the router skip backends expected to cost more, by earlier runs or list prices",
     )  # fmt: skip
     add.flag(who, "--pure", help="return the stored result of the same order on the same files, if there is one")

@@ -10,7 +10,7 @@ from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, before_ms, open_store, wrong_words
+from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import Remembered, mentions, remembered
 from backplane.receipts.store import Store
@@ -70,7 +70,6 @@ def _chosen(store: Store, args: Args) -> Iterator[Remembered]:
     """The runs that the filters leave; those that cost nothing come first."""
     words = args.text.split() if args.text is not None else []
     folder = os.path.realpath(args.folder) if args.folder is not None else None
-    since = before_ms("--since", args.since) if args.since is not None else None
     for run in remembered(store):
         if args.failed and not run.has_failed:
             continue
@@ -78,7 +77,7 @@ def _chosen(store: Store, args: Args) -> Iterator[Remembered]:
             continue
         if args.backend is not None and run.backend != args.backend:
             continue
-        if since is not None and (milliseconds(run.started_at) or 0) < since:
+        if args.since is not None and (milliseconds(run.started_at) or 0) < args.since:
             continue
         if args.tag is not None and not any(_has_tag(tag, args.tag) for tag in run.tags):
             continue

@@ -43,7 +43,6 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
-    streams.require_descriptors()
     environ = dict(os.environ)
     settings = load_settings(args)
     make = None

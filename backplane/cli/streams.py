@@ -10,18 +10,17 @@ import os
 import re
 import select
 import signal
-import stat
-import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from backplane.view.text import UNPRINTABLE
 from backplane.view.text import one_line as one_line
 from backplane.view.text import printable as printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from types import FrameType
 
     from backplane.errors import BackplaneError
 
@@ -40,10 +39,6 @@ CODE_CHARS_MAX: Final = 60
 
 EVIDENCE_LINES_MAX: Final = 10
 """Most lines of an error's evidence that are shown, the last ones: the reason stands at its end."""
-
-
-DESCRIPTORS_MIN: Final = 32
-"""Open files that a run may need at a time: 24 were seen, and importing takes another now and then."""
 
 
 class ReaderGone(Exception):
@@ -65,38 +60,32 @@ def repair() -> None:
             os.set_inheritable(null, True)
 
 
-class Interrupts:
-    """Makes SIGTERM and SIGHUP interrupt the block as Ctrl-C does, so that temporary folders are removed.
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Make SIGTERM and SIGHUP interrupt the block as Ctrl-C does, so that temporary folders are removed.
 
-    Attributes:
-        number: the signal that came.
+    Yields:
+        The list of those of them that came. A second one does not cut off the end.
     """
+    came: list[int] = []
 
-    def __init__(self) -> None:
-        self.number: int = signal.SIGINT
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup leaves one ignored, and means it.
-                try:
-                    self._before[number] = signal.signal(number, self._interrupt)
-                except ValueError:  # Not in the main thread.
-                    break
-        return self
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        for other in self._before:  # A second signal does not cut off the end.
-            signal.signal(other, signal.SIG_IGN)
-        self.number = number
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
         by_hand = signal.getsignal(signal.SIGINT)
-        if not callable(by_hand):  # Ignored, as for a shell's job in the background.
+        if len(came) == 1 and callable(by_hand):
+            by_hand(signal.SIGINT, frame)
+        elif len(came) == 1:  # Ctrl-C is ignored, as in a shell's job in the background.
             raise KeyboardInterrupt
-        by_hand(signal.SIGINT, frame)  # type: ignore[arg-type]  # A frame, or None as here.
 
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+    # nohup leaves a signal ignored, and means it.
+    ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, interrupt)
+    try:
+        yield came
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def write_to(fd: int, data: bytes) -> None:
@@ -138,11 +127,11 @@ def write_lines(lines: Iterable[str], none: str) -> None:
 
 def write_rows(rows: Iterable[T], line: Callable[[T], str], none: str, *, as_json: bool) -> None:
     """Write each row to stdout, as JSON or as its line; for an empty list people read the text `none` on stderr."""
-    if not as_json:
+    if as_json:
+        for row in rows:
+            write_record(row)
+    else:
         write_lines(map(line, rows), none)
-        return
-    for row in rows:
-        write_record(row)
 
 
 def write_record(value: object) -> None:
@@ -203,18 +192,25 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
 
     try:
         with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
-            facts = os.fstat(file.fileno())
-            if stat.S_ISCHR(facts.st_mode):  # Some have no end.
-                bytes_max = min(bytes_max, INPUT_BYTES_MAX)
-            too_long = facts.st_size > bytes_max
-            data = b"" if too_long else file.read(bytes_max + 1)
+            is_over = os.fstat(file.fileno()).st_size > bytes_max
+            data = b"" if is_over else file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
         hint = None if name == "-" else "name a file that this user can read"
         raise ConfigError("config_invalid", f"{source(name)} cannot be read: {why}", hint=hint) from fault
-    if too_long or len(data) > bytes_max:
+    if is_over or len(data) > bytes_max:
         raise ConfigError("config_invalid", f"{source(name)} is over {bytes_max} bytes")
     return data
+
+
+def read_text(name: str, bytes_max: int = INPUT_BYTES_MAX) -> str:
+    """Read a file of UTF-8 text, or stdin for `-`; raises as `read_input`."""
+    from backplane.errors import ConfigError
+
+    try:
+        return read_input(name, bytes_max).decode()
+    except UnicodeDecodeError as fault:
+        raise ConfigError("config_invalid", f"{source(name)} is not UTF-8 text") from fault
 
 
 def source(name: str) -> str:
@@ -244,24 +240,6 @@ def folder() -> Path:
         raise ConfigError("config_invalid", fact, hint="cd to a folder that exists") from fault
 
 
-def require_descriptors() -> None:
-    """Raise the limit on our open files if it is too low for a run.
-
-    Raises:
-        BackendError: `backend_unavailable`, the hard limit is too low, too.
-    """
-    import resource
-
-    from backplane.errors import BackendError
-
-    soft, hard = (sys.maxsize if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
-    if hard < DESCRIPTORS_MIN:
-        fact = f"a run needs {DESCRIPTORS_MIN} open files, {hard} are allowed"
-        raise BackendError("backend_unavailable", fact, hint="raise the limit (ulimit -n)")
-    if soft < DESCRIPTORS_MIN:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS_MIN, hard))
-
-
 # What the terminal is -------------------------------------------------------------------------------------------------
 
 
@@ -276,16 +254,17 @@ def is_interactive() -> bool:
 
 def is_painted(fd: int) -> bool:
     """Return True for a terminal whose lines may be painted over: not for CI logs, nor for a screen reader."""
-    watched = not (os.environ.get("CI") or os.environ.get("ACCESSIBLE"))
-    return watched and os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+    return _takes_escapes(fd) and not (os.environ.get("CI") or os.environ.get("ACCESSIBLE"))
 
 
 def is_coloured(fd: int) -> bool:
     """Return True if colours are wanted, by NO_COLOR and FORCE_COLOR, else on a terminal that is not dumb."""
     if os.environ.get("NO_COLOR"):
         return False
-    if os.environ.get("FORCE_COLOR", "0") != "0":
-        return True
+    return os.environ.get("FORCE_COLOR", "0") != "0" or _takes_escapes(fd)
+
+
+def _takes_escapes(fd: int) -> bool:
     return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
 
 

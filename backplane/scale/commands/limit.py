@@ -9,7 +9,7 @@ import msgspec
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, scaled, wrong_words
+from backplane.cli.command import Args, Parser, wrong_words
 from backplane.errors import ConfigError
 from backplane.scale.commands.common import on_queue
 from backplane.scale.engine import LabelLimits
@@ -87,7 +87,7 @@ def _limits_of(args: Args) -> tuple[int | None, tuple[int, int] | None, int | No
     """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `usage_invalid`."""
     concurrency, rate = _number(args.concurrency, "--concurrency", int), _rate(args.rate)
     is_money = _number(args.budget_usd, "--budget-usd", float) is not None
-    return concurrency, rate, scaled(args.budget_usd, 1_000_000, "--budget-usd") if is_money else None
+    return concurrency, rate, round(float(args.budget_usd) * 1_000_000) if is_money else None
 
 
 def _usd(micros: int) -> str:
@@ -119,4 +119,4 @@ def _rate(text: str | None) -> tuple[int, int] | None:
         most = span_s = None
     if most is None or span_s is None:
         raise wrong_words(f"--rate {text} is not a rate", "give N/S, for example 10/60 for ten a minute; or off")
-    return most, scaled(seconds, 1000, "--rate")
+    return most, round(float(seconds) * 1000)

@@ -54,7 +54,6 @@ def run(args: Args) -> int:
     within(args, "slots", 1, 1024)
     within(args, "lease", LEASE_S_MIN, SECONDS_MAX)
     within(args, "poll", POLL_S_MIN, SECONDS_MAX)
-    streams.require_descriptors()
     place = find_queue(args)
     settings, content = load_settings(args), place.contents()
     given = {"lease_s": args.lease, "beat_s": args.lease and args.lease / 10, "poll_s": args.poll}

@@ -144,7 +144,7 @@ class Bench:
         config.write_text(
             "".join(f"[backends.{name}]\ncommand = {json.dumps(command)}\n" for name, command in backends.items())
         )
-        self.server = [sys.executable, "-m", "backplane", "--config", str(config), "serve"]
+        self.server = [sys.executable, "-m", "backplane", "serve", "--config", str(config)]
 
     @property
     def env(self) -> dict[str, str]:

@@ -99,7 +99,7 @@ def test_what_a_backend_opens_is_open_and_said(home: Path, tmp_path: Path) -> No
     file.write_text('[backends.mine]\nhost = "shell"\ncredentials = ["ssh"]\nwritable = ["~/.config/op"]\n')
     work = tmp_path / "work"
     work.mkdir()
-    words = ["--config", str(file), "run", "--backend", "mine", "--root", str(work), "--json", "cat ~/.ssh/key"]
+    words = ["run", "--config", str(file), "--backend", "mine", "--root", str(work), "--json", "cat ~/.ssh/key"]
     done = backplane(*words, home=home)
     assert SECRET in done.stdout
     assert "left open to this host: ssh, 1password" in done.stdout
@@ -149,7 +149,7 @@ def test_a_store_that_is_not_known_is_refused(home: Path, tmp_path: Path, asked:
     assert words in done.stderr
     file = tmp_path / "backplane.toml"
     file.write_text(f"[backends.mine]\nhost = 'shell'\ncredentials = {asked!r}\n")
-    done = backplane("--config", str(file), "run", "--backend", "mine", "true", home=home)
+    done = backplane("run", "--config", str(file), "--backend", "mine", "true", home=home)
     assert done.returncode in (2, 4)
     assert "credentials" in done.stderr
 
