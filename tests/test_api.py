@@ -86,6 +86,14 @@ def test_a_run_shows_its_use_and_no_internals(backplane_home: Path, tmp_path: Pa
     assert run.value is None
 
 
+def test_a_notebook_shows_an_ended_run_as_a_table(backplane_home: Path, tmp_path: Path) -> None:
+    ended = backplane.run("echo x > '<b>.txt'; exit 3", backend="shell", root=tmp_path)
+    shown = str(ended._repr_html_())
+    assert f">{ended.id}<" in shown and ">failed<" in shown
+    assert "exit code 3" in shown
+    assert str(ended.patch) in shown
+
+
 def test_a_receipt_before_the_end_says_what_to_do(backplane_home: Path, tmp_path: Path) -> None:
     async def main() -> backplane.Run:
         async with backplane.start("sleep 0.1", backend="shell", root=tmp_path, home=backplane_home) as run:

@@ -14,13 +14,16 @@ async def main() -> None:
         async for event in session.receive_events():
             match event:
                 case unified.ExecApprovalRequest() | unified.PermissionRequest():
-                    print(f"[asked: {getattr(event, 'command', None) or event.input}]")
+                    asked = event.command if isinstance(event, unified.ExecApprovalRequest) else event.input
+                    print(f"[asked: {asked}]")
                     answer = unified.ToolApproval(request_id=event.request_id, approved=False, reason="not here")
                     await session.send_input(answer)
                 case unified.TextDelta():
                     print(event.text, end="")
                 case unified.TurnComplete():
                     print(f"\n[{event.stop_reason}]")
+                case _:
+                    pass
         used = session.get_usage()
         print(f"tokens: {used.total_tokens}, cost: {used.cost_usd_micros} millionths of a dollar")
 

@@ -1,4 +1,4 @@
-"""Say something, read the stream, and run a tool of one's own."""
+"""Send a message, read the stream, and run a tool of your own."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One order on two agents from the same tree, side by side; no winner is named unless the data says so."""
+"""Run one order on two agents from the same tree, and compare the results; a winner needs data that names it."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A strategy of one's own: of the backends that could take the task, the one with the widest window."""
+"""Route by a strategy of your own: the backend with the widest context window of those that can take the task."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Begin a session, or go on with one: `save_and_resume.py WORDS [BACKEND [SESSION]]`."""
+"""Begin a session, or resume one: `save_and_resume.py WORDS [BACKEND [SESSION]]`."""
 
 import asyncio
 import sys

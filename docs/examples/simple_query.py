@@ -1,4 +1,4 @@
-"""Ask one thing of the configured backend."""
+"""Ask the configured backend one question."""
 
 import asyncio
 

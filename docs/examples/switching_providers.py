@@ -1,4 +1,4 @@
-"""The same code over whichever backend is named: as an argument, else `default_backend` of the configuration."""
+"""Run the same code on any backend: the first argument names it, else `default_backend` of the configuration."""
 
 import asyncio
 import sys

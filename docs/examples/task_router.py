@@ -1,4 +1,4 @@
-"""The three forms of the router, a choice without a run, and a conversation with whoever is chosen."""
+"""Use the router's three short forms, ask for a choice without a run, and talk to the chosen backend."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Tasks of several kinds, each on the backend that the router chooses; who, why, and who could not."""
+"""Run tasks of several kinds, each on the backend that the router chooses, and print why the others could not."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ async def main() -> None:
         for kind, task in TASKS.items():
             run = (await router.run(task, type=kind, preference="cost")).check()
             print(f"{kind}: {run.backend_id}: {run.text}")
-        for other in run.receipt.backplane["route"]["considered"]:
-            for obstacle in other["why_not"]:
-                print(f"  not {other['backend']}: {obstacle['fact']} -> {obstacle['change']}")
+            for other in run.receipt.backplane["route"]["considered"]:
+                for obstacle in other["why_not"]:
+                    print(f"  not {other['backend']}: {obstacle['fact']} -> {obstacle['change']}")
 
 
 asyncio.run(main())

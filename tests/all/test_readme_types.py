@@ -1,4 +1,4 @@
-"""The programs of README and guide before two type checkers."""
+"""The programs of README, guide and examples before two type checkers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.test_readme import blocks
 
 
 def readme_programs() -> list[str]:
-    return [block for block in blocks("python") if "backplane" in block]
+    examples = [path.read_text() for path in sorted((ROOT / "docs/examples").glob("*.py"))]
+    return [*(block for block in blocks("python") if "backplane" in block), *examples]
 
 
 def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(files) >= 7
+    assert len(files) >= 17
 
 
 def test_the_readmes_programs_pass_pyright(tmp_path: Path, npm_programs: Callable[..., Path]) -> None:

@@ -121,7 +121,10 @@ def test_a_session_goes_on_in_another_process_with_another_backend(folder: Path)
 def test_tasks_go_where_the_router_sends_them_and_say_why(folder: Path) -> None:
     said, _ = run(folder, [Turn(text="A toml.", usage=USED), Turn(text="Fine.", usage=USED)], "unified_routing.py")
     lines = said.splitlines()
-    assert lines[:2] == ["simple_query: one: A toml.", "code_review: one: Fine."]
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "simple_query: one: A toml.",
+        "code_review: one: Fine.",
+    ]
     assert "  not other: tool_read required, and it never said hello here -> run it once with --backend other" in lines
     assert any(line.startswith("  not shell: shell does not think") for line in lines)
 
