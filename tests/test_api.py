@@ -89,7 +89,8 @@ def test_a_run_shows_its_use_and_no_internals(backplane_home: Path, tmp_path: Pa
 def test_a_notebook_shows_an_ended_run_as_a_table(backplane_home: Path, tmp_path: Path) -> None:
     ended = backplane.run("echo x > '<b>.txt'; exit 3", backend="shell", root=tmp_path)
     shown = str(ended._repr_html_())
-    assert f">{ended.id}<" in shown and ">failed<" in shown
+    assert f">{ended.id}<" in shown
+    assert ">failed<" in shown
     assert "exit code 3" in shown
     assert str(ended.patch) in shown
 
