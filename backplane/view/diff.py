@@ -13,8 +13,13 @@ Kind = Literal["file", "meta", "hunk", "added", "removed", "same"]
 FILES_MAX: Final = 10_000
 """Files counted one by one; the receipt has the numbers of a larger patch."""
 
-
 _HUNK: Final = re.compile(r"@@ -[0-9]+(?:,([0-9]{1,9}))? \+[0-9]+(?:,([0-9]{1,9}))? @@")
+_NAMES: Final = ("index ", "--- ", "+++ ")
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_STARTS: Final[tuple[tuple[str, Kind], ...]] = (
+    *(("diff --git ", "file"), ("--- ", "meta"), ("+++ ", "meta")),
+    *(("@@", "hunk"), ("+", "added"), ("-", "removed")),
+)
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -36,21 +41,30 @@ class FileChange(msgspec.Struct):
     """Number of these lines, also of those that were not asked for."""
 
 
+def kind_of(line: str) -> Kind:
+    """Return what a single line of a change is, by its beginning."""
+    return next((kind for start, kind in _STARTS if line.startswith(start)), "same")
+
+
 def lines(patch: Iterable[str]) -> Iterator[Line]:
-    """Yield each line of a patch with its kind; only a line inside a hunk is added or removed."""
+    """Yield each line of a patch with its kind: only a line inside a hunk is added or removed, binary data has none."""
     left_old = left_new = 0
+    binary = False
     for text in patch:
         if left_old > 0 or left_new > 0:
             mark = text[:1]
             left_old -= mark in ("-", " ", "")
             left_new -= mark in ("+", " ", "")
             yield Line({"+": "added", "-": "removed"}.get(mark, "same"), text)  # type: ignore[arg-type]
-        elif text.startswith("@@"):
-            if hunk := _HUNK.match(text):
-                left_old, left_new = int(hunk[1] or 1), int(hunk[2] or 1)
+        elif text.startswith("diff --git "):
+            binary = False
+            yield Line("file", text)
+        elif hunk := _HUNK.match(text):
+            left_old, left_new = int(hunk[1] or 1), int(hunk[2] or 1)
             yield Line("hunk", text)
-        else:
-            yield Line("file" if text.startswith("diff --git ") else "meta", text)
+        elif not binary:
+            binary = text == "GIT binary patch"
+            yield Line("meta", "binary file" if binary else text)
 
 
 def changes(patch: Iterable[str], *, lines_max: int = 0) -> list[FileChange]:
@@ -73,10 +87,6 @@ def changes(patch: Iterable[str], *, lines_max: int = 0) -> list[FileChange]:
     return found
 
 
-_NAMES: Final = ("index ", "--- ", "+++ ")
-_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
-
-
 def _path(line: str) -> str:
     """Return the file of a line `diff --git a/X b/X`, by its new name."""
     rest = line.removeprefix("diff --git ")
@@ -88,19 +98,9 @@ def _path(line: str) -> str:
     return rest[half + 1 :].removeprefix("b/") if same else rest.rpartition(" b/")[2]
 
 
-_ESCAPES: Final = dict(zip("abtnvfr", "\a\b\t\n\v\f\r", strict=True))
-"""Letters behind a backslash in a name that git quotes; bytes beyond ASCII are three octal digits."""
-
-
 def unquoted(name: str) -> str:
-    """Return a name as it was before git quoted it; bytes that are not UTF-8 stay as git writes them."""
-    raw = re.sub(rb"\\([0-7]{3}|.)", _byte, name.encode("utf-8", "surrogatepass"))
+    """Return a name as it was before git quoted it; a name that is not UTF-8 stays as git writes it."""
     try:
-        return raw.decode()
-    except UnicodeDecodeError:
+        return name.encode().decode("unicode_escape").encode("latin-1").decode()
+    except (UnicodeError, DeprecationWarning):
         return name
-
-
-def _byte(found: re.Match[bytes]) -> bytes:
-    word = found[1].decode("latin-1")
-    return bytes((int(word, 8) & 0xFF,)) if len(word) == 3 else _ESCAPES.get(word, word).encode("latin-1")

@@ -11,6 +11,7 @@ import msgspec
 
 from backplane.contract.receipt import Receipt, reasons_of
 from backplane.view.console import Look
+from backplane.view.diff import Kind, kind_of, lines
 from backplane.view.findings import outcome_words
 from backplane.view.text import one_line, printable
 from backplane.view.values import as_list, as_object
@@ -24,7 +25,7 @@ NAMES_SHOWN: Final = 5
 VALUE_CHARS_MAX: Final = 4000
 """Most characters of an answer in the shape that an order asked for; the receipt has all of it."""
 
-_DIFF_COLOURS: Final = {"+++": "bold", "---": "bold", "diff ": "bold", "@@": "cyan", "+": "green", "-": "red"}
+_COLOURS: Final[dict[Kind, str]] = {"file": "bold", "meta": "bold", "hunk": "cyan", "added": "green", "removed": "red"}
 
 
 def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
@@ -41,28 +42,28 @@ def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
     unknown = added.get("duration") == "unknown"
     lasted = "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
-    lines = [
+    told = [
         f"{look.dress(colour, words)}{why}{'' if is_clean else ','} after {lasted}{_usage(receipt)}",
         f"run {run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
     if original := as_object(added.get("replay")):
         served = as_object(added.get("cache")).get("hit") is True
-        lines.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
+        told.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
     if receipt.outcome != "complete":
-        lines.append(f"why backplane why {run_id[:8]}")
+        told.append(f"why backplane why {run_id[:8]}")
     if (output := as_object(receipt.usage_raw).get("structured_output")) is not None:
-        lines.append(f"value {one_line(msgspec.json.encode(output).decode(), VALUE_CHARS_MAX)}")
+        told.append(f"value {one_line(msgspec.json.encode(output).decode(), VALUE_CHARS_MAX)}")
     held = as_object(added.get("enforcement"))
     for name, colour, label in (
         ("violations", "red", "policy not kept"),
         ("attempts", "yellow", "forbidden, and failed"),
     ):
-        lines += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in reasons_of(held.get(name))]
+        told += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in reasons_of(held.get(name))]
     if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
-        lines.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
+        told.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
     if unheard := as_list(added.get("unheard")):
-        lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
-    return "\n".join([*lines, *filter(None, [patch])]) + "\n"
+        told.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
+    return "\n".join([*told, *filter(None, [patch])]) + "\n"
 
 
 def patch_line(receipt: Receipt, path: str, mode: str | None, root: str = "DIR") -> str:
@@ -116,44 +117,20 @@ def _usage(receipt: Receipt) -> str:
 # The patch ------------------------------------------------------------------------------------------------------------
 
 
-def diff_line(text: str, look: Look) -> str:
-    """Return a line of a patch, coloured by its beginning."""
-    line = printable(text)
-    colour = next((colour for start, colour in _DIFF_COLOURS.items() if line.startswith(start)), None)
-    return look.dress(colour, line) if colour else line
+def diff_line(text: str, look: Look, kind: Kind | None = None) -> str:
+    """Return a line of a patch in the colour of its kind (default: the kind that it begins like)."""
+    colour = _COLOURS.get(kind or kind_of(text))
+    return look.dress(colour, printable(text)) if colour else printable(text)
 
 
 def diff(patch: Iterable[str], look: Look, name: str) -> Iterator[str]:
-    """Yield the coloured lines of a patch, at most `DIFF_LINES_MAX`, one for each binary file.
+    """Yield the coloured lines of a patch, at most `DIFF_LINES_MAX`.
 
     Args:
         name: what to call the whole of it.
     """
-    lines = _readable(line.rstrip("\n") for line in patch)
-    for line in islice(lines, DIFF_LINES_MAX):
-        yield diff_line(line, look) + "\n"
-    if next(lines, None) is not None:
+    found = lines(line.rstrip("\n") for line in patch)
+    for line in islice(found, DIFF_LINES_MAX):
+        yield diff_line(line.text, look, line.kind) + "\n"
+    if next(found, None) is not None:
         yield look.dress("dim", f"… cut after {DIFF_LINES_MAX} lines; the whole is in {one_line(name)}") + "\n"
-
-
-def _readable(patch: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a patch, with one line for each binary file."""
-    head: list[str] = []
-    """Lines of a file's header, until its first hunk shows that it is text."""
-    binary = False
-    for line in patch:
-        if line.startswith("diff --git "):
-            yield from head
-            head, binary = [line], False
-        elif binary:
-            continue
-        elif head and line.startswith(("literal ", "delta ")):
-            kind, _, size = line.partition(" ")
-            yield f"{head[0]} (binary{f', {int(size):,} bytes' if kind == 'literal' and size.isdecimal() else ''})"
-            head, binary = [], True
-        elif head and not line.startswith("@@ "):
-            head.append(line)
-        else:
-            yield from (*head, line)
-            head = []
-    yield from head

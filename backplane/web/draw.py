@@ -6,8 +6,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from backplane.contract.receipt import findings_of
+from backplane.errors import BackplaneError
 from backplane.receipts.memory import Remembered
 from backplane.view.asked import decided
+from backplane.view.diff import kind_of
 from backplane.view.figures import ago, count, counted, elapsed, lasting, milliseconds, money, standing
 from backplane.view.html import Html, join, tag, text
 from backplane.view.page import NOTHING, Shown
@@ -35,62 +38,42 @@ OUTPUT: Final = Html("<output></output>")
 """Place in a form for the result of its action, or the error."""
 
 
-def item(run: Remembered, live: Picture | None, now_ms: int) -> Html:
+def item(run: Remembered, now_ms: int) -> Html:
     """Draw one run as an item of the list."""
     word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
     began_ms = milliseconds(run.started_at)
     age_ms = now_ms - began_ms if began_ms is not None else None
-    took = elapsed(age_ms // 1000) if live is not None and age_ms is not None else "?"
-    tokens, cost, files = _tokens(run.input_tokens, run.output_tokens), run.cost_usd_micros, run.files
-    if live is not None:
-        tokens = _tokens(live.usage.input_tokens, live.usage.output_tokens)
-        cost, files = live.cost_usd_micros, len(live.files)
+    lasts = elapsed(age_ms // 1000) if run.state == "live" and age_ms is not None else "?"
+    tokens = (run.input_tokens or 0) + (run.output_tokens or 0)
     facts = (
         one_line(run.backend) or "?",
-        *([] if live is not None else [ago(age_ms) if age_ms is not None else "?"]),
-        lasting(run.duration_ms) if run.duration_ms is not None else took,
-        f"{count(tokens)} tokens" if tokens is not None else "",
-        money(cost) if cost is not None else "",
-        counted(files, "file") if files is not None else "",
+        ago(age_ms) if run.state != "live" and age_ms is not None else "",
+        lasting(run.duration_ms) if run.duration_ms is not None else lasts,
+        f"{count(tokens)} tokens" if tokens else "",
+        money(run.cost_usd_micros) if run.cost_usd_micros is not None else "",
+        counted(run.files, "file") if run.files is not None else "",
     )
     task = one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
-    waits = live.waits if live is not None else None
-    more = waits.message if waits is not None else run.cause
-    return tag(
-        "li",
-        tag(
-            "a",
-            tag("b", text(word), class_=tone),
-            tag("span", text(task), class_="task"),
-            tag("span", *(tag("span", text(fact)) for fact in facts if fact), class_="dim meta"),
-            tag("span", text(one_line(more)), class_=f"{'warn' if waits else tone} more") if more else NOTHING,
-            href=f"/run/{run.run_id}",
-            id=f"run-{run.run_id}",
-        ),
+    inner = (
+        tag("b", text(word), class_=tone),
+        tag("span", text(task), class_="task"),
+        tag("span", *(tag("span", text(fact)) for fact in facts if fact), class_="dim meta"),
+        tag("span", text(one_line(run.cause)), class_=f"{tone} more") if run.cause else NOTHING,
     )
+    return tag("li", tag("a", *inner, href=f"/run/{run.run_id}", id=f"run-{run.run_id}"))
 
 
-def _tokens(given: int | None, taken: int | None) -> int | None:
-    return None if given is None and taken is None else (given or 0) + (taken or 0)
-
-
-def question(ask: ShownQuestion, shown: str, read_only: bool) -> Html:
-    """Draw an open question: everything that the answer decides, and the buttons.
-
-    Args:
-        shown: hash of the drawn question; the answer sends it back.
-    """
-    question = str(ask.body.get("question") or "")
-    asked = [question] if question and question not in ask.message else []
-    whole = [*asked, *decided(ask.body)]
-    is_diff = any(line.startswith(("--- ", "@@ ", "diff --git ")) for line in whole)
-    body = [tag("span", text(line), class_=_kind(line) if is_diff else None) for line in whole]
+def question(ask: ShownQuestion, read_only: bool) -> Html:
+    """Draw an open question: everything that the answer decides, and the buttons."""
+    words = str(ask.body.get("question") or "")
+    whole = [*([words] if words and words not in ask.message else []), *decided(ask.body)]
+    is_diff = any(one.startswith(("--- ", "@@ ", "diff --git ")) for one in whole)
+    body = [tag("span", text(one), class_=kind_of(one) if is_diff else None) for one in whole]
     is_text = ask.kind == "input"
-    field = tag("label", text("Answer" if is_text else "Reason (optional)"), Html('<input name="words">'))
     answers = (
         Html(f'<input type="hidden" name="ask" value="{text(ask.id)}">'),
-        Html(f'<input type="hidden" name="shown" value="{shown}">'),
-        field,
+        Html(f'<input type="hidden" name="number" value="{ask.number}">'),
+        tag("label", text("Answer" if is_text else "Reason (optional)"), Html('<input name="words">')),
         NOTHING if is_text else check_box("always", "always in this run"),
         button("Answer" if is_text else "Allow", "decision", "allow", key="a"),
         button("Deny", "decision", "deny", key="d"),
@@ -102,15 +85,14 @@ def question(ask: ShownQuestion, shown: str, read_only: bool) -> Html:
         tag("pre", *body, class_="diff", tabindex="0") if body else NOTHING,
         NOTHING if read_only else tag("form", *answers, data_act="answer"),
         class_="ask",
-        data_ask=ask.id,
+        data_ask=str(ask.number),
         aria_label="open question",
     )
 
 
-def _kind(line: str) -> str:
-    if line.startswith(("--- ", "+++ ")):
-        return "meta"
-    return {"+": "added", "-": "removed", "@": "hunk"}.get(line[:1], "same")
+def failure(error: BackplaneError) -> Html:
+    """Draw the error because of which a run cannot be shown."""
+    return tag("p", text(f"{error.code}: {error.message}"), class_="bad")
 
 
 def check_box(name: str, label: str) -> Html:
@@ -125,16 +107,15 @@ def button(label: str, name: str = "", value: str = "", key: str = "") -> Html:
     return tag("button", text(label), hint, name=name or None, value=value or None, data_key=key or None)
 
 
-def acts(run: Shown, checkpoints: Sequence[str], *, has_violations: bool, read_only: bool) -> Html:
+def acts(run: Shown, checkpoints: Sequence[str], *, read_only: bool) -> Html:
     """Draw the buttons of a run: cancel, apply, rewind, save the report, copy the command."""
     drawn = []
     if run.state == "live" and not read_only:
         drawn.append(tag("form", button("Cancel the run"), OUTPUT, data_act="cancel"))
     if run.patch and not read_only:
         boxes = [check_box("merge", "merge changed files")]
-        boxes += [check_box("accept_violations", "accept violations")] if has_violations else []
-        tries = button("Check", "check", "true")
-        drawn.append(tag("form", button("Apply"), tries, *boxes, OUTPUT, data_act="apply"))
+        boxes += [check_box("accept_violations", "accept violations")] if findings_of(run.added).violations else []
+        drawn.append(tag("form", button("Apply"), button("Check", "check", "true"), *boxes, OUTPUT, data_act="apply"))
         names = [tag("option", text(name)) for name in ("start", *checkpoints)]
         to = tag("label", text("to"), tag("select", *names, name="to"), class_="check")
         drawn.append(tag("form", button("Rewind"), to, OUTPUT, data_act="rewind"))
