@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import anyio
 import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
@@ -16,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from backplane.errors import BackplaneError, ConfigError, unforeseen
+from backplane.errors import ConfigError, unforeseen
 from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
-from backplane.receipts.tail import LOOK_S
 from backplane.runtime.door import AnswerCommand, CancelCommand, knock
 from backplane.runtime.results import Wish, apply_result, rewind_result
 from backplane.runtime.state import StateFolder
@@ -27,8 +24,6 @@ from backplane.view import page
 from backplane.view.load import picture_of, shown_of
 from backplane.web import draw, feed
 
-BODY_S: Final = 10.0
-"""Seconds within which the body of a request must arrive."""
 CSS: Final = page.CSS + page.asset("desk.css", "backplane.web")
 JS: Final = page.asset("desk.js", "backplane.web")
 _POLICY: Final = page.policy_of(JS, CSS, "; connect-src 'self'")
@@ -44,8 +39,8 @@ class FormFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of the desk's forms; each form has some of them."""
 
     ask: str = ""
-    shown: str = ""
-    """Hash of the question as the page showed it (`feed.hash_of`)."""
+    number: int = 0
+    """Number of the question's event: a host may ask something else under the same id."""
     decision: Literal["allow", "deny"] = "deny"
     words: str = ""
     """The answer to a question in words, else the reason."""
@@ -60,10 +55,6 @@ class FormFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Act = Callable[[str, FormFields], str]
 
 
-class Gone(BackplaneError):
-    """The question is already answered, or has changed since it was shown."""
-
-
 class Routes:
     """The routes of one server.
 
@@ -73,7 +64,6 @@ class Routes:
 
     def __init__(self, home: Path, *, read_only: bool) -> None:
         self._home, self._read_only = home, read_only
-        self._listing = feed.RunList(home)
 
     def app(self) -> Starlette:
         """Return the application; `Guard` goes in front of it."""
@@ -95,24 +85,16 @@ class Routes:
     async def _runs(self, request: Request) -> Response:
         asked = request.query_params
         words, sort, state = (asked.get(name, "") for name in ("text", "sort", "state"))
-        return _json(await anyio.to_thread.run_sync(self._listing.look, words, sort, state))
+        return _json(await anyio.to_thread.run_sync(feed.runs, self._home, words, sort, state))
 
     async def _rows(self, request: Request) -> Response:
         run = await anyio.to_thread.run_sync(self._find, _id(request))
-        return StreamingResponse(self._lines(run), media_type="application/x-ndjson")
+        lines = feed.follow(self._home, run, read_only=self._read_only)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     def _find(self, run_id: str) -> Remembered:
         with Store.open(self._home, readonly=True) as store:
             return find(store, run_id)
-
-    async def _lines(self, run: Remembered) -> AsyncIterator[bytes]:
-        with closing(feed.Follower(self._home, run, read_only=self._read_only)) as follower:
-            while not follower.is_over:
-                lines = await anyio.to_thread.run_sync(follower.look)
-                for line in lines:
-                    yield line
-                if follower.is_live or not lines:
-                    await anyio.sleep(LOOK_S)
 
     async def _report(self, request: Request) -> Response:
         def made() -> str:
@@ -129,9 +111,8 @@ class Routes:
             if self._read_only:
                 raise ConfigError("policy_denied", "this desk is read-only", hint="restart it without --read-only")
             try:
-                with anyio.fail_after(BODY_S):
-                    given = msgspec.json.decode(await request.body(), type=FormFields, strict=False)
-            except (TimeoutError, msgspec.MsgspecError) as error:
+                given = msgspec.json.decode(await request.body(), type=FormFields, strict=False)
+            except msgspec.MsgspecError as error:
                 raise ConfigError("config_invalid", f"cannot read the body: {error}") from error
             return _json({"done": await anyio.to_thread.run_sync(act, _id(request), given)})
 
@@ -140,8 +121,8 @@ class Routes:
     def answer(self, run_id: str, given: FormFields) -> str:
         with Store.open(self._home, readonly=True) as store:
             asked = picture_of(store, find(store, run_id)).open_asks.get(given.ask)
-        if asked is None or feed.hash_of(asked) != given.shown:
-            raise Gone("config_invalid", "this question is no longer open, or has changed")
+        if asked is None or asked.number != given.number:
+            raise ConfigError("config_invalid", "this question is no longer open")
         is_text = asked.kind == "input" and given.decision == "allow"
         answer = AnswerCommand(
             ask=given.ask,
@@ -184,8 +165,8 @@ def _caught(route: Endpoint) -> Endpoint:
             return await route(request)
         except Exception as error:  # The outermost edge of a request.
             known = unforeseen(error)
-            status = 409 if isinstance(known, Gone) else _STATUS.get(known.code, 400)
-            return _json({"code": known.code, "message": known.message, "hint": known.hint}, status)
+            body = {"code": known.code, "message": known.message, "hint": known.hint}
+            return _json(body, _STATUS.get(known.code, 400))
 
     return answered
 

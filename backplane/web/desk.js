@@ -106,9 +106,9 @@
   }
   let askedAt = 0;
   function question(asks) {
-    const box = section('asks'), there = new Map([...box.children].map((one) => [one.dataset.ask, one]));
-    for (const [id, html] of asks) {
-      if (!there.delete(id)) { box.insertAdjacentHTML('beforeend', html); askedAt = performance.now(); }
+    const box = section('asks'), there = new Map([...box.children].map((one) => [+one.dataset.ask, one]));
+    for (const [number, html] of asks) {
+      if (!there.delete(number)) { box.insertAdjacentHTML('beforeend', html); askedAt = performance.now(); }
     }
     there.forEach((one) => { one.remove(); askedAt = performance.now(); });
   }

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from backplane.contract import canonical
+from backplane.errors import StoreError
 from backplane.receipts.memory import Remembered, mentions, remembered, state_of
 from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
-from backplane.receipts.tail import Tail
+from backplane.receipts.tail import LOOK_S, Tail
 from backplane.runtime.results import kept
-from backplane.view.load import comparison_of, moment_of, patch_of
+from backplane.view.load import moment_of, shown_of
 from backplane.view.page import PARTS, Shown, draw_row, part, verdict
-from backplane.view.picture import Picture, ShownQuestion
+from backplane.view.picture import Picture
 from backplane.view.rows import Story
 from backplane.view.text import one_line
-from backplane.view.why import Diagnosis, diagnose
+from backplane.view.why import diagnose
 from backplane.web import draw
 
 RUNS_MAX: Final = 200
@@ -32,139 +32,106 @@ SETTLED_S: Final = 2.0
 """Seconds after which a run without a control plane counts as cut off; sealing takes less."""
 PARTS_S: Final = 0.5
 """Seconds between two renderings of a live run's parts; rows and questions are sent at once."""
+NAMES: Final = {"names": ["head", "asks", "acts", *list(PARTS)[1:]]}
+"""The places of a run's page, in the first line about it."""
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def runs(home: Path, words: str, sort: str, state: str) -> dict[str, Any]:
+    """Return the newest runs that have all these words: waiting runs first, then other live runs.
+
+    Args:
+        sort: a name in `draw.SORTS`; any other sorts by age.
+        state: `live` or `failed`; any other means all.
+    """
+    found, waiting, live = list[Remembered](), 0, 0
+    with Store.open(home, readonly=True) as store:
+        for run in remembered(store):  # The live ones come first.
+            live, waiting = live + (run.state == "live"), waiting + run.waits
+            if (state == "failed" and not run.has_failed) or (state == "live" and run.state != "live"):
+                continue
+            if mentions(store, run, words.split()):
+                found.append(run)
+            if len(found) == RUNS_MAX:
+                break
+    if sort in draw.SORTS:
+        found.sort(key=draw.SORTS[sort], reverse=True)
+    found.sort(key=lambda run: (not run.waits, run.state != "live"))
+    html = "".join(draw.item(run, time.time_ns() // 1_000_000) for run in found)
+    return {"html": html or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": live}
 
 
-def hash_of(ask: ShownQuestion) -> str:
-    """Return the hash of a question as it is shown; an answer with another hash is refused."""
-    return hashlib.sha256(canonical.encode([ask.id, ask.message, ask.body])).hexdigest()
+def follow(home: Path, run: Remembered, *, read_only: bool) -> Iterator[bytes]:
+    """Yield one run to its end: each line of JSON has what changed, and the last line has `over`. Blocks meanwhile."""
+    sent: dict[str, object] = {}
+    picture, story = Picture(run_id=run.run_id), Story()
 
+    def line(shown: Shown, checkpoints: tuple[str, ...] = (), **more: object) -> bytes:
+        """Return the parts that have changed, and the rows."""
+        asks = list(shown.picture.open_asks.values()) if shown.state == "live" else []
+        made = {
+            "title": one_line(shown.picture.task, 80),
+            "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
+            "asks": [(ask.number, draw.question(ask, read_only)) for ask in asks],
+            "part acts": draw.acts(shown, checkpoints, read_only=read_only),
+            **{f"part {name}": part(name, shown) for name in PARTS if name != "story"},
+        }
+        changed: dict[str, object] = {name: value for name, value in made.items() if sent.get(name) != value}
+        changed |= NAMES if not sent else {}
+        sent.update(made)
+        return msgspec.json.encode(changed | _rows(shown.rows) | more) + b"\n"
 
-class RunList:
-    """The list of runs; each `look` reads only the new lines of the live runs' journals."""
-
-    def __init__(self, home: Path) -> None:
-        self._home, self._lock = home, threading.Lock()
-        self._live: dict[str, tuple[Tail, Picture]] = {}
-
-    def look(self, words: str, sort: str, state: str) -> dict[str, Any]:
-        """Return the newest runs that have all these words: waiting runs first, then other live runs.
-
-        Args:
-            sort: a name in `draw.SORTS`; any other sorts by age.
-            state: `live` or `failed`; any other means all.
-        """
-        found: list[Remembered] = []
-        live: list[Remembered] = []
-        with self._lock, Store.open(self._home, readonly=True) as store:
-            for run in remembered(store):  # The live ones come first.
-                live += [run] if run.state == "live" else []
-                if (state == "failed" and not run.has_failed) or (state == "live" and run.state != "live"):
-                    continue
-                if mentions(store, run, words.split()):
-                    found.append(run)
-                if len(found) == RUNS_MAX:
+    if run.state == "live":
+        with closing(Tail(home / "runs" / run.run_id)) as tail:
+            diagnosis, asks, drawn_s, lived_s = None, list[str](), 0.0, time.monotonic()
+            diagnosed_s = lived_s
+            while True:
+                now_s, lives = time.monotonic(), is_live(home, run.run_id)
+                lived_s = now_s if lives else lived_s
+                is_new = _read(tail, picture, story)
+                # A run that is just being sealed looks cut off for a moment.
+                if not (lives or is_new) and (_has_ended(home, run) or now_s - lived_s >= SETTLED_S):
                     break
-            if sort in draw.SORTS:
-                found.sort(key=draw.SORTS[sort], reverse=True)
-            found.sort(key=lambda run: (not run.waits, run.state != "live"))
-            self._follow(store, [run.run_id for run in live])
-            pictures = {run_id: picture for run_id, (_, picture) in self._live.items()}
-            html = "".join(draw.item(run, pictures.get(run.run_id), _now_ms()) for run in found)
-        waiting = sum(run.waits for run in live)
-        return {"html": html or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": len(live)}
+                if now_s - diagnosed_s >= DIAGNOSIS_S:
+                    with Store.open(home, readonly=True) as store:
+                        diagnosis, diagnosed_s = diagnose(picture, moment_of(store, picture, run)), now_s
+                if now_s - drawn_s >= PARTS_S or asks != list(picture.open_asks):
+                    drawn_s, asks = now_s, list(picture.open_asks)
+                    now_ms, why = time.time_ns() // 1_000_000, None if asks else diagnosis
+                    yield line(Shown(picture=picture, state="live", diagnosis=why, rows=story, now_ms=now_ms))
+                elif rows := _rows(story):
+                    yield msgspec.json.encode(rows) + b"\n"
+                if not is_new:
+                    time.sleep(LOOK_S)
+    try:
+        with Store.open(home, readonly=True) as store:
+            run = msgspec.structs.replace(run, state=state_of(store, run.run_id))
+            shown = shown_of(store, run, rows=None if story.rows else story)
+            checkpoints = kept(store.load(run.run_id)) if run.state == "ended" else ()
+    except StoreError as error:  # Its content was pruned, or its receipt was altered.
+        yield msgspec.json.encode({**NAMES, "part head": draw.failure(error), "over": True}) + b"\n"
+    else:
+        names = tuple(one.name for one in checkpoints)
+        yield line(msgspec.structs.replace(shown, rows=story), names, over=True)
 
-    def _follow(self, store: Store, live: list[str]) -> None:
-        for gone in self._live.keys() - set(live):
-            self._live.pop(gone)[0].close()
-        for run_id in live:
-            _read(*self._live.setdefault(run_id, (Tail(store.folder(run_id)), Picture(run_id=run_id))))
+
+def _has_ended(home: Path, run: Remembered) -> bool:
+    with Store.open(home, readonly=True) as store:
+        return store.has(run.run_id)
 
 
-def _read(tail: Tail, picture: Picture, rows: Story | None = None) -> bool:
+def _read(tail: Tail, picture: Picture, rows: Story) -> bool:
     """Add the facts and events since the last call; return True if there were events."""
     for fact in tail.facts():
         picture.begin(fact)
     events = tail.events()
     for event in events:
         picture.take(event)
-        if rows is not None:
-            rows.take(event)
+        rows.take(event)
     return bool(events)
 
 
-class Follower:
-    """Follows one run from its beginning to its end; each `look` returns at most one line of JSON."""
-
-    def __init__(self, home: Path, run: Remembered, *, read_only: bool) -> None:
-        self._home, self._run, self._read_only = home, run, read_only
-        self._tail = Tail(home / "runs" / run.run_id)
-        self._picture, self._story = Picture(run_id=run.run_id), Story()
-        self._sent: dict[str, object] = {}
-        self._asks: list[str] = []
-        self._diagnosis: Diagnosis | None = None
-        self._drawn_s = 0.0
-        self._diagnosed_s = self._live_s = time.monotonic()
-        """Time at which the run was last seen alive."""
-        self.is_live, self.is_over = True, False
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._tail.close()
-
-    def look(self) -> list[bytes]:
-        """Return the changes since the last call as a line of JSON; the last line has `over`."""
-        is_read, now_s = not _read(self._tail, self._picture, self._story), time.monotonic()
-        self.is_live = is_live(self._home, self._run.run_id)
-        self._live_s = now_s if self.is_live else self._live_s
-        line: dict[str, Any] = {} if self._sent else {"names": ["head", "asks", "acts", *list(PARTS)[1:]]}
-        asks = list(self._picture.open_asks)
-        if now_s - self._drawn_s >= PARTS_S or asks != self._asks or (is_read and not self.is_live):
-            self._drawn_s, self._asks = now_s, asks
-            with Store.open(self._home, readonly=True) as store:
-                made = self._parts(store, is_read=is_read)
-            line |= {name: value for name, value in made.items() if self._sent.get(name) != value}
-            self._sent = made
-        if touched := sorted(self._story.touched):
-            line["rows"] = [(number, draw_row(self._story.rows[number])) for number in touched]
-            self._story.touched.clear()
-        if self.is_over:
-            line["over"] = True
-        return [msgspec.json.encode(line) + b"\n"] if line else []
-
-    def _parts(self, store: Store, *, is_read: bool) -> dict[str, object]:
-        """Draw everything except the rows; set `is_over` once the run has ended and all its events are read."""
-        run, picture, receipt = self._run, self._picture, None
-        state = state_of(store, run.run_id)
-        # A run that is just being sealed looks cut off for a moment.
-        is_settled = state == "ended" or time.monotonic() - self._live_s >= SETTLED_S
-        self.is_over = state != "live" and is_read and is_settled
-        if self.is_over and state == "ended":
-            receipt = store.load(run.run_id)
-            picture.end(receipt)
-        if self.is_over or time.monotonic() - self._diagnosed_s >= DIAGNOSIS_S:
-            now = msgspec.structs.replace(run, state=state if self.is_over else "live")
-            self._diagnosis = diagnose(picture, moment_of(store, picture, now))
-            self._diagnosed_s = time.monotonic()
-        asks = [] if self.is_over else list(picture.open_asks.values())
-        shown = Shown(
-            picture=picture,
-            state=state if self.is_over else "live",
-            diagnosis=None if asks else self._diagnosis,
-            rows=self._story,
-            patch=patch_of(store, run.run_id) if self.is_over else None,
-            compared=comparison_of(store, picture) if self.is_over else None,
-            now_ms=_now_ms(),
-        )
-        checkpoints = [one.name for one in kept(receipt)] if receipt is not None else []
-        is_bad = receipt is not None and receipt.findings.violations > 0
-        return {
-            "title": one_line(picture.task, 80),
-            "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
-            "asks": [(ask.id, draw.question(ask, hash_of(ask), self._read_only)) for ask in asks],
-            "part acts": draw.acts(shown, checkpoints, has_violations=is_bad, read_only=self._read_only),
-            **{f"part {name}": part(name, shown) for name in PARTS if name != "story"},
-        }
+def _rows(story: Story) -> dict[str, object]:
+    """Return the rows that are new or changed since the last call, if there are any."""
+    touched = sorted(story.touched)
+    story.touched.clear()
+    return {"rows": [(number, draw_row(story.rows[number])) for number in touched]} if touched else {}

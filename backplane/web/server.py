@@ -14,7 +14,6 @@ from backplane.errors import ConfigError
 from backplane.web.app import POLICY, Routes
 from backplane.web.guard import Guard
 
-CONNECTIONS_MAX: Final = 200
 GRACE_S: Final = 2
 """Seconds that open streams get to end after an interrupt."""
 
@@ -45,7 +44,6 @@ def serve(home: Path, *, port: int, read_only: bool, ready: Callable[[str, str],
             log_level="critical",
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=GRACE_S,
         )
         address = f"http://127.0.0.1:{number}/"
