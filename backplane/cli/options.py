@@ -66,6 +66,14 @@ def usd(text: str) -> float:
 seconds.__name__, usd.__name__ = "time", "amount"  # argparse says: invalid time value.
 
 
+def number(text: str) -> int:
+    """Return a count that SQLite can take. Raises ValueError for other text."""
+    found = int(text)
+    if not 0 <= found < 1 << 63:
+        raise ValueError
+    return found
+
+
 # What is looked at ----------------------------------------------------------------------------------------------------
 
 

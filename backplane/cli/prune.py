@@ -8,7 +8,6 @@ from typing import Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
-from backplane.cli.receipts import number
 from backplane.errors import StoreError
 from backplane.receipts.database import is_full
 
@@ -19,7 +18,7 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def options(p: Parser) -> None:
-    add.value(p, "--keep", metavar="N", type=int, help="keep the newest N runs")
+    add.value(p, "--keep", metavar="N", type=add.number, help="keep the newest N runs")
     add.value(p, "--older", metavar="SPAN", type=add.ago, help="prune runs that ended longer ago, as 12h or 90d")
     add.value(p, "--size", metavar="BYTES", help="keep run files of at most this total size, as 500m or 2g")
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
@@ -29,7 +28,7 @@ def _bounds(args: Args) -> dict[str, int]:
     """Return the arguments of `Store.prune`."""
     found: dict[str, int] = {}
     if args.keep is not None:
-        found["keep"] = number("--keep", args.keep, "give 0 or more; 0 prunes all runs")
+        found["keep"] = args.keep
     if args.older is not None:
         found["ended_before_ms"] = args.older
     if args.size is not None:

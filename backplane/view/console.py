@@ -33,7 +33,11 @@ CALLS_MAX: Final = 100
 
 _CHARS_MAX: Final = 160
 
-_COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_COLOURS: Final = {
+    "dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36",
+    "bad": "31", "good": "32", "warn": "33", "live": "36",
+}  # fmt: skip
+"""Colour, or tone of a run's state (`figures.standing`) → its code."""
 
 
 class _ShownCall(msgspec.Struct, eq=False):

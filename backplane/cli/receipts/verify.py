@@ -12,12 +12,11 @@ import msgspec
 from backplane.cli import USAGE, streams
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, load_settings, open_store, wrong, wrong_words
-from backplane.cli.receipts import read_file
 from backplane.cli.result_file import ResultFile
 from backplane.errors import BackplaneError
 from backplane.receipts import signatures
 from backplane.receipts.audit import Audit, AuditFinding
-from backplane.receipts.bundle import SIGNATURE, verified_bundle
+from backplane.receipts.bundle import RECEIPT_BYTES_MAX, SIGNATURE, parse_receipt, verified_bundle
 from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
@@ -120,12 +119,16 @@ def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
     is_folder = os.path.isdir(name)
     if is_folder or os.path.isfile(name):
         try:
-            sha256 = (verified_bundle(Path(name)) if is_folder else read_file(name, "the file")).receipt_sha256
+            if is_folder:
+                receipt = verified_bundle(Path(name))
+            else:
+                receipt = parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), "the file")
         except BackplaneError as error:
             if error.facts.exit_code == USAGE:
                 raise
             yield AuditFinding(error.code, name, error.message)
             return
+        sha256 = receipt.receipt_sha256
         signature = Path(name) / SIGNATURE if is_folder else Path(name).with_suffix(signatures.SUFFIX)
     else:
         with open_store() as store:
