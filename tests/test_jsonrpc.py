@@ -203,6 +203,27 @@ async def test_a_question_without_an_answer_ends_in_time() -> None:
         assert caught.value.code == "backend_timeout"
 
 
+async def test_the_line_after_one_that_was_given_up_halfway_is_a_line_of_its_own() -> None:
+    async with joined() as (pipe, other):
+        with pytest.raises(BackendError):
+            await pipe.call("prompt", {"text": "x" * 200_000}, timeout_s=0.05)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipe.notify, "session/cancel", {"id": 1})
+            assert len((await other.next())["params"]["text"]) == 200_000
+            assert (await other.next())["method"] == "session/cancel"
+
+
+async def test_a_line_that_was_given_up_before_its_first_byte_is_not_sent() -> None:
+    async with joined() as (pipe, other):
+        for text in ("x" * 200_000, "y"):
+            with pytest.raises(BackendError):
+                await pipe.call("prompt", {"text": text}, timeout_s=0.05)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipe.notify, "session/cancel", {"id": 1})
+            assert (await other.next())["params"]["text"].startswith("x")
+            assert (await other.next())["method"] == "session/cancel"
+
+
 async def test_an_end_that_goes_away_fails_every_open_question() -> None:
     async with joined() as (pipe, other):
         async with anyio.create_task_group() as tasks:

@@ -156,6 +156,19 @@ run = json.loads(data); put(event(run, str(len(run["work_order"]["task"]))), fin
     assert texts(events) == ["500000"]
 
 
+async def test_a_host_that_reads_too_late_gets_its_cancel_as_a_line_of_its_own(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = f"""
+hello(extensions=["cancel/1"]); time.sleep(0.7); run = take()
+os.write(os.open({str(tmp_path / "read")!r}, os.O_CREAT | os.O_WRONLY), take()["t"].encode()); put(final(run)); end()
+"""
+    async with plane(backplane_home, write_s=0.3, cancel_grace_s=3.0) as control:
+        run, _ = await go(control, order(root, task="x" * 300_000), script(tmp_path, body))
+    assert ended(run)[:2] == ("idle", "backend_timeout")
+    assert (tmp_path / "read").read_text() == "cancel"
+
+
 async def test_a_host_that_closes_its_input_after_the_order_goes_on(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

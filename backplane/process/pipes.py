@@ -1,7 +1,4 @@
-"""Whole lines out and bytes in, over two descriptors of another program.
-
-What a line means, and how long one may be, is not known here.
-"""
+"""Writes whole lines to a program and reads its bytes, over two descriptors."""
 
 from __future__ import annotations
 
@@ -13,19 +10,21 @@ from backplane.process.launch import READ_BYTES_MAX
 
 
 class Pair:
-    """The two descriptors; they stay the caller's to close."""
+    """The two descriptors; the caller closes them."""
 
     def __init__(self, write_fd: int, read_fd: int) -> None:
         self._write_fd, self._read_fd = write_fd, read_fd
         self._lock = anyio.Lock()
+        self._rest = b""
+        """What remains of a line that was begun."""
 
     async def more(self) -> bytes:
-        """The next bytes; none when the other end says nothing more."""
+        """Return the next bytes; none once the other end has closed."""
         try:
             while True:
                 try:
                     await anyio.wait_readable(self._read_fd)
-                except PermissionError:  # A regular file cannot be waited for, and never keeps us waiting.
+                except PermissionError:  # A regular file is always readable.
                     await anyio.lowlevel.checkpoint()
                 try:
                     return os.read(self._read_fd, READ_BYTES_MAX)
@@ -35,13 +34,25 @@ class Pair:
             return b""
 
     async def write(self, line: bytes) -> None:
-        """A whole line, or none: half a line would corrupt the next one. A reader that is gone is no error."""
+        """Write a whole line, or nothing of it. A reader that is gone is no error.
+
+        Where the caller is cancelled in the middle of a line, the next line's writer writes the rest first.
+        """
         try:
             async with self._lock:
-                while line:
-                    try:
-                        line = line[os.write(self._write_fd, line) :]
-                    except BlockingIOError:
-                        await anyio.wait_writable(self._write_fd)
+                await self._write_rest()
+                self._rest = line
+                try:
+                    await self._write_rest()
+                finally:
+                    if len(self._rest) == len(line):
+                        self._rest = b""
         except (OSError, anyio.ClosedResourceError):
             return
+
+    async def _write_rest(self) -> None:
+        while self._rest:
+            try:
+                self._rest = self._rest[os.write(self._write_fd, self._rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._write_fd)

@@ -1,6 +1,6 @@
-"""What is said to a child: straight into its pipe, a task only where it does not read.
+"""Writes lines to a child: straight into its pipe, and by a task only where the child does not read.
 
-Lines go in, in order; a child that reads nothing for too long is reported, not waited for.
+Lines go in whole and in order; a child that reads nothing for too long is reported, not waited for.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class LineWriter:
         self._idle: anyio.Event | None = None
         """Set when the backlog is written; None while there was none."""
         self._backlog: list[bytes] = []
+        """Lines to write; the first may be the rest of one that was begun."""
         self._writing = False
 
     def write(self, line: bytes) -> None:
@@ -56,7 +57,7 @@ class LineWriter:
         if self._link.stdin < 0:
             self._lost(1)
             return
-        if not self._writing:
+        if not self._backlog:
             try:
                 line = line[os.write(self._link.stdin, line) :]
             except BlockingIOError:
@@ -89,13 +90,15 @@ class LineWriter:
         stuck = False
         try:
             while self._backlog and not stuck:
-                line = self._backlog.pop(0)
-                while line and not stuck:
-                    stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), self._write_s)
-                    line = line if stuck else line[os.write(self._link.stdin, line) :]
-                self.written += not stuck
+                stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), self._write_s)
+                if not stuck:
+                    line = self._backlog[0]
+                    self._backlog[0] = line[os.write(self._link.stdin, line) :]
+                if not self._backlog[0]:
+                    del self._backlog[0]
+                    self.written += 1
         except (OSError, ValueError, anyio.ClosedResourceError):
-            lost = 1 + len(self._backlog)
+            lost = len(self._backlog)
             self._backlog.clear()
             self._lost(lost)
         finally:
