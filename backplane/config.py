@@ -603,7 +603,7 @@ def _absolute(environ: Environ, name: str) -> Path | None:
 
 
 _PASSED_ON: Final = frozenset(
-    {"PATH", "HOME", "LANG", "TZ", "TERM", "TMPDIR", "TRACEPARENT"}
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "TMPDIR", "TRACEPARENT"}
     | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"}
 )

@@ -180,6 +180,25 @@ async def test_wrong_limits_of_a_start_are_refused(limits: Any, backplane_home: 
                 pass
 
 
+@pytest.mark.anyio
+async def test_a_run_id_that_is_no_uuid_is_refused_before_anything_starts(backplane_home: Path, tmp_path: Path) -> None:
+    async with backplane.ControlPlane(home=backplane_home) as plane:
+        with pytest.raises(backplane.ConfigError, match="run_id is 'nonsense'") as caught:
+            async with plane.start(backplane.WorkOrder("true"), "shell", run_id="nonsense"):
+                raise AssertionError
+    assert caught.value.code == "config_invalid"
+
+
+def test_a_child_has_the_users_name_and_shell(
+    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("USER", "LOGNAME", "SHELL"):
+        monkeypatch.setenv(name, f"the-{name}")
+    ended = backplane.run("echo $USER $LOGNAME $SHELL > names", backend="shell", root=tmp_path)
+    assert ended.patch is not None
+    assert "\n+the-USER the-LOGNAME the-SHELL\n" in ended.patch.read_text()
+
+
 def test_a_misspelt_argument_is_pythons_own_error(backplane_home: Path) -> None:
     with pytest.raises(TypeError, match="max_budget"):
         backplane.run("echo hi", max_budget=1, home=backplane_home)  # type: ignore[call-arg]

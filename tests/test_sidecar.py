@@ -277,6 +277,27 @@ async def test_an_error_while_cleaning_up_does_not_hide_the_cancel() -> None:
         assert types(await line.until("final")) == ["final"]
 
 
+@pytest.mark.parametrize("how", ["cancel", "input", "interrupt"])
+async def test_a_callback_that_raises_ends_its_own_run_and_no_other(how: str) -> None:
+    async def work(host_run: HostRun) -> Done:
+        async def callback(*_words: str) -> None:
+            raise RuntimeError("a bug of the host")
+
+        host_run.on_cancel = host_run.on_input = host_run.on_interrupt = callback
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with talk(msgspec.structs.replace(HOST, extensions=("many/1",)), work) as line:
+        line.send(run("bad"), run("good"))
+        await line.until("event")
+        await line.until("event")
+        line.send({"t": how, "ref_id": "bad", **({"text": "more"} if how == "input" else {})})
+        end = await line.read()
+        assert (end["t"], end["ref_id"]) == ("final" if how == "cancel" else "fatal", "bad")
+        line.send({"t": "cancel", "ref_id": "good"})
+        assert (await line.until("final"))[-1]["ref_id"] == "good"
+
+
 # Asks -----------------------------------------------------------------------------------------------------------------
 
 

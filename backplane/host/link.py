@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -243,9 +243,17 @@ class HostLink:
         if run is None or self._tasks is None:
             return
         if isinstance(received, wire.Input) and run.on_input is not None:
-            self._tasks.start_soon(run.on_input, received.text)
+            self._tasks.start_soon(self._call, run, run.on_input, received.text)
         elif isinstance(received, wire.Interrupt) and run.on_interrupt is not None:
-            self._tasks.start_soon(run.on_interrupt)
+            self._tasks.start_soon(self._call, run, run.on_interrupt)
+
+    async def _call(self, run: HostRun, callback: Callable[..., Awaitable[None]], *arguments: str) -> None:
+        """Call a callback of a run; what it raises ends this run, and no other."""
+        try:
+            await callback(*arguments)
+        except Exception as error:
+            run.fault = error
+            run.scope.cancel()
 
     async def _complain(self, broken: Broken) -> None:
         """One bad message is one error; the runs that are open go on."""
@@ -282,7 +290,7 @@ class HostLink:
             if run.on_cancel is None:
                 run.scope.cancel()
             elif self._tasks is not None:
-                self._tasks.start_soon(run.on_cancel)
+                self._tasks.start_soon(self._call, run, run.on_cancel)
 
     def _cancel_all(self, reason: str, grace_s: float) -> None:
         for run in self._runs.values():
@@ -319,16 +327,15 @@ class HostLink:
     async def _do(self, run: HostRun) -> Done | Told | wire.Fatal:
         """Run the host's own code; whatever it does, exactly one ending comes back."""
         done: Done | Told | None = None
-        failure: wire.Fatal | None = None
         with run.scope:
             try:
                 done = await self._narrated(run)
             except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
-                if not isinstance(error, BackplaneError):
-                    sys.stderr.write("".join(traceback.format_exception(error)))
-                failure = _failure(run.id, error)
-        if failure is not None and run.cancelled_because is None:
-            return failure
+                run.fault = error
+        if run.fault is not None and not isinstance(run.fault, BackplaneError):
+            sys.stderr.write("".join(traceback.format_exception(run.fault)))
+        if run.fault is not None and run.cancelled_because is None:
+            return _failure(run.id, run.fault)
         if done is None:
             outcome: Literal["partial", "failed"] = "partial" if run.emitted else "failed"
             return Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})

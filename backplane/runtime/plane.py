@@ -24,6 +24,7 @@ import msgspec
 
 from backplane import config
 from backplane.config import Limits, Settings
+from backplane.contract import canonical
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
@@ -264,10 +265,11 @@ class ControlPlane:
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
             ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
-                declared pure and works in place; or the control plane is closed.
+                declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
         """
         try:
             self.require_open()
+            run_id = run_id if run_id is None else _uuid_of(run_id)
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
             _require_callbacks(on_ask, hooks)
             asked = settings_of(whole.config.vendor)
@@ -465,3 +467,12 @@ class ControlPlane:
         run = Run(self, order, backend, on_ask, limits, run_id, output)
         run.facts.added.update(added)
         return run
+
+
+def _uuid_of(run_id: str) -> str:
+    """Return a run's id as the contract prints it."""
+    try:
+        return canonical.uuid_text(run_id)
+    except ValueError:
+        fact = f"run_id is {run_id[:80]!r}, which is no UUID"
+        raise ConfigError("config_invalid", fact, hint="pass `str(uuid.uuid4())`, or leave it out") from None
