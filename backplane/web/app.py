@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from backplane.errors import ConfigError, unforeseen
-from backplane.receipts.memory import Remembered, find
+from backplane.errors import BackplaneError, ConfigError, unforeseen
+from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.door import AnswerCommand, CancelCommand, knock
 from backplane.runtime.results import Wish, apply_result, rewind_result
@@ -31,8 +31,6 @@ POLICY: Final = f"{_POLICY}; frame-ancestors 'none'"
 DESK: Final = (
     page.head_of("backplane", CSS, _POLICY) + page.asset("desk.html", "backplane.web") + f"<script>{JS}</script></html>"
 )
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class FormFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +54,7 @@ Act = Callable[[str, FormFields], str]
 
 
 class Routes:
-    """The routes of one server.
+    """The routes of one server; Starlette calls those without `async` in a thread.
 
     Args:
         read_only: refuse to answer, cancel, apply and rewind.
@@ -72,39 +70,33 @@ class Routes:
             routes=[
                 Route("/", self._desk),
                 Route("/run/{run}", self._desk),
-                Route("/api/runs", _caught(self._runs)),
-                Route("/api/run/{run}/rows", _caught(self._rows)),
-                Route("/api/run/{run}/report", _caught(self._report)),
+                Route("/api/runs", self._runs),
+                Route("/api/run/{run}/rows", self._rows),
+                Route("/api/run/{run}/report", self._report),
                 *(Route(f"/api/run/{{run}}/{act.__name__}", self._route(act), methods=["POST"]) for act in acts),
-            ]
+            ],
+            exception_handlers={BackplaneError: _failed, Exception: _failed},
         )
 
-    async def _desk(self, _request: Request) -> Response:
+    def _desk(self, _request: Request) -> Response:
         return HTMLResponse(DESK)
 
-    async def _runs(self, request: Request) -> Response:
-        asked = request.query_params
-        words, sort, state = (asked.get(name, "") for name in ("text", "sort", "state"))
-        return _json(await anyio.to_thread.run_sync(feed.runs, self._home, words, sort, state))
+    def _runs(self, request: Request) -> Response:
+        asked = [request.query_params.get(name, "") for name in ("text", "sort", "state")]
+        return _json(feed.runs(self._home, *asked))
 
-    async def _rows(self, request: Request) -> Response:
-        run = await anyio.to_thread.run_sync(self._find, _id(request))
+    def _rows(self, request: Request) -> Response:
+        with Store.open(self._home, readonly=True) as store:
+            run = find(store, _id(request))
         lines = feed.follow(self._home, run, read_only=self._read_only)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
-    def _find(self, run_id: str) -> Remembered:
+    def _report(self, request: Request) -> Response:
         with Store.open(self._home, readonly=True) as store:
-            return find(store, run_id)
-
-    async def _report(self, request: Request) -> Response:
-        def made() -> str:
-            with Store.open(self._home, readonly=True) as store:
-                return "".join(page.page([shown_of(store, find(store, _id(request)))]))
-
-        whole = await anyio.to_thread.run_sync(made)
+            whole = "".join(page.page([shown_of(store, find(store, _id(request)))]))
         return Response(whole.encode("utf-8", "replace"), media_type="application/octet-stream")
 
-    def _route(self, act: Act) -> Endpoint:
+    def _route(self, act: Act) -> Callable[[Request], Awaitable[Response]]:
         """Return the route of an action on a run; its response says what was done."""
 
         async def done(request: Request) -> Response:
@@ -114,9 +106,9 @@ class Routes:
                 given = msgspec.json.decode(await request.body(), type=FormFields, strict=False)
             except msgspec.MsgspecError as error:
                 raise ConfigError("config_invalid", f"cannot read the body: {error}") from error
-            return _json({"done": await anyio.to_thread.run_sync(act, _id(request), given)})
+            return _json({"done": await run_in_threadpool(act, _id(request), given)})
 
-        return _caught(done)
+        return done
 
     def answer(self, run_id: str, given: FormFields) -> str:
         with Store.open(self._home, readonly=True) as store:
@@ -157,18 +149,11 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _caught(route: Endpoint) -> Endpoint:
-    """Wrap a route so that its errors become JSON: code, fact, next step."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await route(request)
-        except Exception as error:  # The outermost edge of a request.
-            known = unforeseen(error)
-            body = {"code": known.code, "message": known.message, "hint": known.hint}
-            return _json(body, _STATUS.get(known.code, 400))
-
-    return answered
+def _failed(_request: Request, error: Exception) -> Response:
+    """Return an error as JSON: code, fact, next step."""
+    known = unforeseen(error)
+    body = {"code": known.code, "message": known.message, "hint": known.hint}
+    return _json(body, _STATUS.get(known.code, 400))
 
 
 _STATUS: Final = {"internal": 500, "policy_denied": 403, "execution_workspace_error": 409, "receipt_store_failed": 404}
