@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import Final
 
 import msgspec
-
-COMBINING_MAX: Final = 8
-"""Marks kept over one character; writing systems need four, and a thousand would cover the screen."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -37,26 +33,13 @@ def _columns(character: str) -> int:
 
 def fitted(text: str, columns: int) -> str:
     """Return printable text of one line cut to a number of columns; `…` stands for what is left out."""
-    if text.isascii():
-        return text if len(text) <= columns else text[: max(columns - 1, 0)] + "…"[: max(columns, 0)]
-    shown: list[str] = []
-    used = marks = 0
-    for character in text:
-        takes = _columns(character)
-        marks = marks + 1 if takes == 0 else 0
-        if marks > COMBINING_MAX:
-            continue
-        used += takes
-        shown.append(character)
-        if used > columns:
-            return _cut(shown, columns)
-    return "".join(shown)
-
-
-def _cut(shown: list[str], columns: int) -> str:
-    while shown and sum(map(_columns, shown)) > columns - 1:
-        shown.pop()
-    return "".join(shown) + "…"[: max(columns, 0)]
+    if width(text) <= columns:
+        return text
+    end, used = (max(columns - 1, 0), columns) if text.isascii() else (0, 0)
+    while used + _columns(text[end]) < columns:
+        used += _columns(text[end])
+        end += 1
+    return text[:end] + "…"[: max(columns, 0)]
 
 
 def padded(text: str, columns: int) -> str:
@@ -108,14 +91,12 @@ def _part(line: Line, begin: int, end: int) -> Iterator[Span]:
 
 def tail(text: str, columns: int, rows: int) -> list[str]:
     """Return the last rows that an unfinished printable text takes on a terminal."""
-    cut = text[-columns * rows :] if columns > 0 else ""
-    found: list[str] = [""]
-    used = 0
-    for character in cut:
-        takes = _columns(character) if character != "\t" else 1
+    found, used = [""], 0
+    for character in text[-columns * rows :].replace("\t", " ") if columns > 0 else "":
+        takes = _columns(character)
         if used + takes > columns:
             found.append("")
             used = 0
-        found[-1] += " " if character == "\t" else character
+        found[-1] += character
         used += takes
     return found[-rows:]

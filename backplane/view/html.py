@@ -16,18 +16,13 @@ Html = NewType("Html", str)
 _PLAIN: Final = re.compile(r"[\n\t !#-%(-;=?-~]*")
 """Text that needs no escaping, as most texts do not; the way below takes five times as long."""
 
-_ONE: Final = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-MARKS: Final = f"({_ONE}{{8}}){_ONE}+"
-"""Marks drawn over one character: a thousand are drawn over the whole page."""
-
 
 def text(foreign: object) -> Html:
     """Escape a text; characters that a browser would act on or not show are written out."""
     whole = str(foreign)
     if _PLAIN.fullmatch(whole):
         return Html(whole)
-    shown = re.sub(MARKS, r"\1…", printable(whole))
-    return Html(html.escape(shown, quote=True))
+    return Html(html.escape(printable(whole), quote=True))
 
 
 def said(words: str) -> Html:

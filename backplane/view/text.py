@@ -15,12 +15,15 @@ UNPRINTABLE: Final = (
     "\U000e0000-\U000e007f]"
 )
 STAGED: Final = r"/[^\s'\"=:;|&<>()]*/stage/[0-9a-f]{8}-[0-9a-f-]{27}/tree(?![^/\s'\":;|&<>()])(/(?=[^\s'\"]))?"
-_SHORT: Final = {"\r": "\\r"}
+_MARK: Final = "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+MARKS: Final = f"({_MARK}{{8}}){_MARK}+"
+"""More marks over one character than a writing system has; a thousand of them cover a screen or a page."""
 
 
 def printable(text: str) -> str:
     """Return foreign text with its control characters written out; newlines and tabs stay."""
-    return re.sub(UNPRINTABLE, _escaped, text)
+    shown = re.sub(UNPRINTABLE, _escaped, text)
+    return shown if shown.isascii() else re.sub(MARKS, r"\1…", shown)
 
 
 def in_workspace(text: str) -> str:
@@ -37,6 +40,6 @@ def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beg
 
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match[0])
-    if match[0] in _SHORT:
-        return _SHORT[match[0]]
+    if match[0] == "\r":
+        return "\\r"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
