@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import events as kinds
-from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.view.columns import Line, Span, wrapped
@@ -72,7 +71,7 @@ class Look:
         self.colours = terminal if colours is None else colours
         self.written = ""
         """The line that the agent has begun and not ended."""
-        self._sessions, self._columns = sessions, columns
+        self.sessions, self._columns = sessions, columns
         self._dressed: Callable[[str], str] = printable
         """Draws `written`: as words of the agent, or as output of a command."""
         self._markdown = Markdown()
@@ -100,9 +99,25 @@ class Look:
         if isinstance(event, kinds.OutputReported):
             self._has_output = True
             return self._stream(str(event.body.get("text", "")), self._output)
-        draw = _DRAWN.get(type(event))
-        text = draw(self, event) if draw is not None else ""
+        if isinstance(event, kinds.RetryReported) and taken_back(event):
+            self._streamed = ""  # No message repeats these words.
+        said, draw = _SAID.get(type(event)), _DRAWN.get(type(event))
+        if said is not None:
+            text = "" if self._is_silent(event) else self.line(*said, one_line(event.message))  # type: ignore[union-attr]
+        else:
+            text = draw(self, event) if draw is not None else ""
         return f"{self.end_line()}{text}\n" if text else ""
+
+    def _is_silent(self, event: AgentEvent) -> bool:
+        """Return True if the message of an event means nothing to people, or stands elsewhere."""
+        match event:
+            case kinds.Warned(message=message, ext=dict() as ext) if message.startswith(UNWORDED):
+                return "raw_message" in ext
+            case kinds.ApprovalAnswered(body=body):  # A call that no rule forbids is allowed without a question.
+                return body.get("by") == "policy" and body.get("decision") == "allow"
+            case kinds.TaskReported(body=body):  # On a terminal the foot shows the plan.
+                return self.terminal and isinstance(body.get("plan"), list)
+        return False
 
     def end_line(self) -> str:
         """Return what ends the line that streamed text has left open."""
@@ -145,10 +160,6 @@ class Look:
         self._markdown = Markdown()
         return ended + whole
 
-    def forget(self) -> None:
-        """Expect no message that repeats the streamed words: they were taken back."""
-        self._streamed = ""
-
     def called(self, event: kinds.ToolCall) -> None:
         """Note the command of a call that is shown, so that its end does not repeat it."""
         command = event.input.get("command", event.input.get("cmd")) if isinstance(event.input, dict) else None
@@ -182,11 +193,6 @@ class Look:
         """Return a line that begins with a mark on a terminal, and with a word elsewhere."""
         return f"{self.dress(colour, mark if self.terminal else f'{word}:')} {text}"
 
-    def session(self, event: kinds.SessionNamed) -> str:
-        """Draw the id of a conversation alone: the message may be any text, and the id is typed into an order."""
-        word = "conversation " if self.terminal else ""
-        return self.line("·", "conversation", "dim", word + one_line(event.body.get("id"))) if self._sessions else ""
-
 
 def _reasoning(look: Look, event: kinds.Reasoning) -> str:
     return look.dress("dim", printable(event.reasoning)) if look.terminal and event.reasoning else ""
@@ -198,21 +204,18 @@ def _tool_call(look: Look, event: kinds.ToolCall) -> str:
     return look.line("→", "tool", "cyan", f"{one_line(event.tool_name)} {input}".rstrip())
 
 
-def _end_of_call(look: Look, good: bool, good_text: str, bad_text: str) -> str:
-    mark, word, colour = ("✓", "tool done", "green") if good else ("✗", "tool failed", "red")
-    return look.line(mark, word, colour, (good_text if good else bad_text).rstrip())
+def _end_of_call(look: Look, good: bool, text: str) -> str:
+    return look.line(*(("✓", "tool done", "green") if good else ("✗", "tool failed", "red")), text.rstrip())
 
 
 def _tool_result(look: Look, event: kinds.ToolResult) -> str:
     if look.ending(event)[1]:
         return ""
-    text = one_line(in_workspace(_first_line(event.output)), _CHARS_MAX)
-    name = one_line(event.tool_name)
-    return _end_of_call(look, not event.is_error, f"{name} {look.dress('dim', text)}", f"{name}: {text}")
-
-
-def _first_line(value: Json) -> str:
-    return words_of(value).strip().split("\n", 1)[0]
+    first = words_of(event.output).strip().split("\n", 1)[0]
+    name, text = one_line(event.tool_name), one_line(in_workspace(first), _CHARS_MAX)
+    return _end_of_call(
+        look, not event.is_error, f"{name}: {text}" if event.is_error else f"{name} {look.dress('dim', text)}"
+    )
 
 
 def _command(look: Look, event: kinds.CommandExecuted) -> str:
@@ -221,7 +224,7 @@ def _command(look: Look, event: kinds.CommandExecuted) -> str:
     if is_shown:
         return ""
     if call is not None:
-        text = _end_of_call(look, good, *[f"{one_line(call.tool)}  ({code})"] * 2)
+        text = _end_of_call(look, good, f"{one_line(call.tool)}  ({code})")
     else:
         command = f"{one_line(in_workspace(event.command))}  ({code})"
         text = look.line("$", "command", "green" if good else "red", command)
@@ -233,58 +236,36 @@ def _file(look: Look, event: kinds.FileChanged) -> str:
     return look.line("✎", "file", "yellow", text.rstrip())
 
 
-def _said(mark: str, word: str, colour: str) -> Callable[[Look, Any], str]:
-    """Return what draws an event by its message."""
-    return lambda look, event: look.line(mark, word, colour, one_line(event.message))
-
-
-_note = _said("·", "note", "dim")
-_warned = _said("!", "warning", "yellow")
-_answered = _said("=", "answered", "blue")
-
-
-def _warning(look: Look, event: kinds.Warned) -> str:
-    is_stored = event.message.startswith(UNWORDED) and isinstance(event.ext, dict) and "raw_message" in event.ext
-    return "" if is_stored else _warned(look, event)
-
-
 def _failed(look: Look, event: kinds.Failed) -> str:
     code = f" ({one_line(event.error_code)})" if isinstance(event.error_code, str) else ""
     return look.line("✗", "error", "red", one_line(event.message) + code)
 
 
-def _answer(look: Look, event: kinds.ApprovalAnswered) -> str:
-    # A call that no rule forbids is allowed without a question, and needs no line.
-    is_silent = event.body.get("by") == "policy" and event.body.get("decision") == "allow"
-    return "" if is_silent else _answered(look, event)
+def _session(look: Look, event: kinds.SessionNamed) -> str:
+    """Draw the id of a conversation alone: the message may be any text, and the id is typed into an order."""
+    word = "conversation " if look.terminal else ""
+    return look.line("·", "conversation", "dim", word + one_line(event.body.get("id"))) if look.sessions else ""
 
 
-def _task(look: Look, event: kinds.TaskReported) -> str:
-    # On a terminal the foot shows the plan.
-    return "" if look.terminal and isinstance(event.body.get("plan"), list) else _note(look, event)
-
-
-def _retry(look: Look, event: kinds.RetryReported) -> str:
-    if taken_back(event):
-        look.forget()
-    return _note(look, event)
-
-
+_NOTE: Final = ("·", "note", "dim")
+_SAID: Final[dict[type[Any], tuple[str, str, str]]] = {
+    kinds.RunStarted: ("▶", "started", "bold"),
+    kinds.RunCompleted: ("■", "ended", "bold"),
+    kinds.Warned: ("!", "warning", "yellow"),
+    kinds.Unread: ("!", "warning", "yellow"),
+    kinds.ApprovalAnswered: ("=", "answered", "blue"),
+    kinds.TaskReported: _NOTE,
+    kinds.RetryReported: _NOTE,
+    kinds.LossReported: _NOTE,
+}
+"""Mark, word and colour of each type of event that is drawn by its message."""
 _DRAWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.Reasoning: _reasoning,
     kinds.ToolCall: _tool_call,
     kinds.ToolResult: _tool_result,
     kinds.FileChanged: _file,
     kinds.CommandExecuted: _command,
-    kinds.RunStarted: _said("▶", "started", "bold"),
-    kinds.RunCompleted: _said("■", "ended", "bold"),
-    kinds.Warned: _warning,
     kinds.Failed: _failed,
-    kinds.ApprovalAnswered: _answer,
-    kinds.TaskReported: _task,
-    kinds.RetryReported: _retry,
-    kinds.LossReported: _note,
-    kinds.SessionNamed: Look.session,
-    kinds.Unread: _warning,
+    kinds.SessionNamed: _session,
 }
-"""Draws each type of event that people see; a type that is missing is for programs."""
+"""Draws each other type of event that people see; a type that is missing is for programs."""

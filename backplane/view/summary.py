@@ -5,9 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
-
-from backplane.contract.receipt import RunFindings, failed_on, findings_of
+from backplane.contract.receipt import failed_on
 from backplane.view.diff import changes
 from backplane.view.figures import count, lasting, money
 from backplane.view.html import text
@@ -48,22 +46,20 @@ def junit(runs: Sequence[Shown]) -> Iterator[str]:
     """Yield the runs as a test report that CI systems read, in pieces.
 
     A run that ended incomplete is a failure, so is a complete one with a finding of its `fail_on`; a live one is
-    skipped. Other findings are properties.
+    skipped. The output of a test case has the outcome, the findings and the remarks of its run.
     """
+    failures = [_failure(run) if run.state != "live" else "" for run in runs]
     skipped = sum(run.state == "live" for run in runs)
-    bad = sum(run.state != "live" and bool(_failure(run)) for run in runs)
-    yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    yield f'<testsuite name="backplane" tests="{len(runs)}" failures="{bad}" skipped="{skipped}">\n'
-    for run in runs:
+    counts = f'tests="{len(runs)}" failures="{sum(map(bool, failures))}" skipped="{skipped}"'
+    yield f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuite name="backplane" {counts}>\n'
+    for run, failure in zip(runs, failures, strict=True):
         picture, end = run.picture, run.picture.ended
         seconds = (end.duration_ms or 0) / 1000 if end is not None else 0
         name, backend = text(picture.task[:200] or picture.run_id), text(picture.backend)
         yield f'  <testcase classname="{backend}" name="{name}" time="{seconds:.3f}">'
-        properties = "".join(_properties(run))
-        yield f"<properties>{properties}</properties>" if properties else ""
         if run.state == "live":
             yield '<skipped message="running: it has not ended yet"/>'
-        elif failure := _failure(run):
+        elif failure:
             evidence = run.diagnosis.evidence if run.diagnosis is not None else ()
             words = text("\n".join([*(row.text for row in evidence), *remarks_of(run)]))
             yield f'<failure message="{text(failure)}">{words}</failure>'
@@ -79,13 +75,3 @@ def _failure(run: Shown) -> str:
         return run.diagnosis.verdict if run.diagnosis is not None else "not complete"
     found = failed_on(ended.added)
     return f"complete, but --fail-on {','.join(found)}" if found else ""
-
-
-def _properties(run: Shown) -> Iterator[str]:
-    """Yield a run's findings as properties of its test case."""
-    found = findings_of(run.picture.ended.added) if run.picture.ended is not None else RunFindings()
-    for name, value in msgspec.structs.asdict(found).items():
-        if value:
-            yield f'<property name="{name.replace("_", "-")}" value="{value}"/>'
-    for line in remarks_of(run):
-        yield f'<property name="remark" value="{text(line)}"/>'

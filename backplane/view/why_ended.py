@@ -35,7 +35,8 @@ def ended(picture: Picture, moment: Moment) -> Iterator[Cause]:
     if end is None:
         return
     if reasons := reasons_of(as_object(end.added.get("enforcement")).get("violations")):
-        hint = end.hint if end.code == "policy_denied" else ""
+        seen = f"backplane receipts show {picture.run_id[:8]}, for what it did"
+        hint = end.hint if end.code == "policy_denied" and end.hint else seen
         yield Cause("rule_broken", [Evidence(reason) for reason in dict.fromkeys(reasons)], hint=hint)
     yield from _done(picture, end) if end.outcome == "complete" else _not_done(picture, end, moment)
 
