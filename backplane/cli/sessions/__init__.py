@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import anyio
@@ -25,6 +25,31 @@ def read(home: Any, name: str) -> SessionFile:
     return store.read(store.path_of(home, store.find(home, name)))
 
 
+def with_registry(args: Args, work: Callable[[Any], Awaitable[int]]) -> int:
+    """Run a function with the providers of this configuration."""
+    environ = dict(os.environ)
+    settings = load_settings(args)
+
+    async def main() -> int:
+        async with ProviderRegistry(settings, config.home(environ), environ) as registry:
+            return await work(registry)
+
+    return anyio.run(main)
+
+
+def keep(args: Args, make: Callable[[Any], Awaitable[Session]]) -> int:
+    """Save the session that a function makes from the providers, and print its id."""
+
+    async def work(registry: Any) -> int:
+        async with await make(registry) as session:
+            await session.save()
+            streams.write(f"{session.id}\n")
+            print_losses(session.losses)
+        return 0
+
+    return with_registry(args, work)
+
+
 def turn_options(p: Parser) -> None:
     """Add the options of one turn."""
     add.on_ask(p)
@@ -34,19 +59,25 @@ def turn_options(p: Parser) -> None:
     add.config(p)
 
 
-def turn_config(args: Args, model: str | None = None) -> SessionConfig:
+def send(args: Args, words: str | UserMessage, to: str | None = None, model: str | None = None) -> int:
+    """Send one message to a stored session, and print what comes; return 1 if the turn failed.
+
+    Args:
+        to: backend that continues the session (default: the one that it is with).
+        model: model that continues it (default: the backend's choice).
+    """
     how = args.on_ask or ("prompt" if streams.is_interactive() else "deny")
-    return SessionConfig(model=model, policy=args.policy, on_ask=asking.callback(how, lambda: "", dict(os.environ)))
+    on_ask = asking.callback(how, lambda: "", dict(os.environ))
 
+    async def work(registry: Any) -> int:
+        file = read(registry.plane.home, args.id)
+        wish = SessionConfig(model=model, policy=args.policy, on_ask=on_ask)
+        async with await registry.get(to or file.provider).resume(file.id, wish) as session:
+            print_losses(session.losses)
+            end = await show_turn(session, words, terminal.Terminal(terminal.look(plain=True), None))
+            return 1 if end.stop_reason == "error" else 0
 
-async def turn(session: Any, words: str | UserMessage) -> int:
-    """Send one message, and print what comes; return 1 if the turn failed."""
-    async with session:
-        before = session.losses
-        end = await show_turn(session, words, terminal.Terminal(terminal.look(plain=True), None))
-        if session.losses == before:
-            print_losses(before)
-        return 1 if end.stop_reason == "error" else 0
+    return with_registry(args, work)
 
 
 async def show_turn(session: Session, words: str | UserMessage, shown: terminal.Terminal) -> MessageDoneEvent:
@@ -74,16 +105,3 @@ async def show_turn(session: Session, words: str | UserMessage, shown: terminal.
 def print_losses(losses: tuple[str, ...]) -> None:
     for loss in losses:
         streams.complain(f"not carried: {streams.one_line(loss)}\n")
-
-
-def with_registry(args: Args, work: Callable[[Any], Any]) -> int:
-    """Run a function with the providers of this configuration."""
-    environ = dict(os.environ)
-    settings = load_settings(args)
-
-    async def main() -> int:
-        async with ProviderRegistry(settings, config.home(environ), environ) as registry:
-            code: int = await work(registry)
-            return code
-
-    return anyio.run(main)

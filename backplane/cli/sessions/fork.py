@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backplane.cli import options as add
-from backplane.cli import sessions, streams
+from backplane.cli import sessions
 from backplane.cli.command import Args, Parser
 
 HELP = "Copy a conversation, and print the copy's id. The original stays as it is."
@@ -19,11 +19,8 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    async def fork(registry: Any) -> int:
+    async def fork(registry: Any) -> Any:
         file = sessions.read(registry.plane.home, args.id)
-        async with await registry.get(file.provider).fork_session(file.id, at=args.at) as session:
-            await session.save()
-            streams.write(f"{session.id}\n")
-        return 0
+        return await registry.get(file.provider).fork_session(file.id, at=args.at)
 
-    return sessions.with_registry(args, fork)
+    return sessions.keep(args, fork)

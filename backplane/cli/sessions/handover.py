@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import sessions
 from backplane.cli.command import Args, Parser
-from backplane.providers import store
 
 HELP = "Continue a conversation on another backend. What that backend cannot take over is listed on stderr."
 EXAMPLE = "backplane sessions handover last --to mine"
@@ -25,9 +24,4 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    async def hand_over(registry: Any) -> int:
-        id = store.find(registry.plane.home, args.id)
-        session = await registry.get(args.to).resume(id, sessions.turn_config(args, args.model))
-        return await sessions.turn(session, args.words)
-
-    return sessions.with_registry(args, hand_over)
+    return sessions.send(args, args.words, args.to, args.model)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backplane.cli import options as add
-from backplane.cli import sessions, streams
+from backplane.cli import sessions
 from backplane.cli.command import Args, Parser
 from backplane.providers import store
 
@@ -28,18 +28,10 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    async def load(registry: Any) -> int:
-        async with await _opened(registry, args) as session:
-            await session.save()
-            streams.write(f"{session.id}\n")
-            sessions.print_losses(session.losses)
-        return 0
+    async def load(registry: Any) -> Any:
+        if args.vendor is not None:
+            return await registry.get(args.backend or args.vendor).import_session(args.vendor, args.file)
+        file = store.read(Path(args.file))
+        return await registry.get(args.backend or file.provider).load(args.file)
 
-    return sessions.with_registry(args, load)
-
-
-async def _opened(registry: Any, args: Args) -> Any:
-    if args.vendor is not None:
-        return await registry.get(args.backend or args.vendor).import_session(args.vendor, args.file)
-    file = store.read(Path(args.file))
-    return await registry.get(args.backend or file.provider).load(args.file)
+    return sessions.keep(args, load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +12,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
 from backplane.cli.sessions import ID_CHARS
-from backplane.contract import canonical
 from backplane.contract.conversation import SessionFile, UserMessage
-from backplane.errors import BackplaneError
 from backplane.providers import store
 
 HELP = "List conversations, the last used first."
@@ -30,31 +28,21 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     home = config.home_path(os.environ)
-    files = _readable(store.listed(home))
-    if args.json:
-        for file in files:
-            streams.write_json(canonical.encode(file) + b"\n")
-    else:
-        streams.write_lines((_row(home, file) for file in files), "no sessions")
+    streams.write_rows(_readable(home), lambda file: _row(home, file), "no sessions", as_json=args.json)
     return 0
 
 
-def _readable(files: Iterable[SessionFile | BackplaneError]) -> Iterator[SessionFile]:
-    """Yield those that could be read, and say on stderr what is wrong with the others."""
-    for file in files:
-        if isinstance(file, BackplaneError):
-            streams.error(file)
-        else:
+def _readable(home: Path) -> Iterator[SessionFile]:
+    """Yield the sessions that can be read, and say on stderr what is wrong with the others."""
+    for file in store.listed(home):
+        if isinstance(file, SessionFile):
             yield file
+        else:
+            streams.error(file)
 
 
 def _row(home: Path, file: SessionFile) -> str:
     state = "open" if store.is_open(home, file.id) else streams.count(len(file.turns), "turn")
-    said = streams.one_line(_first_words(file), WORDS_CHARS_MAX)
-    return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {said}"
-
-
-def _first_words(file: SessionFile) -> str:
-    said = (message for turn in file.turns for message in turn.messages if isinstance(message, UserMessage))
-    first = next(said, None)
-    return first.content if first is not None else "(nothing was said)"
+    messages = (message for turn in file.turns for message in turn.messages)
+    words = next((one.content for one in messages if isinstance(one, UserMessage)), "(no message was sent)")
+    return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {streams.one_line(words, WORDS_CHARS_MAX)}"

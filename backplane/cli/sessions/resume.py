@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from backplane.cli import chat, order, sessions
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
@@ -23,10 +21,4 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     if args.words is None:
         return chat.resume(args)
-
-    async def resume(registry: Any) -> int:
-        file = sessions.read(registry.plane.home, args.id)
-        session = await registry.get(file.provider).resume(file.id, sessions.turn_config(args))
-        return await sessions.turn(session, UserMessage(content=args.words, images=order.images(args.image)))
-
-    return sessions.with_registry(args, resume)
+    return sessions.send(args, UserMessage(content=args.words, images=order.images(args.image)))
