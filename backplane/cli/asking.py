@@ -89,24 +89,21 @@ class _Person:
         try:
             self._fd = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            if not os.isatty(streams.STDIN):
-                raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
-            self._fd = streams.STDIN
+            raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
 
     async def answer(self, ask: Approval) -> Decision:
         async with self._turn:
-            self._say(self._clear() + question(ask.message, ask.body) + prompt(ask.body))
+            self._write(self._clear() + question(ask.message, ask.body) + prompt(ask.body))
             try:
                 while (decision := judge(await self._line(), ask.body)) is None:
-                    self._say(again(ask.body))
+                    self._write(again(ask.body))
             except anyio.get_cancelled_exc_class():  # Another terminal has answered, or the run has ended.
-                self._say("\n")
+                self._write("\n")
                 raise
             return decision
 
-    def _say(self, text: str) -> None:
-        fd = self._fd if self._fd != streams.STDIN else streams.STDERR
-        streams.write_to(fd, text.encode("utf-8", "backslashreplace"))
+    def _write(self, text: str) -> None:
+        streams.write_to(self._fd, text.encode("utf-8", "backslashreplace"))
 
     async def _line(self) -> str | None:
         """Return one line from the terminal; None at its end."""

@@ -155,9 +155,7 @@ class _Chat:
         if not self._is_person:
             self._code = 1 if end.stop_reason == "error" else self._code
         elif end.usage.total_tokens is not None:
-            micros = end.usage.cost_usd_micros
-            cost = "" if micros is None else f", ${micros / 1e6:.4f}"
-            streams.write(f"({end.usage.input_tokens} tokens in, {end.usage.output_tokens} out{cost})\n")
+            streams.write(_usage(end.usage))
 
     async def _paint(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from backplane.cli import streams
+from backplane.cli.streams import wrong as wrong
 
 if TYPE_CHECKING:
     from backplane.config import Settings
@@ -111,18 +112,9 @@ def did_you_mean(wrong: str, known: Collection[str]) -> str:
     return f"did you mean {near}? " if near is not None else ""
 
 
-def wrong(fact: str, hint: str) -> ConfigError:
-    """Return the error `config_invalid` for a value, file or setting that cannot be used."""
-    from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
-
-    return ConfigError("config_invalid", fact, hint=hint)
-
-
 def wrong_words(fact: str, hint: str) -> ConfigError:
     """Return the error `usage_invalid` for the words or options of a command."""
-    from backplane.errors import ConfigError
-
-    return ConfigError("usage_invalid", fact, hint=hint)
+    return wrong(fact, hint, "usage_invalid")
 
 
 # What commands open ---------------------------------------------------------------------------------------------------

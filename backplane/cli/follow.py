@@ -7,10 +7,8 @@ plain writing.
 from __future__ import annotations
 
 import math
-import os
 import select
 import signal
-import stat
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -30,7 +28,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, unforeseen
-from backplane.process.aio import ending_signals
+from backplane.process.aio import ending_signals, in_daemon
 from backplane.protocol import Events
 from backplane.receipts.build import failure_of
 from backplane.runtime.backends import Backend
@@ -223,7 +221,7 @@ class _Live:
                     self.terminal.continued()
                 elif self.signal is None:
                     self.signal = int(number)
-                    self.outlet.ends_at = anyio.current_time() + PATIENCE_S
+                    self.outlet.hurry()
                     await self._cancel()
                 elif self.run is not None:  # A second one only hurries the end, which leaves nothing behind.
                     self.run.hurry()
@@ -239,32 +237,34 @@ class _Outlet:
 
     Attributes:
         gone: nobody reads it any more; what is written then goes nowhere.
-        ends_at: time of the loop from which a reader who does not read counts as gone.
     """
 
     def __init__(self) -> None:
-        mode = os.fstat(streams.STDOUT).st_mode
         self.gone = False
-        self.ends_at = math.inf
-        self._waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(streams.STDOUT)
+        self._patience_s = math.inf
+        self._scope: anyio.CancelScope | None = None
         self._lock = anyio.Lock()
 
     async def write(self, data: bytes) -> None:
-        """Write all of it, as fast as the reader takes it.
-
-        Raises:
-            BackendError: `stream_closed`, as on a full disk.
-        """
+        """Write all of it, as fast as the reader takes it. Raises BackendError `stream_closed`, as on a full disk."""
         async with self._lock:
-            view = memoryview(data)
-            while view and not self.gone:
-                with anyio.move_on_after(LOOK_S) as look:
-                    if self._waits and not select.select([], [streams.STDOUT], [], 0)[1]:
-                        await anyio.wait_writable(streams.STDOUT)
-                if look.cancelled_caught:
-                    self.gone = anyio.current_time() > self.ends_at
-                else:
-                    view = view[self._some(view[: streams.WRITE_BYTES]) :]
+            if self.gone:
+                return
+            try:
+                if len(data) <= streams.WRITE_BYTES and select.select([], [streams.STDOUT], [], 0)[1]:
+                    streams.write_bytes(data)
+                    return
+                with anyio.move_on_after(self._patience_s) as self._scope:
+                    await in_daemon(partial(streams.write_bytes, data))
+                self.gone = self._scope.cancelled_caught
+            except streams.ReaderGone:
+                self.gone = True
+
+    def hurry(self) -> None:
+        """Give a reader who does not read `PATIENCE_S` from now on."""
+        self._patience_s = PATIENCE_S
+        if self._scope is not None:
+            self._scope.deadline = anyio.current_time() + PATIENCE_S
 
     async def reader_left(self) -> None:
         """Return when the reader of a pipe or terminal has gone; for anything else never."""
@@ -273,18 +273,6 @@ class _Outlet:
         while not self.gone:
             await anyio.sleep(LOOK_S)
             self.gone |= bool(watch.poll(0))
-
-    def _some(self, view: memoryview) -> int:
-        try:
-            return os.write(streams.STDOUT, view)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            failure = streams.gone(error)
-            if not isinstance(failure, streams.ReaderGone):
-                raise failure from error
-            self.gone = True
-        return 0
 
 
 def _choice(attempts: Attempts) -> str:

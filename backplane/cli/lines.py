@@ -6,7 +6,6 @@ line mode edits them.
 
 from __future__ import annotations
 
-import os
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,12 +36,7 @@ class LineReader(Protocol):
     """A source of lines."""
 
     async def line(self, prompt: str) -> str | None:
-        """Return the next line; None at the end of the input.
-
-        Raises:
-            Interrupted: Ctrl-C was typed.
-            ConfigError: `config_invalid`, the line is too long or not UTF-8.
-        """
+        """Return the next line; None at the end of the input. Raises Interrupted: Ctrl-C was typed."""
 
     def drop(self) -> None:
         """Forget what was typed before now: it is no answer to the next question."""
@@ -66,7 +60,6 @@ class _Plain:
         self._ends, self._lines = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX)
         self._ready: list[bytes | Overlong] = []
         self._ended = False
-        self._number = 0
 
     async def line(self, prompt: str) -> str | None:
         if streams.is_interactive():
@@ -74,16 +67,11 @@ class _Plain:
         while not self._ready and not self._ended:
             data = await self._ends.more()
             self._ended = not data
-            self._ready = list(self._lines.feed(data)) if data else [line for line in (self._lines.end(),) if line]
-        if not self._ready:
-            return None
-        line, self._number = self._ready.pop(0), self._number + 1
+            self._ready += self._lines.feed(data) if data else filter(None, [self._lines.end()])
+        line = self._ready.pop(0) if self._ready else None
         if isinstance(line, Overlong):
-            raise wrong(f"line {self._number} of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write shorter lines")
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise wrong(f"line {self._number} of stdin is no UTF-8", "write it in UTF-8") from error
+            raise wrong(f"a line of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write shorter lines")
+        return line.decode("utf-8", "replace") if line is not None else None
 
     def drop(self) -> None:
         self._ready = []
@@ -96,16 +84,11 @@ class _Editor:
 
     def __init__(self, home: Path) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.history import FileHistory
 
-        path = home / HISTORY
-        history: FileHistory | InMemoryHistory = FileHistory(str(path))
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        except OSError:  # The state folder is read-only.
-            history = InMemoryHistory()
+        (home / HISTORY).touch(0o600)
         given: dict[str, Any] = {"interrupt_exception": Interrupted, "enable_suspend": True}
-        self._messages: PromptSession[str] = PromptSession(history=history, **given)
+        self._messages: PromptSession[str] = PromptSession(history=FileHistory(str(home / HISTORY)), **given)
         self._answers: PromptSession[str] = PromptSession(**given)
         """Reads answers to approvals, which do not go into the history."""
 
@@ -131,8 +114,7 @@ def unseen() -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(streams.STDIN)
-    mode = termios.tcgetattr(streams.STDIN)
-    mode[3] &= ~termios.ECHO
+    mode = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(streams.STDIN, termios.TCSADRAIN, mode)
     try:
         yield

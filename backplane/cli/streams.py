@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from backplane.errors import BackplaneError
+    from backplane.errors import BackplaneError, ConfigError
 
 T = TypeVar("T")
 
@@ -33,9 +33,6 @@ INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 WRITE_BYTES: Final = 4096
 """Bytes written at once to a pipe that has room: PIPE_BUF, for which poll promises that the write does not wait."""
-
-CODE_CHARS_MAX: Final = 60
-"""Longest code of a host's own in an error's line: twice the longest code of the contract."""
 
 EVIDENCE_LINES_MAX: Final = 10
 """Most lines of an error's evidence that are shown, the last ones: the reason stands at its end."""
@@ -62,20 +59,13 @@ def repair() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Make SIGTERM and SIGHUP interrupt the block as Ctrl-C does, so that temporary folders are removed.
-
-    Yields:
-        The list of those of them that came. A second one does not cut off the end.
-    """
+    """Make SIGTERM and SIGHUP interrupt the block as Ctrl-C does, so that temporary folders are removed."""
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        by_hand = signal.getsignal(signal.SIGINT)
-        if len(came) == 1 and callable(by_hand):
-            by_hand(signal.SIGINT, frame)
-        elif len(came) == 1:  # Ctrl-C is ignored, as in a shell's job in the background.
-            raise KeyboardInterrupt
+        by_hand = signal.getsignal(signal.SIGINT)  # Python's, or the event loop's; none in a job in the background.
+        (by_hand if callable(by_hand) else signal.default_int_handler)(signal.SIGINT, frame)
 
     # nohup leaves a signal ignored, and means it.
     ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
@@ -174,7 +164,7 @@ def note(text: object) -> None:
 def error(fault: BackplaneError) -> None:
     """Write an error to stderr: code and fact, evidence line by line, next step."""
     red, plain = ("\x1b[31m", "\x1b[0m") if is_coloured(STDERR) else ("", "")
-    theirs = f" (its own code: {one_line(fault.foreign_code, CODE_CHARS_MAX)})" if fault.foreign_code else ""
+    theirs = f" (its own code: {one_line(fault.foreign_code)})" if fault.foreign_code else ""
     evidence = (fault.evidence or "").strip().splitlines()[-EVIDENCE_LINES_MAX:]
     lines = [f"{red}{fault.code}{plain}{theirs}: {one_line(fault.message)}"]
     lines += ["  " + one_line(line, keep="end") for line in evidence]
@@ -182,35 +172,33 @@ def error(fault: BackplaneError) -> None:
     complain("\n".join(lines) + "\n")
 
 
+def wrong(fact: str, hint: str, code: str = "config_invalid") -> ConfigError:
+    """Return the error for a value, file or setting that cannot be used."""
+    from backplane.errors import ConfigError  # It loads msgspec, which `--help` and `version` do without.
+
+    return ConfigError(code, fact, hint=hint)
+
+
 def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
-    """Read a file, or stdin for `-`.
-
-    Raises:
-        ConfigError: `config_invalid`, it cannot be read or is over `bytes_max`.
-    """
-    from backplane.errors import ConfigError
-
+    """Read a file, or stdin for `-`. Raises ConfigError: `config_invalid`, it cannot be read or is too long."""
     try:
         with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
             is_over = os.fstat(file.fileno()).st_size > bytes_max
             data = b"" if is_over else file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        hint = None if name == "-" else "name a file that this user can read"
-        raise ConfigError("config_invalid", f"{source(name)} cannot be read: {why}", hint=hint) from fault
+        raise wrong(f"{source(name)} cannot be read: {why}", "name a file that this user can read") from fault
     if is_over or len(data) > bytes_max:
-        raise ConfigError("config_invalid", f"{source(name)} is over {bytes_max} bytes")
+        raise wrong(f"{source(name)} is over {bytes_max} bytes", "give a smaller file")
     return data
 
 
 def read_text(name: str, bytes_max: int = INPUT_BYTES_MAX) -> str:
     """Read a file of UTF-8 text, or stdin for `-`; raises as `read_input`."""
-    from backplane.errors import ConfigError
-
     try:
         return read_input(name, bytes_max).decode()
     except UnicodeDecodeError as fault:
-        raise ConfigError("config_invalid", f"{source(name)} is not UTF-8 text") from fault
+        raise wrong(f"{source(name)} is not UTF-8 text", "give a text in UTF-8") from fault
 
 
 def source(name: str) -> str:
@@ -224,20 +212,13 @@ def count(number: int, noun: str) -> str:
 
 
 def folder() -> Path:
-    """Return the folder that the command was started in.
-
-    Raises:
-        ConfigError: `config_invalid`, it was removed.
-    """
+    """Return the folder that the command was started in. Raises ConfigError: `config_invalid`, it was removed."""
     from pathlib import Path
-
-    from backplane.errors import ConfigError
 
     try:
         return Path.cwd()
     except OSError as fault:
-        fact = f"the current folder cannot be used: {fault.strerror}"
-        raise ConfigError("config_invalid", fact, hint="cd to a folder that exists") from fault
+        raise wrong(f"the current folder cannot be used: {fault.strerror}", "cd to a folder that exists") from fault
 
 
 # What the terminal is -------------------------------------------------------------------------------------------------
@@ -270,16 +251,13 @@ def _takes_escapes(fd: int) -> bool:
 
 def columns() -> int:
     """Return the width of the terminal on stdout (default: 80)."""
-    return _size()[0] or 80
+    return size()[0]
 
 
-def rows() -> int:
-    """Return the height of the terminal on stdout (default: 24)."""
-    return _size()[1] or 24
-
-
-def _size() -> tuple[int, int]:
+def size() -> tuple[int, int]:
+    """Return columns and rows of the terminal on stdout (default: 80 and 24)."""
     try:
-        return os.get_terminal_size(STDOUT)
+        columns, rows = os.get_terminal_size(STDOUT)
     except OSError:
-        return 0, 0
+        columns = rows = 0
+    return columns or 80, rows or 24

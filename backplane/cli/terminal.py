@@ -117,7 +117,7 @@ class Terminal:
         from backplane.view import live
 
         now_ms, written = time.time_ns() // 1_000_000, streams.printable(self.look.written)
-        return live.block(self.picture, now_ms=now_ms, written=written, columns=columns, rows=streams.rows())
+        return live.block(self.picture, now_ms=now_ms, written=written, columns=columns, rows=streams.size()[1])
 
     def draw(self, lines: Sequence[Line], columns: int) -> str:
         """Return what to write so that the added text and these lines stand there; empty if they do.

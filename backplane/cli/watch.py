@@ -61,8 +61,6 @@ class _Watch:
         self._answered: str | None = None
         """Id of the last question that was answered; the journal shows it as open a moment longer."""
         self._can_answer = streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT)
-        self._typed = b""
-        """Typed bytes that answer no question yet."""
 
     def follow(self) -> int:
         """Show the run from its beginning to its end, and return its exit code."""
@@ -117,23 +115,26 @@ class _Watch:
         waits = self._picture.waits
         if self._asked is None or waits is None or waits.id == self._answered or not self._can_answer:
             time.sleep(LOOK_S)
-        elif b"\n" in self._typed:
-            line, _, self._typed = self._typed.partition(b"\n")
-            self._answer(waits, line.decode("utf-8", "replace"))
         elif select.select([streams.STDIN], [], [], LOOK_S)[0]:
-            data = os.read(streams.STDIN, asking.LINE_BYTES_MAX)
-            if not data:
+            line = os.read(streams.STDIN, asking.LINE_BYTES_MAX)  # A terminal gives one line at a time.
+            if not line:
                 raise KeyboardInterrupt
-            self._typed += data
+            self._answer(waits, line.decode("utf-8", "replace"))
 
     def _answer(self, waits: ShownQuestion, line: str) -> None:
         decision = asking.judge(line, waits.body)
         if decision is None or decision.decision == "modify":
             streams.write(asking.again(waits.body))
             return
-        given = {name: getattr(decision, name) for name in ("decision", "reason", "text", "remember")}
+        command = AnswerCommand(
+            ask=waits.id,
+            decision=decision.decision,
+            reason=decision.reason,
+            text=decision.text,
+            remember=decision.remember,
+        )
         try:
-            knock(self._store.home, self._run.run_id, AnswerCommand(ask=waits.id, **given))
+            knock(self._store.home, self._run.run_id, command)
             self._answered = waits.id
         except BackplaneError as error:
             streams.error(error)
