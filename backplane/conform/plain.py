@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -26,10 +25,11 @@ EXT_MEMBERS: Final = {"reasoning": ("text",), "turn": ("stop_reason",), "output"
 DID: Final = "said nothing until the hello, sent a run, closed stdin"
 
 
-class Plain(msgspec.Struct, frozen=True):
+class Plain(msgspec.Struct, frozen=True, kw_only=True):
     """The record: hello, a pause, `run`, stdin closed at once, everything until the exit."""
 
     order: dict[str, Any]
+    lines: tuple[HostLine, ...]
     hello: tuple[HostLine, ...]
     """Lines up to the hello, or until the time for it was over."""
     early: tuple[HostLine, ...]
@@ -40,23 +40,19 @@ class Plain(msgspec.Struct, frozen=True):
     """The exit; None if the host had to be stopped."""
     swept: int
     stderr: bytes
-    """Its end."""
+    """The last part of stderr."""
     flooded: bool
     unended: bool
-    """The last line came without its newline."""
+    """True if the last line has no newline."""
 
     @property
     def greeting(self) -> Json:
-        """The hello as an object; empty when there was none."""
+        """The hello as an object; empty if there was none."""
         return self.hello[-1].value if self.hello and self.hello[-1].t == "hello" else {}
 
     @property
-    def lines(self) -> tuple[HostLine, ...]:
-        return (*self.hello, *self.early, *self.answer)
-
-    @property
     def events(self) -> tuple[tuple[HostLine, dict[str, Any]], ...]:
-        """Lines of events with what is in them; empty where that is no object."""
+        """Lines of events with their event; empty if that is no object."""
         lines = (line for line in self.answer if line.t == "event")
         return tuple((line, body if isinstance(body := line.get("event"), dict) else {}) for line in lines)
 
@@ -66,16 +62,16 @@ class Plain(msgspec.Struct, frozen=True):
 
     @property
     def receipt(self) -> Json:
-        """The receipt as sent; empty when there was none that is an object."""
+        """The receipt as sent; empty if there was none that is an object."""
         receipt = self.ends[0].get("receipt") if self.ends else None
         return receipt if isinstance(receipt, dict) else {}
 
     @property
     def ending(self) -> str:
         """The exit in words, and the last line of stderr."""
-        said = self.stderr.strip().splitlines()
+        errors = self.stderr.strip().splitlines()
         how = f"it ended with {self.how.describe()}" if self.how else "it is still running"
-        return f"{how}; stderr: {printable(said[-1]) if said else 'empty'}"
+        return f"{how}; stderr: {printable(errors[-1]) if errors else 'empty'}"
 
 
 async def record(program: Program, root: str, task: str) -> Plain:
@@ -87,25 +83,32 @@ async def record(program: Program, root: str, task: str) -> Plain:
     bounds = program.bounds
     async with linked(program) as link:
         greeting = await link.until(lambda line: line.t is not None, bounds.hello_s)
-        hello = tuple(link.lines[: link.handed])
+        hello = link.handed
         asked = order(root, task, vendor_of(greeting.value if greeting is not None else None))
-        early: list[HostLine] = []
-        if greeting is not None:
+        early = hello
+        if greeting is None:
+            how = await link.child.wait(bounds.exit_s + bounds.slack_s)
+        else:
             await link.next(bounds.quiet_s)
-            early = link.lines[len(hello) :]
+            early = len(link.lines)
             await link.send({"t": "run", "id": RUN_ID, "work_order": asked})
             link.child.close_stdin()
             await link.until(lambda line: line.is_end, bounds.run_s)
-        deadline_s = time.monotonic() + bounds.exit_s + bounds.slack_s
-        if greeting is not None:
-            await link.rest(bounds.exit_s + bounds.slack_s)
-        how = await link.child.wait(max(0.0, deadline_s - time.monotonic()))
+            how = await link.exit(bounds.exit_s)
         # A host that has not ended by itself is stopped at once: its processes are no leftovers of an orderly exit.
         await link.child.stop(grace_s=0)
-        answer = tuple(link.lines[len(hello) + len(early) :])
-        swept = link.child.swept if how is not None else 0
-        stderr = bytes(link.child.stderr_tail)
-        return Plain(asked, hello, tuple(early), answer, how, swept, stderr, link.flooded, link.unended)
+        return Plain(
+            order=asked,
+            lines=tuple(link.lines),
+            hello=tuple(link.lines[:hello]),
+            early=tuple(link.lines[hello:early]),
+            answer=tuple(link.lines[early:]),
+            how=how,
+            swept=link.child.swept if how is not None else 0,
+            stderr=bytes(link.child.stderr_tail),
+            flooded=link.flooded,
+            unended=link.unended,
+        )
 
 
 Found = Iterator[tuple[str, Sequence[HostLine]]]

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.conform.link import Program, Wire, linked
-from backplane.conform.steps import VERBS, Bench
+from backplane.conform.link import Program, linked
+from backplane.conform.steps import VERBS, Bench, Play
 from backplane.conform.verdict import Result, RuleLevel, Unasked, Unfit, Verdict
 from backplane.resources import find
 
@@ -40,7 +40,7 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Result(self.name, self.level, self.rule, self.did, verdict, seen, lines)
 
     async def play(self, bench: Bench) -> str:
-        """Play all cases and return what was seen.
+        """Play all cases and return the last observation.
 
         Raises:
             Unfit: the host broke the rule.
@@ -74,29 +74,25 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]]) -> str:
-    """Play transcripts one after the other against one fresh host; return what was seen last."""
-    part = 0
+    """Play transcripts one after the other against one fresh host and return the last observation."""
+    seen, part = "", 0
     async with linked(program) as link:
+        play = Play(link, bench)
         try:
             if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
                 raise Unfit("this time no hello came", link.lines)
-            seen = ""
             for steps in parts:
-                link.mark = len(link.lines)
+                play.mark = len(link.lines)
                 for step in steps:
-                    seen = await _step(link, bench, step) or seen
+                    (verb,) = VERBS.keys() & step.keys()
+                    options = {name: value for name, value in step.items() if name not in (verb, "what")}
+                    seen = await VERBS[verb](play, step[verb], **options) or seen
                 part += 1
         except Unfit as unfit:
             await link.child.stop(grace_s=0)
             unfit.stderr, unfit.part = bytes(link.child.stderr_tail), part
             raise
         return seen
-
-
-async def _step(link: Wire, bench: Bench, step: Step) -> str | None:
-    (verb,) = VERBS.keys() & step.keys()
-    options = {name: value for name, value in step.items() if name not in (verb, "what")}
-    return await VERBS[verb](link, bench, step[verb], **options)
 
 
 @functools.cache

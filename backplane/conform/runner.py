@@ -27,16 +27,16 @@ from backplane.errors import BackendError
 __all__ = ["LEVELS", "Bounds", "Report", "Result", "checks", "conform"]
 
 TASK: Final = "Reply with the single word ready. Change no file."
-"""Small and harmless, whatever agent is behind the host."""
+"""A small, harmless task for any agent."""
 
 AT_ONCE: Final = 3
-"""Rules tried at the same time: trying one is mostly waiting."""
+"""Number of rules tried at the same time; a trial is mostly waiting."""
 
 _MUTE: Final = "not tried: it does not speak the protocol"
 
 
 def checks() -> tuple[tuple[str, RuleLevel, str], ...]:
-    """Return name, level and rule of every check, in the order in which they are made."""
+    """Return name, level and rule of every check, in their order."""
     plain = ((name, level, number) for name, level, number, _ in PLAIN_RULES)
     return (*plain, *((rule.name, rule.level, rule.rule) for rule in rules()))
 
@@ -49,19 +49,19 @@ async def conform(
     bounds: Bounds | None = None,
     task: str = TASK,
     only: Collection[str] | None = None,
-    progress: Callable[[Result], None] | None = None,
+    progress: Callable[[Result], object] | None = None,
 ) -> Report:
-    """Start a program again and again and check it by the rules.
+    """Start a program many times and check it by the rules.
 
     Args:
         command: program and arguments.
         env: its whole environment; None gives it the variables that a run gives a host.
-        cwd: where it is started; None for our own folder.
-        bounds: how long it may take; None for the defaults.
-        task: what the orders ask for.
-        only: names or numbers of the rules that are tried after the plain run; None means all. The level is that of
-            the checks made.
-        progress: called with each result as it is there.
+        cwd: the folder in which it starts; None for our own.
+        bounds: its limits; None for the defaults.
+        task: the task of the orders.
+        only: names or numbers of the rules to try after the plain run; None means all. The level is that of the
+            checks made.
+        progress: called with each result at once.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, the program cannot be started at all.
@@ -81,17 +81,19 @@ async def conform(
         plain = await record(program, root, task)
         for result in _plain_results(plain):
             note(result)
-        extensions = _extensions(plain)
+        announced: Any = plain.greeting.get("extensions")
+        extensions = tuple(name for name in announced if isinstance(name, str)) if isinstance(announced, list) else ()
         bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
-        speaks = all(result.verdict != "fail" for result in results.values() if result.level == "speaks")
         wanted = [rule for rule in rules() if only is None or rule.rule in only or rule.name in only]
-        if speaks:
+        if _level(results.values(), extensions) != "none":
             await _try_rules(wanted, bench, note)
         else:
             for rule in wanted:
                 note(rule.result("skip", _MUTE))
-    found = tuple(results.values())
-    return Report(tuple(command), _level(found, extensions), _backend(plain), extensions, found)
+    backend: Any = plain.greeting.get("backend")
+    name = backend.get("id") if isinstance(backend, dict) else None
+    level = _level(results.values(), extensions)
+    return Report(tuple(command), level, name if isinstance(name, str) else None, extensions, tuple(results.values()))
 
 
 def _plain_results(plain: Plain) -> Iterator[Result]:
@@ -103,28 +105,28 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
         try:
             yield Result(name, level, rule, DID, "pass", look(check, plain))
         except Unfit as unfit:
-            # What follows builds on it: a host without a hello has no receipt to be praised for.
+            # Later checks build on this one: a host without a hello has no receipt to be checked.
             mute = level == "speaks"
             yield Result(name, level, rule, DID, "fail", unfit.seen, unfit.shown())
 
 
 async def _try_rules(wanted: Sequence[HostRule], bench: Bench, note: Callable[[Result, str | None], None]) -> None:
     """Try some rules at a time, and note their results in the order of the rules."""
-    places, made = anyio.Semaphore(AT_ONCE), dict[int, tuple[Result, str | None]]()
-    following = 0
+    places, tried = anyio.Semaphore(AT_ONCE), [anyio.Event() for _ in wanted]
+    made = dict[int, tuple[Result, str | None]]()
 
     async def make(number: int, rule: HostRule) -> None:
-        nonlocal following
         async with places:
             folder = str(bench.place(str(number)))
             made[number] = await _try_rule(rule, msgspec.structs.replace(bench, root=folder))
-        while following in made:
-            note(*made[following])
-            following += 1
+        tried[number].set()
 
     async with anyio.create_task_group() as tasks:
         for number, rule in enumerate(wanted):
             tasks.start_soon(make, number, rule)
+        for number, event in enumerate(tried):
+            await event.wait()
+            note(*made[number])
 
 
 async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
@@ -139,23 +141,11 @@ async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
         return rule.result("fail", f"it could not be started again: {error}"), None
 
 
-def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:
+def _level(results: Collection[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:
     reached: Literal["none"] | RuleLevel = "none"
     for level in LEVELS:
-        if any(result.verdict == "fail" for result in results if result.level == level):
-            break
-        if level == "complete" and not set(NEEDED) <= set(extensions):
+        failed = any(result.verdict == "fail" for result in results if result.level == level)
+        if failed or (level == "complete" and not set(NEEDED) <= set(extensions)):
             break
         reached = level
     return reached
-
-
-def _extensions(plain: Plain) -> tuple[str, ...]:
-    announced: Any = plain.greeting.get("extensions")
-    return tuple(name for name in announced if isinstance(name, str)) if isinstance(announced, list) else ()
-
-
-def _backend(plain: Plain) -> str | None:
-    backend: Any = plain.greeting.get("backend")
-    name = backend.get("id") if isinstance(backend, dict) else None
-    return name if isinstance(name, str) else None

@@ -45,15 +45,15 @@ class Report(msgspec.Struct, frozen=True):
     extensions: tuple[str, ...]
     results: tuple[Result, ...]
 
-    def count(self, verdict: str) -> int:
+    def count(self, verdict: Verdict) -> int:
         return sum(result.verdict == verdict for result in self.results)
 
 
 class Unfit(Exception):
-    """The host broke the rule that is being checked.
+    """Raised when the host broke the rule that is being checked.
 
     Attributes:
-        stderr: the end of what the host wrote there.
+        stderr: the end of the host's stderr.
         part: number of the case that was played.
     """
 
@@ -66,25 +66,22 @@ class Unfit(Exception):
 
     @property
     def is_noise(self) -> bool:
-        """True if none of the lines that show it is a message: perhaps only the rule about noise is broken."""
+        """True if no line that shows the fault is a message: perhaps only the rule about noise is broken."""
         return bool(self.lines) and all(line.t is None for line in self.lines)
 
     def shown(self) -> tuple[str, ...]:
         """Return the last lines of both streams, cut and printable."""
-        said = [line for line in self.stderr.splitlines() if line.strip()]
-        return (*shown(self.lines), *(f"stderr: {printable(line)}" for line in said[-LINES_SHOWN:]))
+        errors = [line for line in self.stderr.splitlines() if line.strip()]
+        lines = [printable(line.raw) for line in self.lines[-LINES_SHOWN:]]
+        return (*lines, *(f"stderr: {printable(line)}" for line in errors[-LINES_SHOWN:]))
 
 
 class Unasked(Exception):
-    """The check does not apply to this host."""
-
-
-def shown(lines: Sequence[HostLine]) -> tuple[str, ...]:
-    """The last lines, cut and printable."""
-    return tuple(printable(line.raw) for line in lines[-LINES_SHOWN:])
+    """Raised when the check does not apply to this host."""
 
 
 def printable(raw: bytes) -> str:
+    """Return a line cut to `LINE_CHARACTERS`, its control characters escaped."""
     text = raw[: 4 * LINE_CHARACTERS].decode("utf-8", "backslashreplace")
     escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return escaped if len(escaped) <= LINE_CHARACTERS else escaped[: LINE_CHARACTERS - 1] + "…"
