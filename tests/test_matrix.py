@@ -34,9 +34,12 @@ def tried(name: str) -> Iterator[str]:
     file, row = shipped.HOSTS[name]
     table = tomllib.loads((find("hosts") / file).with_suffix(".toml").read_text())[row]
     yield from trials.SHOWN_BY
-    yield from trials.CONVERSATIONS if table.get("sessions") else ()
     for ability, way in trials.WAYS.items():
-        if way.text is not None or (way.calls or ability) in table.get("trials", {}):
+        if way.continues:
+            shows = bool(table.get("sessions"))
+        else:
+            shows = way.text is not None or (way.calls or ability) in table.get("trials", {})
+        if shows:
             yield ability
 
 

@@ -1,6 +1,6 @@
-"""Try what a driven agent can do: a scripted model asks it for each ability.
+"""Try the abilities of a driven agent: a scripted model asks it for each of them.
 
-The model is `testing`'s on loopback, the run any other run in a folder and a state folder of its own.
+The model is the server of `testing`; each trial has a workspace and a state folder of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 RUN_S: Final = 60.0
 """Limit of one trial: a run of an agent takes two seconds, on a loaded machine ten times that."""
 
+AT_ONCE: Final = 2
+"""Trials side by side: an agent waits for its own start for most of a trial."""
+
 SEEN: Final = "heard\n"
 WORD: Final = "marmot"
 SCHEMA: Final[Json] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -51,13 +54,10 @@ PLACE: Final = "{url}"
 ROOT: Final = "{root}"
 """Placeholder for the folder in calls of a row whose trials work in place; some agents take only absolute paths."""
 
-
 CLAIMS: Final = ("native", "emulated", "restricted")
-"""Levels that say that an ability is there."""
+"""Levels that claim an ability."""
 NONE: Final = "-"
 """The manifest does not name the ability."""
-UNHEARD: Final = "?"
-"""No manifest came."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     ability: str
     claim: str = NONE
-    """Its level in the host's manifest: native, emulated, restricted, unsupported, `-` or `?`."""
+    """Its level in the host's manifest: native, emulated, restricted, unsupported or `-`."""
     proof: Literal["proved", "failed", "untried"]
     """untried: it is claimed, and no trial shows it."""
     why: str = ""
@@ -73,8 +73,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_false(self) -> bool:
-        """Return True if the trial did not show the ability, though it is claimed or no manifest came."""
-        return self.claim in (*CLAIMS, UNHEARD) and self.proof == "failed"
+        """True if the trial did not show the ability, though it is claimed."""
+        return self.claim in CLAIMS and self.proof == "failed"
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,106 +82,116 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     program: str
-    """Names the host and the agent's program as they were; changes when either does."""
+    """A hash of the host and of the agent's program; another version has another one."""
     on: str
     """The day and time, UTC."""
     version: str | None = None
-    """The agent's own word for it."""
+    """The version as the agent reports it."""
     findings: tuple[Finding, ...] = ()
 
 
 class TrialRun(msgspec.Struct):
-    """One trial that has run."""
+    """The observations of a trial."""
 
     events: list[AgentEvent] = []
-    outcome: str = "failed"
-    patch: str = ""
-    raw: dict[str, Any] = {}
+    receipt: Any = None
     last: str = ""
     """The last request to the model, as JSON."""
+    before: Json = None
+    """Id of the conversation that was continued."""
+    error: str = ""
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def pieces(self) -> int:
-        """Number of pieces in which answers came; those of thoughts do not count."""
-        return sum(bool(event.text) and not isinstance(event, Reasoning) for event in self.of(AssistantDelta))
+    def patch(self) -> str:
+        return self.receipt.verification.git_diff or ""
 
     @property
-    def found_one(self) -> bool:
-        """Return True if a search gave the file's name, or the count that an agent shows instead."""
-        return "seen.txt" in self.outputs or re.search(r"\b1 match", self.outputs) is not None
+    def pieces(self) -> int:
+        """Number of pieces in which answers came, without those of thoughts."""
+        return sum(bool(event.text) and not isinstance(event, Reasoning) for event in self.of(AssistantDelta))
 
     @property
     def outputs(self) -> str:
         return "\n".join(str(event.output) for event in self.of(ToolResult) if not event.is_error)
 
+    @property
+    def found_one(self) -> bool:
+        """True if a search gave the file's name, or the count that an agent shows instead."""
+        return "seen.txt" in self.outputs or re.search(r"\b1 match", self.outputs) is not None
+
+    @property
+    def session(self) -> Json:
+        """Id of its own conversation."""
+        return next((event.body.get("id") for event in self.of(SessionNamed)), None)
+
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """A way to try an ability."""
 
-    holds: Callable[[TrialRun], bool]
+    holds: Callable[[TrialRun], Any]
     wanted: str
     """The expected observation, in words."""
     abp: dict[str, Json] = {}
     policy: PolicyProfile = PolicyProfile()
-    answer: Decision | None = None
-    """The answer to asks; None denies them."""
     calls: str = ""
-    """The ability whose calls are made; empty takes its own."""
+    """The ability whose calls are made (default: its own)."""
     text: Turn | None = None
     """A turn of the model in place of calls."""
+    continues: Literal["", "resume", "fork"] = ""
+    """How a second run continues the conversation of a first one."""
 
 
 _TEXT: Final = Turn(text="four pieces of an answer", reasoning="a thought")
 _HOOK: Final = {"event": "post_tool", "command": ["/bin/sh", "-c", 'printf \'{"decision":"modify","text":"unheard"}\'']}
-
 _SERVER: Final = {"name": "trial", "command": sys.executable, "args": ["-m", "backplane", "mcp"]}
-"""Ours: its tool `validate` says that a document with a task is a work_order."""
+"""Our server: its tool `validate` answers that a document with a task is a work_order."""
 
 WAYS: Final[Mapping[str, Way]] = {
     "streaming": Way(holds=lambda seen: seen.pieces > 1, wanted="an answer in pieces", text=_TEXT),
-    "extended_thinking": Way(holds=lambda seen: bool(seen.of(Reasoning)), wanted="thoughts as such", text=_TEXT),
+    "extended_thinking": Way(holds=lambda seen: seen.of(Reasoning), wanted="thoughts as such", text=_TEXT),
     "tool_read": Way(holds=lambda seen: SEEN.strip() in seen.outputs, wanted="the file's word"),
     "tool_write": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a new file"),
     "tool_edit": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a changed file"),
-    "tool_bash": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="what the command made"),
-    "tool_glob": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or that one was found"),
-    "tool_grep": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or that one was found"),
+    "tool_bash": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="the command's file"),
+    "tool_glob": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or the count of one"),
+    "tool_grep": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or the count of one"),
     "tool_ask_user": Way(
         holds=lambda seen: any(event.body.get("kind") == "input" for event in seen.of(Approval)),
         wanted="a question to a person",
     ),
     "hooks_pre_tool_use": Way(
-        holds=lambda seen: WORD not in seen.patch and bool(seen.of(Approval)) and seen.outcome != "failed",
+        holds=lambda seen: WORD not in seen.patch and seen.of(Approval) and seen.receipt.outcome != "failed",
         wanted="a command that was asked about and not run",
-        policy=PolicyProfile(require_approval_for=("*",)),
-        answer=Decision(decision="deny", reason="a trial"),
-        calls="tool_bash",
+        policy=PolicyProfile(require_approval_for=("*",)), calls="tool_bash",
     ),
     "hooks_post_tool_use": Way(
-        holds=lambda seen: "unheard" in seen.last, wanted="a result as a hook changed it", abp={"hooks": [_HOOK]},
-        calls="tool_read",
+        holds=lambda seen: "unheard" in seen.last, wanted="a result as a hook changed it",
+        abp={"hooks": [_HOOK]}, calls="tool_read",
     ),
     "structured_output_json_schema": Way(
-        holds=lambda seen: seen.raw.get("structured_output") == {"n": 7}, wanted="a value of the wanted shape",
-        abp={"output_schema": SCHEMA},
+        holds=lambda seen: seen.receipt.usage_raw.get("structured_output") == {"n": 7},
+        wanted="a value of the wanted shape", abp={"output_schema": SCHEMA},
     ),
     "mcp_client": Way(
-        holds=lambda seen: "work_order" in seen.outputs, wanted="what a server's tool answers",
+        holds=lambda seen: "work_order" in seen.outputs, wanted="the answer of a server's tool",
         abp={"mcp_servers": [_SERVER]},
     ),
+    "session_resume": Way(
+        holds=lambda seen: seen.before and seen.session == seen.before and WORD in seen.last,
+        wanted="the text of the conversation before", text=Turn(text="yes"), continues="resume",
+    ),
+    "session_fork": Way(
+        holds=lambda seen: seen.before and seen.session not in (None, seen.before) and WORD in seen.last,
+        wanted="the text of the conversation before", text=Turn(text="yes"), continues="fork",
+    ),
 }  # fmt: skip
-"""Abilities that one run shows. Whether a conversation goes on takes two, see `_again`."""
-
-CONVERSATIONS: Final = {"session_resume": "resume", "session_fork": "fork"}
+"""Ability → how one or two runs show it."""
 
 SHOWN_BY: Final = {"tool_use": ("tool_bash", "tool_read", "tool_write")}
 """Abilities that the trial of another shows."""
-
-AT_ONCE: Final = 2
-"""Trials side by side: an agent waits for its own start for most of a trial."""
 
 
 class Trials:
@@ -189,7 +199,7 @@ class Trials:
 
     Args:
         settings: the user's own; the backend's options and the isolation are taken from there.
-        environ: what the environment of the agent is chosen from.
+        environ: the variables from which the environment of the agent is chosen.
         folder: a new one, for workspaces and state folders; the caller removes it.
     """
 
@@ -202,80 +212,61 @@ class Trials:
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
 
-    def turns(self, ability: str, way: Way) -> list[Turn] | None:
-        """Return what the model says; None if this agent has no such calls."""
-        if way.text is not None:
-            return [way.text]
-        rows = self.row.get("trials", {}).get(way.calls or ability)
-        if rows is None:
-            return None
-        return [*map(_turn, _filled(rows, ROOT, str(self.folder / ability / "work"))), Turn(text="that is all")]
-
     async def find(self, ability: str) -> Finding | None:
-        """Try an ability; return None if this agent has no way to show it."""
-        (self.folder / ability).mkdir()
-        if ability in CONVERSATIONS:
-            return await self._again(ability)
-        way = WAYS[ability]
-        turns = self.turns(ability, way)
-        if turns is None:
+        """Try an ability; return None if this agent has no calls to show it."""
+        way, folder = WAYS[ability], self.folder / ability
+        rows = self.row.get("trials", {}).get(way.calls or ability)
+        if way.text is None and rows is None:
             return None
-        seen = await self.run(ability, turns, way.abp, way.policy, way.answer)
-        return _finding(ability, way.holds(seen), way.wanted, seen)
-
-    async def _again(self, ability: str) -> Finding:
-        keep: dict[str, Json] = {"session": {"keep": True}}
-        first = await self.run(ability, [Turn(text="noted")], keep, task=f"the word is {WORD}")
-        ids = [event.body.get("id") for event in first.of(SessionNamed)]
-        if not ids:
-            return _finding(ability, False, "a conversation that can be named again", first)
-        session: dict[str, Json] = {"session": {CONVERSATIONS[ability]: ids[0]}}
-        second = await self.run(ability, [Turn(text="yes")], session, task="which word was it?")
-        again = [event.body.get("id") for event in second.of(SessionNamed)]
-        right = bool(again) and (again[0] == ids[0]) == (ability == "session_resume")
-        return _finding(ability, right and WORD in second.last, "what was said before", second)
+        turns = [
+            Turn(text=row["text"]) if "text" in row else Turn(calls=(msgspec.convert(row, Call),))
+            for row in _filled(rows or [], ROOT, str(folder / "work"))
+        ]
+        turns = [*turns, Turn(text="that is all")] if way.text is None else [way.text]
+        folder.mkdir()
+        if not way.continues:
+            seen = await self.run(folder, turns, way.abp, way.policy)
+        else:
+            task = f"the word is {WORD}"
+            seen = await self.run(folder, [Turn(text="noted")], {"session": {"keep": True}}, way.policy, task)
+            if (before := seen.session) is not None:
+                again: dict[str, Json] = {"session": {way.continues: before}}
+                seen = await self.run(folder, turns, again, way.policy, "which word was it?")
+                seen.before = before
+        if way.holds(seen):
+            return Finding(ability=ability, proof="proved")
+        error = f" ({seen.error})" if seen.error else ""
+        why = f"not seen: {way.wanted}; the run ended {seen.receipt.outcome}{error}"
+        return Finding(ability=ability, proof="failed", why=why)
 
     async def run(
-        self,
-        ability: str,
-        turns: list[Turn],
-        abp: dict[str, Json],
-        policy: PolicyProfile | None = None,
-        answer: Decision | None = None,
-        *,
-        task: str = "a trial",
+        self, folder: Path, turns: list[Turn], abp: dict[str, Json], policy: PolicyProfile, task: str = "a trial"
     ) -> TrialRun:
         """Run the agent once with a scripted model."""
 
-        async def answered(ask: Approval) -> Decision:
-            return answer or Decision(decision="deny", reason="nobody is there")
+        async def deny(ask: Approval) -> Decision:
+            return Decision(decision="deny", reason="a trial")
 
-        folder, in_place = self.folder / ability, bool(self.row.get("trial_in_place"))
+        in_place = bool(self.row.get("trial_in_place"))
         # The conversations of some agents are bound to a folder: all runs of a trial work in one, in place.
-        root = folder / ("work" if in_place else f"work-{len(list(folder.glob('work-*')))}")
+        root = folder / "work" if in_place else Path(tempfile.mkdtemp(dir=folder))
         root.mkdir(exist_ok=True)
         (root / "seen.txt").write_text(SEEN)
         order = WorkOrder(
             task,
             workspace=WorkspaceSpec(root=str(root), mode="pass_through" if in_place else "staged"),
-            policy=policy or PolicyProfile(),
+            policy=policy,
             config=RuntimeConfig(vendor={"abp": abp}),
         )
         home = folder / "home"
         with ModelServer([*SIDE_TURNS, *turns]) as server:
             settings = self._settings(server.url)
             backend = backends.find(self.name, settings, {**self.environ, "BACKPLANE_HOME": str(home)})
-            async with api.start(order, backend=backend, on_ask=answered, settings=settings, home=home) as run:
+            async with api.start(order, backend=backend, on_ask=deny, settings=settings, home=home) as run:
                 events = [carried(event) async for event in run]
             asked = [request for request in server.requests if request.asks == "generate" and request.turn is not None]
-        raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
-        seen = TrialRun(
-            events=events,
-            outcome=run.receipt.outcome,
-            patch=run.receipt.verification.git_diff or "",
-            raw={**raw, "error": str(run.end_error)} if run.end_error is not None else raw,
-            last=msgspec.json.encode(asked[-1].body).decode() if asked else "",
-        )
+        last = msgspec.json.encode(asked[-1].body).decode() if asked else ""
+        seen = TrialRun(events, run.receipt, last, error=str(run.end_error or ""))
         self.manifest = run.receipt.capabilities or self.manifest
         named = [event.body.get("version") for event in seen.of(SessionNamed)]
         self.version = next((word for word in named if isinstance(word, str)), self.version)
@@ -294,28 +285,7 @@ class Trials:
 
 def _filled(value: Any, place: str, text: str) -> Any:
     """Replace a placeholder everywhere in a row's value by a text."""
-    if isinstance(value, dict):
-        return {name: _filled(inner, place, text) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_filled(inner, place, text) for inner in value]
-    return value.replace(place, text) if isinstance(value, str) else value
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    if "text" in row:
-        return Turn(text=row["text"])
-    return Turn(calls=(msgspec.convert(row, Call),))
-
-
-def _finding(ability: str, holds: bool, wanted: str, seen: TrialRun) -> Finding:
-    if holds:
-        return Finding(ability=ability, proof="proved")
-    error = seen.raw.get("error")
-    return Finding(
-        ability=ability,
-        proof="failed",
-        why=f"not seen: {wanted}; the run ended {seen.outcome}{f' ({error})' if error else ''}",
-    )
+    return msgspec.json.decode(msgspec.json.encode(value).replace(place.encode(), msgspec.json.encode(text)[1:-1]))
 
 
 async def prove(
@@ -325,7 +295,7 @@ async def prove(
     home: Path,
     progress: Callable[[str], object] = lambda ability: None,
 ) -> Proof:
-    """Try everything that can be tried of one backend's agent, and call `progress` with each ability before its trial.
+    """Try every ability of one backend's agent that has a trial; call `progress` with each before its trial.
 
     Raises:
         BackplaneError: the backend is not there or not ready, or its model cannot be replaced by a scripted one.
@@ -337,7 +307,7 @@ async def prove(
     missing = backends.missing_program(backend, environ)
     if missing is not None:
         raise missing
-    found: dict[str, Finding | None] = {}
+    found: list[Finding | None] = []
     room = anyio.CapacityLimiter(AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="backplane-trials-", ignore_cleanup_errors=True) as folder:
         trials = Trials(name, settings, environ, Path(folder))
@@ -345,37 +315,33 @@ async def prove(
         async def one(ability: str) -> None:
             async with room:
                 progress(ability)
-                found[ability] = await trials.find(ability)
+                found.append(await trials.find(ability))
 
         async with anyio.create_task_group() as tasks:
-            for ability in (*WAYS, *CONVERSATIONS):
+            for ability in WAYS:
                 tasks.start_soon(one, ability)
     if trials.manifest is not None:
         keep_manifest(home, backend.key, trials.manifest)
-    findings = judge([finding for finding in found.values() if finding is not None], trials.manifest or {})
-    now = canonical.timestamp_at(time.time_ns())
-    return Proof(backend=name, program=stamp(backend, environ), on=now, version=trials.version, findings=findings)
+    return Proof(
+        backend=name,
+        program=stamp(backend, environ),
+        on=canonical.timestamp_at(time.time_ns()),
+        version=trials.version,
+        findings=tuple(_judged({finding.ability: finding for finding in found if finding}, trials.manifest or {})),
+    )
 
 
-def judge(tried: Iterable[Finding], manifest: Mapping[str, Json] | None) -> tuple[Finding, ...]:
-    """Put what was tried beside what the host claims; claims that no trial shows are findings, too.
-
-    Args:
-        manifest: None if the host sent none.
-    """
-    shown = {finding.ability: finding for finding in tried}
-    for ability, others in SHOWN_BY.items():
-        if any(other in shown and shown[other].proof == "proved" for other in others):
-            shown[ability] = Finding(ability=ability, proof="proved")
-    found = []
+def _judged(tried: dict[str, Finding], manifest: Mapping[str, Json]) -> Iterator[Finding]:
+    """Compare the trials with the host's claims; a claim that no trial shows is a finding, too."""
     for ability in CAPABILITIES:
-        level = UNHEARD if manifest is None else manifest.get(ability, NONE)
+        level = manifest.get(ability, NONE)
         claim = level if isinstance(level, str) else "restricted"
-        if ability in shown:
-            found.append(msgspec.structs.replace(shown[ability], claim=claim))
+        if any(other in tried and tried[other].proof == "proved" for other in SHOWN_BY.get(ability, ())):
+            yield Finding(ability=ability, claim=claim, proof="proved")
+        elif ability in tried:
+            yield msgspec.structs.replace(tried[ability], claim=claim)
         elif claim in CLAIMS:
-            found.append(Finding(ability=ability, claim=claim, proof="untried", why="no trial shows it"))
-    return tuple(found)
+            yield Finding(ability=ability, claim=claim, proof="untried", why="no trial shows it")
 
 
 def provable(backend: backends.Backend) -> bool:
@@ -385,7 +351,7 @@ def provable(backend: backends.Backend) -> bool:
 
 
 def stamp(backend: backends.Backend, environ: Mapping[str, str]) -> str:
-    """Names the host and the agent's program as they are now: another version is another name."""
+    """Return a hash of the host and the agent's program; another version has another one."""
     agent = getattr(backend, "agent", None)
     words = [backend.key]
     path = shutil.which(agent.options.program, path=environ.get("PATH")) if agent is not None else None
