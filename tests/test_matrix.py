@@ -102,7 +102,7 @@ def test_pieces_of_thoughts_are_no_proof_of_streaming(texts: tuple[str, ...], th
     events = [*(make.thought("hm") for _ in range(thoughts)), *map(make.delta, texts)]
     seen = trials.TrialRun(events=[carried(event) for event in events])
     assert trials.WAYS["streaming"].holds(seen) is proved
-    assert trials.WAYS["extended_thinking"].holds(seen) is bool(thoughts)
+    assert bool(trials.WAYS["extended_thinking"].holds(seen)) is bool(thoughts)
 
 
 @pytest.mark.parametrize("claim", ["native", "emulated", "restricted", "unsupported", "-"])

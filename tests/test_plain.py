@@ -29,7 +29,17 @@ FIRST = re.compile(
 )
 """How a docstring begins that has no subject and verb."""
 
-PLAIN = ("cli/receipts", "cli/sessions", "cli/policy", "scale/commands", "telemetry", "testing", "view", "web")
+PLAIN = (
+    "cli/receipts",
+    "cli/sessions",
+    "cli/policy",
+    "conform",
+    "scale/commands",
+    "telemetry",
+    "testing",
+    "view",
+    "web",
+)
 """Rooms, or folders in one, whose texts are plain."""
 
 

@@ -56,15 +56,14 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.start_in is not None:
             program = program.started_in(str(bench.place(self.start_in)))
         parts = [(*case.get("steps", [case]), *self.steps) for case in self.cases] or [self.steps]
-        first = 0
         if not self.alone:
             try:
                 return await _played(program, bench, parts)
-            except Unfit as unfit:
+            except Unfit:
                 if not self.cases:
                     raise
-                first = unfit.part  # Perhaps only because the host serves one run a process.
-        for case, part in zip(self.cases[first:], parts[first:], strict=True):
+                # Perhaps only because the host serves one run a process: each case has one of its own now.
+        for case, part in zip(self.cases, parts, strict=True):
             try:
                 await _played(program, bench, [part])
             except Unfit as unfit:
@@ -75,9 +74,8 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]]) -> str:
     """Play transcripts one after the other against one fresh host and return the last observation."""
-    seen, part = "", 0
     async with linked(program) as link:
-        play = Play(link, bench)
+        play, seen = Play(link, bench), ""
         try:
             if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
                 raise Unfit("this time no hello came", link.lines)
@@ -87,10 +85,9 @@ async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]])
                     (verb,) = VERBS.keys() & step.keys()
                     options = {name: value for name, value in step.items() if name not in (verb, "what")}
                     seen = await VERBS[verb](play, step[verb], **options) or seen
-                part += 1
         except Unfit as unfit:
             await link.child.stop(grace_s=0)
-            unfit.stderr, unfit.part = bytes(link.child.stderr_tail), part
+            unfit.stderr = bytes(link.child.stderr_tail)
             raise
         return seen
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import anyio
@@ -18,10 +19,10 @@ import msgspec
 
 from backplane.config import child_environment
 from backplane.conform.link import Bounds, Program, vendor_of
-from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, look, record
+from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, record
 from backplane.conform.rules import NEEDED, HostRule, rules
 from backplane.conform.steps import Bench
-from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit
+from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit, shown
 from backplane.errors import BackendError
 
 __all__ = ["LEVELS", "Bounds", "Report", "Result", "checks", "conform"]
@@ -99,15 +100,16 @@ async def conform(
 def _plain_results(plain: Plain) -> Iterator[Result]:
     mute = False
     for name, level, rule, check in PLAIN_RULES:
+        result = partial(Result, name, level, rule, DID)
         if mute:
-            yield Result(name, level, rule, DID, "skip", _MUTE)
-            continue
-        try:
-            yield Result(name, level, rule, DID, "pass", look(check, plain))
-        except Unfit as unfit:
+            yield result("skip", _MUTE)
+        elif found := list(check(plain)):
             # Later checks build on this one: a host without a hello has no receipt to be checked.
             mute = level == "speaks"
-            yield Result(name, level, rule, DID, "fail", unfit.seen, unfit.shown())
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            yield result("fail", found[0][0] + more, shown(found[0][1], plain.stderr))
+        else:
+            yield result("pass", f"{len(plain.lines)} lines, {len(plain.events)} of them events")
 
 
 async def _try_rules(wanted: Sequence[HostRule], bench: Bench, note: Callable[[Result, str | None], None]) -> None:
@@ -136,7 +138,9 @@ async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
     except Unasked as unasked:
         return rule.result("skip", str(unasked)), None
     except Unfit as unfit:
-        return rule.result("fail", unfit.seen, unfit.shown()), NOISE if unfit.is_noise else rule.follows
+        return rule.result(
+            "fail", unfit.seen, shown(unfit.lines, unfit.stderr)
+        ), NOISE if unfit.is_noise else rule.follows
     except BackendError as error:
         return rule.result("fail", f"it could not be started again: {error}"), None
 

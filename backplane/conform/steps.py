@@ -171,36 +171,15 @@ class Play:
 
     # Steps that expect an end, or nothing -----------------------------------------------------------------------------
 
-    async def end(
-        self,
-        run_id: str | bool,
-        *,
-        t: str | None = None,
-        code: str | None = None,
-        explained: bool = False,
-        named: bool = False,
-        receipt: bool = False,
-        within: str = "run",
-        once: bool = False,
-    ) -> str:
-        lines, wanted = self.link.lines, self.run_id if isinstance(run_id, bool) else run_id
+    async def end(self, run_id: str | bool, *, within: str = "run", once: bool = False, **must: Any) -> str:
+        wanted = self.run_id if isinstance(run_id, bool) else run_id
         line = await self._end_of(wanted, self.bounds.grace_s + self.bounds.slack_s if within == "grace" else None)
-        if t is not None and line.t != t:
-            raise Unfit(f"it ended with {line.t}, not {t}: {line.get('error')!r:.200}", lines)
-        if (named or line.t == "final") and line.get("ref_id") is None:
-            raise Unfit("it ended with a message that names no run", lines)
-        if code is not None and line.get("error_code") != code:
-            raise Unfit(f"{line.t} {line.get('error_code')} came, not {code}", [line])
-        if explained and not str(line.get("error") or "").strip():
-            raise Unfit("its fatal does not explain what is wrong", [line])
-        if receipt and line.t == "final":
-            try:
-                read_receipt(line.get("receipt"))
-            except ValueError as error:
-                raise Unfit(f"its receipt cannot be read: {error}", [line]) from error
+        for name, value in {"named": line.t == "final", **must}.items():
+            if value and (fault := ENDS[name](line, value)):
+                raise Unfit(fault, [line])
         if once:
             await self.link.next(self.bounds.quiet_s)
-            ends = [line for line in lines[self.mark :] if line.is_end]
+            ends = [line for line in self.link.lines[self.mark :] if line.is_end]
             if len(ends) > 1:
                 raise Unfit("more than one end came", ends)
         return f"{line.t} came"
@@ -224,8 +203,8 @@ class Play:
     async def final(self, run_id: str | bool) -> str:
         return await self.end(run_id, t="final")
 
-    async def fatal(self, run_id: str | bool, *, code: str | None = None, named: bool = False) -> str:
-        return await self.end(run_id, t="fatal", code=code, named=named)
+    async def fatal(self, run_id: str | bool, **must: Any) -> str:
+        return await self.end(run_id, t="fatal", **must)
 
     async def exit(
         self, why: str, *, code: int | None = None, clean: bool = False, mute: bool = False, within: str = "exit"
@@ -260,26 +239,8 @@ class Play:
             raise Unfit(fault, [line])
         return "silence, as it should be"
 
-    async def never(
-        self,
-        fault: str,
-        *,
-        broken: bool = False,
-        noise: bool = False,
-        text: str | None = None,
-        t: Sequence[str] = (),
-        ref_id: str | None = None,
-    ) -> str:
-        def is_wrong(line: HostLine) -> bool:
-            return (
-                (broken and line.fault is not None)
-                or (noise and line.t is None)
-                or (text is not None and text.encode() in line.raw)
-                or line.t in t
-                or (ref_id is not None and line.t == "final" and line.get("ref_id") == ref_id)
-            )
-
-        wrong = [line for line in self.link.lines if is_wrong(line)]
+    async def never(self, fault: str, **faults: Any) -> str:
+        wrong = [line for line in self.link.lines if any(FAULTS[name](line, value) for name, value in faults.items())]
         if wrong:
             raise Unfit(fault, wrong)
         return f"none of {len(self.link.lines)} lines is wrong"
@@ -418,9 +379,40 @@ def _names(names: Names) -> list[str]:
 
 
 def _require_final(line: HostLine) -> None:
-    if line.t != "final":
-        raise Unfit(f"run {line.get('ref_id')!r:.60} ended with fatal: {line.get('error')!r:.200}", [line])
+    if fault := _not(line, "final"):
+        raise Unfit(fault, [line])
 
+
+def _not(line: HostLine, t: str) -> str | None:
+    whose = f"run {line.get('ref_id')!r:.60} ended with {line.t}, not {t}"
+    return f"{whose}: {line.get('error')!r:.200}" if line.t != t else None
+
+
+def _unreadable(line: HostLine) -> str | None:
+    try:
+        read_receipt(line.get("receipt"))
+    except ValueError as error:
+        return f"its receipt cannot be read: {error}"
+    return None
+
+
+ENDS: Final[dict[str, Callable[[HostLine, Any], str | None]]] = {
+    "t": _not,
+    "named": lambda line, _: "it names no run" if line.get("ref_id") is None else None,
+    "code": lambda line, code: f"{line.get('error_code')} came, not {code}" if line.get("error_code") != code else None,
+    "explained": lambda line, _: None if str(line.get("error") or "").strip() else "it does not explain what is wrong",
+    "receipt": lambda line, _: _unreadable(line) if line.t == "final" else None,
+}
+"""Demand on an end → its fault, if any."""
+
+FAULTS: Final[dict[str, Callable[[HostLine, Any], bool]]] = {
+    "broken": lambda line, _: line.fault is not None,
+    "noise": lambda line, _: line.t is None,
+    "text": lambda line, text: text.encode() in line.raw,
+    "t": lambda line, names: line.t in names,
+    "ref_id": lambda line, id: line.t == "final" and line.get("ref_id") == id,
+}
+"""Fault that `never` names → does a line have it?"""
 
 VERBS: Final[dict[str, Callable[..., Awaitable[str | None]]]] = {
     name: verb for name, verb in vars(Play).items() if not name.startswith("_")

@@ -141,7 +141,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     text: Turn | None = None
     """A turn of the model in place of calls."""
     continues: Literal["", "resume", "fork"] = ""
-    """How a second run continues the conversation of a first one."""
+    """A second run continues the conversation of a first one, in this way."""
 
 
 _TEXT: Final = Turn(text="four pieces of an answer", reasoning="a thought")

@@ -54,7 +54,6 @@ class Unfit(Exception):
 
     Attributes:
         stderr: the end of the host's stderr.
-        part: number of the case that was played.
     """
 
     def __init__(self, seen: str, lines: Sequence[HostLine] = ()) -> None:
@@ -62,22 +61,22 @@ class Unfit(Exception):
         self.seen = seen
         self.lines = tuple(lines)
         self.stderr = b""
-        self.part = 0
 
     @property
     def is_noise(self) -> bool:
         """True if no line that shows the fault is a message: perhaps only the rule about noise is broken."""
         return bool(self.lines) and all(line.t is None for line in self.lines)
 
-    def shown(self) -> tuple[str, ...]:
-        """Return the last lines of both streams, cut and printable."""
-        errors = [line for line in self.stderr.splitlines() if line.strip()]
-        lines = [printable(line.raw) for line in self.lines[-LINES_SHOWN:]]
-        return (*lines, *(f"stderr: {printable(line)}" for line in errors[-LINES_SHOWN:]))
-
 
 class Unasked(Exception):
     """Raised when the check does not apply to this host."""
+
+
+def shown(lines: Sequence[HostLine], stderr: bytes) -> tuple[str, ...]:
+    """Return the last lines of both streams, cut and printable."""
+    errors = [line for line in stderr.splitlines() if line.strip()]
+    own = [printable(line.raw) for line in lines[-LINES_SHOWN:]]
+    return (*own, *(f"stderr: {printable(line)}" for line in errors[-LINES_SHOWN:]))
 
 
 def printable(raw: bytes) -> str:
