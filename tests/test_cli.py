@@ -21,9 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.cli import COMMANDS, main, streams
-from backplane.cli.explain import REMEDIES
 from backplane.contract.receipt import verify_bytes
-from backplane.errors import CODES, OWN_CODES
+from backplane.errors import CODES, OWN_CODES, STEPS
 from backplane.policy.rules import PROFILES
 from backplane.receipts.pieces import seal
 from backplane.receipts.store import Store
@@ -506,8 +505,8 @@ def test_what_a_child_says_is_shown_escaped(cli: Cli) -> None:
 
 
 def test_every_error_code_has_a_next_step() -> None:
-    assert set(REMEDIES) == set(CODES | OWN_CODES)
-    named = {word for step in REMEDIES.values() for word in re.findall(r"backplane ([a-z]+)", step)}
+    assert set(STEPS) == set(CODES | OWN_CODES)
+    named = {word for step in STEPS.values() for word in re.findall(r"backplane ([a-z]+)", step)}
     assert named <= {name.partition(" ")[0] for name in COMMANDS} | {"help"}
 
 

@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from backplane.errors import CODES
+from backplane.errors import CODES, STEPS
 from backplane.view.figures import lasting, milliseconds
 from backplane.view.picture import Picture
 from backplane.view.text import one_line
 from backplane.view.why_ended import cut_off, ended
-from backplane.view.why_kinds import CODE_STEPS, HEALTHY, KINDS, LIKELY, Cause, Evidence, Kind, Moment
+from backplane.view.why_kinds import HEALTHY, KINDS, LIKELY, Cause, Evidence, Kind, Moment
 from backplane.view.why_live import live
 
 ALSO_MAX: Final = 3
@@ -73,8 +73,10 @@ def _words_of_code(code: str) -> tuple[str, str]:
     """Return the meaning and the next step of an error's code, which may be a code of the host's own."""
     if code not in CODES:
         return "its host ended it with a code of its own, {kind!r}", "backplane receipts show {run}"
-    explained = f"backplane explain {code}, and backplane receipts show {{run}}"
-    return CODES[code].meaning.rstrip("."), CODE_STEPS.get(code, explained)
+    step = STEPS[code].replace("RUN", "{run}")
+    if "backplane why" in step:  # That is this command.
+        step = f"backplane explain {code}, and backplane receipts show {{run}}"
+    return CODES[code].meaning.rstrip("."), step
 
 
 def _fine(picture: Picture) -> Cause:

@@ -101,23 +101,6 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
 }  # fmt: skip
 """Kind → its verdict, and the next steps, the likeliest first. Names in braces are facts of the run."""
 
-CODE_STEPS: Final = {
-    "sidecar_spawn_failed": "install it, or correct its path",
-    "protocol_handshake_failed": "backplane conform -- COMMAND…",
-    "protocol_invalid_envelope": "backplane conform -- COMMAND…",
-    "backend_auth_failed": "backplane doctor",
-    "backend_model_not_found": "another --model, or another base_url",
-    "backend_context_length": "a smaller task",
-    "backend_unavailable": "backplane doctor --probe, which tries the service step by step",
-    "backend_rate_limited": "wait, or another model",
-    "backend_content_filtered": "say it in other words",
-    "validation_failed": "see the answer, or the schema",
-    "execution_workspace_error": "backplane apply {run} --merge, or run it again on what is there now",
-    "receipt_store_failed": "see the disk; backplane prune",
-    "circuit_breaker_open": "wait, then try again",
-}
-"""Code of an error → the next step; for any other code, its explanation."""
-
 LIKELY: Final = frozenset(
     ("no_hello", "staging", "tool_quiet", "model_silent", "out_of_memory", "rule_blocks", "done_but_red")
 )

@@ -293,8 +293,8 @@ def test_an_order_that_no_worker_takes(backplane_home: Path, tmp_path: Path, any
     needs_queue()
     (tmp_path / "work").mkdir()
     id = cli(tmp_path, "queue", "submit", "make test", "-b", "shell", "--root", "work").strip()
-    found = json.loads(cli(tmp_path, "why", id[:8], "--json"))
-    assert (found["kind"], found["run_id"]) == ("queued", id)
+    found = json.loads(cli(tmp_path, "queue", "show", id[:8], "--json"))
+    assert (found["holds"]["kind"], found["order"]["order_id"]) == ("queued", id)
 
 
 async def test_a_run_that_asks_is_not_silent_too(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
