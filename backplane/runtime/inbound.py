@@ -42,6 +42,7 @@ from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
+from backplane.policy.remembered import remembered_by
 from backplane.protocol import NOISE_SHOWN, Broken, Dropped, Events, Noise, Raised, Unknown, describe_noise, strict
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import RunState
@@ -67,10 +68,10 @@ CALL_CHARS_MAX: Final = 256
 """Remembered of such a call's id, and of its tool's name; usual ones are shorter."""
 
 REMEMBERED_MAX: Final = 1000
-"""Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
+"""Tools and kinds of command for which an answer is remembered in a run; the others are asked about again."""
 
 REMEMBERED_CHARS_MAX: Final = 4000
-"""Length of such a tool's name and the reason together; a longer one is not kept, and asked about again."""
+"""Characters of a remembered tool's name, command and reason together; longer ones are asked about again."""
 
 HOOKS_SLOW_S: Final = 1.0
 """Hooks that take longer are noted in the journal, so that `why` can name them; most answer in milliseconds."""
@@ -134,7 +135,7 @@ class Inbound:
         self._hand_on = hand_on
         self._writer: LineWriter | None = None
         self._start_soon: Callable[..., object] | None = None
-        self._remembered: dict[str, Decision] = {}
+        self._remembered: dict[tuple[str, ...], Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
         self._expects_raw = facts.settings.get("mode") == "passthrough"
         """The order asks for the vendor's own messages, and none has come yet."""
@@ -428,10 +429,8 @@ class Inbound:
         Args:
             full: why the ask may not wait; empty when it may, or does.
         """
-        decision: Decision | None = None
-        if ask.kind == "tool" and isinstance(ask.name, str):
-            decision = self._remembered.get(ask.name)
-        if decision is not None:
+        key = remembered_by(ask) if self._remembered else None
+        if key is not None and (decision := self._remembered.get(key)) is not None:
             return decision, "caller"
         if self._on_ask is None or self._start_soon is None:
             return approvals.by_default(ask, "nobody is there to answer"), "default"
@@ -528,11 +527,12 @@ class Inbound:
         return decision, by
 
     def _remember(self, ask: wire.Ask, decision: Decision) -> None:
-        if ask.kind != "tool" or not isinstance(ask.name, str):
+        key = remembered_by(ask)
+        if key is None or len(self._remembered) >= REMEMBERED_MAX:
             return
-        if len(self._remembered) < REMEMBERED_MAX and len(ask.name) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
+        if sum(map(len, key)) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
             reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
-            self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
+            self._remembered[key] = Decision(decision=decision.decision, reason=reason)
 
     def _reread(self, ask: wire.Ask, given: Decision) -> Decision:
         """What somebody decided, as the host will read it: so it is judged, changed and kept.
