@@ -199,7 +199,7 @@ def _store(
         if journal is not None:
             journal.close()
     except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
-        state_folder.problems += (f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}",)
+        state_folder.problems.append(f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}")
     return error
 
 

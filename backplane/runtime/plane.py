@@ -273,7 +273,9 @@ class ControlPlane:
             whole = make_order(order, output=output, configured_policy=self.settings.policy)
             _require_callbacks(on_ask, hooks)
             asked = settings_of(whole.config.vendor)
-            chosen = self.find_backend(backend if backend is not None else asked.get("backend"))
+            named = backend if backend is not None else asked.get("backend")
+            # In a thread: it may read a stored run, or load a plug-in.
+            chosen = await anyio.to_thread.run_sync(self.find_backend, named)
             self._check_room()
             await self._slots.acquire(rank_of(asked.get("route")))
         except Exception as error:

@@ -406,7 +406,7 @@ class Run:
 
     def _note_problem(self, fault: BackplaneError) -> None:
         line = f"run {self.id}, after its receipt was stored: {self._without_secrets(fault)}"
-        self._plane.state_folder.problems += (line,)
+        self._plane.state_folder.problems.append(line)
 
     @property
     def is_ending(self) -> bool:

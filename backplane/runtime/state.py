@@ -80,10 +80,13 @@ class StateFolder:
     def __init__(self, home: Path, signer: Signer | None = None) -> None:
         self.home = home
         self._signer = signer
-        self.notes: tuple[str, ...] = ()
+        self.notes: list[str] = []
         """What a killed control plane left half done and is settled now, a line each."""
-        self.problems: tuple[str, ...] = ()
-        """What it left behind and could not be sealed, undone or removed, a line each, with the next step."""
+        self.problems: list[str] = []
+        """What it left behind and could not be sealed, undone or removed, a line each, with the next step.
+
+        Worker threads append to it.
+        """
         self._store: Store | None = None
         self._opening = threading.Lock()
 
@@ -95,14 +98,14 @@ class StateFolder:
         """
         with self._opening:
             if self._store is None:
-                before = self.notes, self.problems
+                before = [*self.notes], [*self.problems]
                 with ExitStack() as unless_ready:
                     store = Store.open(self.home)
                     unless_ready.callback(store.close)
-                    unless_ready.callback(self._tell, *before)
+                    unless_ready.callback(self._restore, *before)
                     self._settle()
                     recovery = store.recover(self._clean)
-                    self.problems += recovery.problems
+                    self.problems.extend(recovery.problems)
                     for row in recovery.rows:
                         self.sign(store.load(row.run_id))
                     self._sweep_stages(store)
@@ -130,12 +133,12 @@ class StateFolder:
         for found in settle(self.home):
             line = found.describe()
             if not (found.problem or found.kept):
-                self.notes += (line,)
+                self.notes.append(line)
             elif line not in self.problems:
-                self.problems += (line,)
+                self.problems.append(line)
 
-    def _tell(self, notes: tuple[str, ...], problems: tuple[str, ...]) -> None:
-        self.notes, self.problems = notes, problems
+    def _restore(self, notes: list[str], problems: list[str]) -> None:
+        self.notes[:], self.problems[:] = notes, problems
 
     def _sweep_stages(self, store: Store) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
@@ -219,10 +222,10 @@ class StateFolder:
             stage = stage.rename(self.stage_of(orphan.run_id))
             (stage / STAGED_FOR).rename(stage / KEPT)
         except OSError as error:
-            self.problems += (f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed",)
+            self.problems.append(f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed")
             return
         fact = f"run {orphan.run_id} ended before what it changed was taken: its copy is {stage / 'tree'}"
-        self.problems += (f"{fact}; take from there what you need, `backplane prune` removes it with the run",)
+        self.problems.append(f"{fact}; take from there what you need, `backplane prune` removes it with the run")
 
     def _stage_in_use(self, run_id: str) -> Path:
         """A run's stage; that of a host which had waited for the order has another name."""
@@ -242,7 +245,7 @@ class StateFolder:
         try:
             collect(stage)
         except (WorkspaceError, OSError) as error:
-            self.problems += (f"{stage.name}: {error}",)
+            self.problems.append(f"{stage.name}: {error}")
 
     def stage_of(self, run_id: str) -> Path:
         """Where a run's copy and its baseline are, which may be on another disk."""
@@ -297,7 +300,7 @@ class StateFolder:
         try:
             workspace.close()
         except WorkspaceError as error:
-            self.problems += (f"{error.message}; the next start tries again, or {error.hint}",)
+            self.problems.append(f"{error.message}; the next start tries again, or {error.hint}")
 
     def is_new(self, run_id: str) -> bool:
         """Whether no run of this id is known here. Blocks; where the store cannot be opened, the run will say so."""

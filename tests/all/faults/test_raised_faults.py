@@ -182,7 +182,7 @@ async def go(home: Path, root: Path, probe: Probe) -> Seen:
                         seen.records += batch.records
         except BaseException as error:  # Judged by whoever looks.
             seen.error = error
-    seen.problems = plane.state_folder.problems
+    seen.problems = tuple(plane.state_folder.problems)
     return seen
 
 
