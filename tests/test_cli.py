@@ -789,19 +789,10 @@ def test_a_state_folder_that_cannot_be_made_is_an_error_with_its_code(place: str
 
 
 def test_init_writes_a_configuration_that_works_and_overwrites_none(cli: Cli, work: Path) -> None:
-    made = cli("init", "--backend", "shell", "--policy", "default", "--yes")
+    made = cli("init", "--backend", "shell", "--policy", "default")
     assert made.returncode == 0, made.stderr
     assert (work / "backplane.toml").read_bytes() in made.stdout
     assert cli("run", "echo hello").returncode == 0
     assert cli("validate", "backplane.toml").returncode == 0
-    again = cli("init", "--yes")
+    again = cli("init")
     assert (again.returncode, b"already exists" in again.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(("last", "code"), [(b"y\n", 0), (b"n\n", 1)])
-def test_init_asks_on_a_terminal_and_shows_before_it_writes(work: Path, last: bytes, code: int) -> None:
-    answers = {b"that name none": b"shell\n", b"policy [default]: ": b"lax\n", b"one of: default": b"strict\n"}
-    ended, seen = on_terminal(["init"], work, {**answers, b"[Y/n]": last})
-    assert ended == code, seen
-    assert b'policy = "strict"' in seen
-    assert (work / "backplane.toml").exists() is (code == 0)
