@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 HELP = "Check any program that claims to be a host. Exits with 1 if a check fails."
 EXAMPLE = "backplane conform -- node my-host.mjs"
-
-RULES_SHOWN: Final = 8
-"""Most rules that a line lists; more are counted."""
 
 
 def options(p: Parser) -> None:
@@ -35,41 +33,30 @@ def run(args: Args) -> int:
     for rule in args.rule:
         if rule not in known:
             raise wrong_words(f"no rule {rule!r}", "`backplane conform -- COMMAND` shows the names of all rules")
-    skipped: dict[str, list[Result]] = {}
-    progress = None if args.json else partial(_say, skipped=skipped, only_failed=args.failed)
+    progress = None if args.json else partial(_write, only_failed=args.failed)
     cwd = str(streams.folder())
     report = anyio.run(partial(conform, args.command, cwd=cwd, only=args.rule or None, progress=progress))
     failed = report.count("fail")
     if args.json:
         streams.write_record(report)
-    else:
-        for reason, results in skipped.items() if not args.failed else ():
-            streams.write(_skip_line(reason, results))
-        follow = sum(result.follows is not None for result in report.results)
-        also = f" ({follow} of them follow from another)" if follow else ""
-        counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
-        streams.write(f"level: {report.level}  ({counts})\n")
+        return 1 if failed else 0
+    skipped = Counter(result.seen for result in report.results if result.verdict == "skip" and not args.failed)
+    for reason, number in skipped.items():
+        streams.write(f"skip  {streams.count(number, 'check')}: {streams.one_line(reason)}\n")
+    follow = sum(result.follows is not None for result in report.results)
+    also = f" ({follow} of them follow from another)" if follow else ""
+    counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
+    streams.write(f"level: {report.level}  ({counts})\n")
     return 1 if failed else 0
 
 
-def _say(result: Result, *, skipped: dict[str, list[Result]], only_failed: bool) -> None:
-    """Print one check as soon as it is made, as all of them take some seconds; keep those that do not apply."""
-    if result.verdict == "skip":
-        skipped.setdefault(result.seen, []).append(result)
-        return
-    if only_failed and result.verdict != "fail":
-        return
-    if result.follows is not None:
-        streams.write(f"fail  {result.level:<8} {result.rule:<5} {result.name}: follows from {result.follows!r}\n")
+def _write(result: Result, *, only_failed: bool) -> None:
+    """Print one check as soon as it is made, as all of them take some seconds; skipped ones are counted at the end."""
+    if result.verdict == "skip" or (only_failed and result.verdict != "fail"):
         return
     why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
+    if result.follows is not None:
+        why = f": follows from {result.follows!r}"
     streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
-    for line in result.lines if result.verdict == "fail" else ():
+    for line in result.lines if result.verdict == "fail" and result.follows is None else ():
         streams.write(f"      {streams.one_line(line)}\n")
-
-
-def _skip_line(reason: str, results: list[Result]) -> str:
-    """Return one line for all checks that do not apply for the same reason, with their rules."""
-    rules = list(dict.fromkeys(result.rule for result in results))
-    named = ", ".join(rules[:RULES_SHOWN]) + (f" and {len(rules) - RULES_SHOWN} more" * (len(rules) > RULES_SHOWN))
-    return f"skip  {streams.count(len(results), 'check')} ({named}): {streams.one_line(reason)}\n"
