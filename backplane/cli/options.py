@@ -57,24 +57,23 @@ def ago(text: str) -> int:
 
 def usd(text: str) -> float:
     """Return an amount in dollars. Raises ValueError for other text."""
-    amount = float(text)
-    if not 0 <= amount < 1e9:
+    if not 0 <= (amount := float(text)) < 1e9:
         raise ValueError
     return amount
 
 
-seconds.__name__, usd.__name__ = "time", "amount"  # argparse says: invalid time value.
-
-
 def number(text: str) -> int:
     """Return a count that SQLite can take. Raises ValueError for other text."""
-    found = int(text)
-    if not 0 <= found < 1 << 63:
+    if not 0 <= (found := int(text)) < 1 << 63:
         raise ValueError
     return found
 
 
-# What is looked at ----------------------------------------------------------------------------------------------------
+seconds.__name__, usd.__name__ = "time", "amount"  # argparse says: invalid time value.
+
+# What a command is about ----------------------------------------------------------------------------------------------
+
+_RUN_OR_ORDER: Final = "id of a run, or of an order (its newest run), or the beginning of an id; or `last`, `last~2`"
 
 
 def run_id(p: Group, *, optional: bool = False) -> None:
@@ -85,32 +84,23 @@ def run_id(p: Group, *, optional: bool = False) -> None:
         value(p, "run", metavar="RUN", help="run id or its beginning; or `last`, `last~2`")
 
 
-_RUN_OR_ORDER: Final = "id of a run, or of an order (its newest run), or the beginning of an id; or `last`, `last~2`"
-
-
 def session_id(p: Group) -> None:
     value(p, "id", metavar="ID", help="session id or its beginning, or `last`")
 
 
 def since(p: Group) -> None:
-    value(
-        p, "--since", metavar="SPAN", type=ago,
-        help="count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w",
-    )  # fmt: skip
+    within = "count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w"
+    value(p, "--since", metavar="SPAN", type=ago, help=within)
 
 
 def config(p: Group) -> None:
     value(p, "--config", metavar="FILE", help="read this configuration (default: ./backplane.toml, else the user's)")
 
 
-# An answer ------------------------------------------------------------------------------------------------------------
-
-
 def answer(p: Group) -> None:
     """Add the words and options of an answer to an approval or a question."""
-    value(
-        p, "ask", metavar="ASK", nargs="?", default="", help="id of the question or its beginning, if several are open"
-    )
+    one = "id of the question or its beginning, if several are open"
+    value(p, "ask", metavar="ASK", nargs="?", default="", help=one)
     value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
     value(p, "--text", metavar="WORDS", help="answer a question in these words")
     reason(p)
@@ -134,13 +124,6 @@ def model(p: Group) -> None:
     value(p, "-m", "--model", metavar="MODEL", help="use this model (default: the backend's choice)")
 
 
-def require(p: Group) -> None:
-    many(
-        p, "--require", metavar="CAP[=LEVEL]",
-        help="refuse a backend without this capability; LEVEL is native, emulated (default) or any",
-    )  # fmt: skip
-
-
 def root(p: Group) -> None:
     value(p, "-C", "--root", metavar="DIR", help="work on this folder (default: the current one)")
 
@@ -162,38 +145,29 @@ def files(p: Group) -> None:
 
 def on_ask(p: Group) -> None:
     """Add who answers the approvals of a conversation."""
-    p.add_argument(
-        "--on-ask", choices=("deny", "allow", "prompt"),
-        help="answer approvals so (default: prompt on a terminal, else deny)",
-    )  # fmt: skip
+    how = "answer approvals so (default: prompt on a terminal, else deny)"
+    value(p, "--on-ask", choices=("deny", "allow", "prompt"), help=how)
 
 
-def rights(p: Group) -> None:
+def bounds(p: Group) -> None:
+    """Add what the agent needs, may do and may spend."""
+    level = "refuse a backend without this capability; LEVEL is native, emulated (default) or any"
+    many(p, "--require", metavar="CAP[=LEVEL]", help=level)
     value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
     many(p, "--allow-tool", metavar="TOOL", help="allow only this tool, and others that an option or the policy allows")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
-    flag(p, "--lenient", help="accept an order with unknown members")
-    many(
-        p, "--fail-on", metavar="WORDS",
-        help="exit with 3 if a complete run has one of these findings: denied,false-claims,violations; or `none` "
-        "(default: all three with the policy `ci`, else none)",
-    )  # fmt: skip
-    p.add_argument(
-        "--isolation", choices=("required", "best_effort", "off"),
-        help="require, try or skip the sandbox around the agent (default: best_effort)",
-    )  # fmt: skip
-
-
-def param(p: Group) -> None:
-    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
-
-
-def limits(p: Group) -> None:
+    sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
+    value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
+    findings = (
+        "exit with 3 if a complete run has one of these findings: denied,false-claims,violations; or `none` "
+        "(default: all three with the policy `ci`, else none)"
+    )
+    many(p, "--fail-on", metavar="WORDS", help=findings)
     value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
-    value(
-        p, "--max-budget-usd", metavar="USD", type=usd,
-        help="stop when the run has cost this much, as far as the backend counts it",
-    )  # fmt: skip
+    cost = "stop when the run has cost this much, as far as the backend counts it"
+    value(p, "--max-budget-usd", metavar="USD", type=usd, help=cost)
+    flag(p, "--lenient", help="accept an order with unknown members")
+    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
 
 
 # A queue --------------------------------------------------------------------------------------------------------------
@@ -201,15 +175,11 @@ def limits(p: Group) -> None:
 
 def queue(p: Group, *, content: bool = False) -> None:
     """Add where a queue is."""
-    value(
-        p, "--engine", metavar="URL",
-        help="the queue's database: sqlite:///FILE or postgresql://… (default: a file in the state folder)",
-    )  # fmt: skip
+    url = "the queue's database: sqlite:///FILE or postgresql://… (default: a file in the state folder)"
+    value(p, "--engine", metavar="URL", help=url)
     if content:
-        value(
-            p, "--content", metavar="PLACE",
-            help="folder or URL of the files that submitters and workers share (default: beside the SQLite file)",
-        )  # fmt: skip
+        place = "folder or URL of the files that submitters and workers share (default: beside the SQLite file)"
+        value(p, "--content", metavar="PLACE", help=place)
 
 
 def order_id(p: Group) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -30,29 +29,24 @@ class ResultFile:
     """
 
     def __init__(self, name: str, *, stdout_taken: bool = False) -> None:
-        self._name, self._fd = name, _NAMED.get(name)
-        self.path: Path | None = None
-        if stdout_taken and self._fd == STDOUT:
+        is_file = name not in _NAMED and (os.path.isfile(name) or not os.path.exists(name))
+        self._name, self.path = name, Path(os.path.realpath(name)) if is_file else None
+        if stdout_taken and _NAMED.get(name) == STDOUT:
             raise wrong_words(f"{name!r}: stdout is used by --json", "name a file")
-        try:
-            if self._fd is None and os.path.exists(name) and not os.path.isfile(name):
-                self._fd = os.open(name, os.O_WRONLY | os.O_NONBLOCK)  # A pipe without a reader would block for ever.
-            elif self._fd is None:
-                self.path = Path(os.path.realpath(name))
-                with _beside(self.path) as made:
-                    made.touch()
-        except OSError as error:
-            fact = f"{name!r} cannot be written: {error.strerror}"
-            raise wrong(fact, "name a file in a folder that this user can write to") from error
+        if self.path is not None and not os.access(self.path.parent, os.W_OK):
+            fact = f"{name!r} cannot be written: its folder is missing or not writable"
+            raise wrong(fact, "name a file in a folder that this user can write to")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the result. Raises StoreError `receipt_store_failed`: the disk is full, the folder is gone."""
         try:
             if self.path is not None:
                 _replace(self.path, chunks)
-            elif self._fd is not None:
-                for chunk in chunks:
-                    write_to(self._fd, chunk)
+                return
+            # A pipe that no process reads would block for ever.
+            fd = _NAMED.get(self._name) or os.open(self._name, os.O_WRONLY | os.O_NONBLOCK)
+            for chunk in chunks:
+                write_to(fd, chunk)
         except OSError as error:
             # The same disk or limit may keep the store from it, too; then it has been printed.
             hint = "`backplane receipts show` prints the receipt; if it was not stored either, it is on stdout"
@@ -61,19 +55,12 @@ class ResultFile:
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:
-    with _beside(path) as made:
+    made = path.with_name(f".backplane-{os.urandom(8).hex()}")
+    try:
         with made.open("wb") as file:
             if path.exists():
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
             file.writelines(chunks)
         made.replace(path)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file in the same folder, which is removed if it is there at the end."""
-    made = path.with_name(f".backplane-{os.urandom(8).hex()}")
-    try:
-        yield made
     finally:
         made.unlink(missing_ok=True)

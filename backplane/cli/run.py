@@ -25,7 +25,6 @@ def options(p: Parser) -> None:
     add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
     add.value(named, "--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
     add.model(who)
-    add.require(who)
     add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality, cost or balanced")
     add.value(
         who, "--max-cost-usd", metavar="USD", type=add.usd,
@@ -48,31 +47,22 @@ def options(p: Parser) -> None:
     add.files(place)
     add.many(place, "--image", metavar="FILE", help="show this picture to the agent: PNG, JPEG, GIF or WebP")
     add.flag(place, "--checkpoints", help="store the workspace's state before each tool that may write")
-    may = p.add_argument_group("what the agent may do")
-    add.rights(may)
+    may = p.add_argument_group("what the agent needs and may do")
+    add.bounds(may)
     add.value(
         may, "--on-ask", metavar="HOW",
         help="answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a "
         "command that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)",
     )  # fmt: skip
-    add.param(may)
     add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")
-    bounds = p.add_argument_group("limits")
-    add.limits(bounds)
-    add.value(bounds, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, as 90s, 5m or 2h")
+    add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, as 90s, 5m or 2h")
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
     loud = out.add_mutually_exclusive_group()
     add.flag(loud, "-v", "--verbose", help="print on stderr where the run works and what was decided")
     add.flag(loud, "-q", "--quiet", help="print only the answer")
-    add.json(
-        out,
-        "the protocol's own messages, one per line",
-        "envelope_event",
-        "envelope_final",
-        "envelope_fatal",
-        "cli_dry_run",
-    )
+    schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
+    add.json(out, "the protocol's own messages, one per line", *schemas)
     add.flag(out, "--dry-run", help="print the order and the backend that would get it (with -v all others, and why "
              "not); start nothing")  # fmt: skip
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")

@@ -49,7 +49,7 @@ def picture(backend: str, model: str | None, task: str = "", run_id: str = "") -
 
 
 class Terminal:
-    """The text and the foot of one run on stdout. It gives text to write, and writes none.
+    """The text and the foot of one run on stdout; it returns what to write, and writes nothing.
 
     Args:
         picture: of the run so far, drawn at the foot; None if nothing is painted over.
@@ -82,10 +82,9 @@ class Terminal:
 
     @property
     def is_due(self) -> bool:
-        """True if there is something new to paint, the seconds among it."""
-        if self.picture is None:
-            return bool(self._held)
-        return not self._away and (self._is_new or time.monotonic() - self._painted >= IDLE_S)
+        """True if there is something new to paint, the run's seconds among it."""
+        is_later = self.picture is not None and time.monotonic() - self._painted >= IDLE_S
+        return not self._away and (self._is_new or is_later)
 
     def frame(self) -> str:
         """Return what to write now."""
@@ -94,7 +93,7 @@ class Terminal:
         return self.draw(self._foot(columns), columns)
 
     def clear(self) -> str:
-        """Return what leaves the text on the terminal, and nothing else."""
+        """Return what leaves the text alone on the terminal."""
         return self.draw((), streams.columns())
 
     def continued(self) -> None:
@@ -108,8 +107,7 @@ class Terminal:
         try:
             yield
         finally:
-            self._away -= 1
-            self._is_new = True
+            self._away, self._is_new = self._away - 1, True
 
     def _foot(self, columns: int) -> Sequence[Line]:
         if self._away or self.picture is None:

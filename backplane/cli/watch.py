@@ -123,18 +123,12 @@ class _Watch:
 
     def _answer(self, waits: ShownQuestion, line: str) -> None:
         decision = asking.judge(line, waits.body)
-        if decision is None or decision.decision == "modify":
+        if decision is None:
             streams.write(asking.again(waits.body))
             return
-        command = AnswerCommand(
-            ask=waits.id,
-            decision=decision.decision,
-            reason=decision.reason,
-            text=decision.text,
-            remember=decision.remember,
-        )
+        given = {name: getattr(decision, name) for name in ("decision", "reason", "text", "remember")}
         try:
-            knock(self._store.home, self._run.run_id, command)
+            knock(self._store.home, self._run.run_id, AnswerCommand(ask=waits.id, **given))
             self._answered = waits.id
         except BackplaneError as error:
             streams.error(error)

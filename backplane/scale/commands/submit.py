@@ -54,12 +54,9 @@ def options(p: Parser) -> None:
     work = p.add_argument_group("the order")
     add.value(work, "-b", "--backend", metavar="NAME", help="run the order on this backend of the worker")
     add.model(work)
-    add.require(work)
     add.root(work)
     add.files(work)
-    add.rights(work)
-    add.param(work)
-    add.limits(work)
+    add.bounds(work)
     p.set_defaults(in_place=None, apply=None, env=[], image=[], checkpoints=False, pure=False)
 
 
