@@ -10,19 +10,13 @@ from typing import Any, Final
 from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
 from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
-TERMINAL: Final = ("finish",)
-DONE: Final = ("done",)
+GROUPS: Final = {"END": ("finish",), "CLOSING": ("done",)}
 STOPS: Final = {"tool_use": "tool_calls", "max_tokens": "length", "content_filter": "content_filter"}
 """Everything else is `stop`."""
 CREATED_S: Final = 1_760_000_000
 """The time in every answer: equal scripts make equal bytes."""
-KINDS: Final = {
-    400: "invalid_request_error",
-    401: "invalid_request_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-}
+KINDS: Final = {403: "permission_error", 429: "rate_limit_error"}
+"""Everything else is `server_error` from 500 on, and below `invalid_request_error`."""
 CODES: Final = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
@@ -74,18 +68,16 @@ def models(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _call_chunks(turn: Turn, ask: RenderRequest, place: int, call: Call) -> list[Frame]:
-    pieces = cut_text(arguments(call), turn.pieces)
-    whole_call = _call(call, place, ask)
-    member = call.kind
-    key = "input" if member == "custom" else "arguments"
-    opening = {"index": place, **whole_call, member: {"name": call.name, key: ""}}
-    rest: list[dict[str, Any]] = [{"index": place, member: {key: piece}} for piece in pieces]
-    return [_chunk(ask, "call", {"tool_calls": [part]}) for part in (opening, *rest)]
+    begun = _call(call, place, ask)
+    key = "input" if call.kind == "custom" else "arguments"
+    text = begun[call.kind].pop(key)
+    parts = [{**begun, call.kind: {**begun[call.kind], key: ""}}]
+    parts += [{call.kind: {key: piece}} for piece in cut_text(text, turn.pieces)]
+    return [_chunk(ask, "call", {"tool_calls": [{"index": place, **part}]}) for part in parts]
 
 
 def _call(call: Call, place: int, ask: RenderRequest) -> dict[str, Any]:
-    key = "input" if call.kind == "custom" else "arguments"
-    inner = {"name": call.name, key: arguments(call)}
+    inner = {"name": call.name, "input" if call.kind == "custom" else "arguments": arguments(call)}
     return {"id": call.id or f"call_{ask.number}_{place}", "type": call.kind, call.kind: inner}
 
 

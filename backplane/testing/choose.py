@@ -14,12 +14,8 @@ from backplane.testing.script import Script, When
 from backplane.upstream.presets import ProtocolName
 
 MISSING: Final = object()
-HISTORY: Final[dict[ProtocolName, str]] = {
-    "openai_compatible": "messages",
-    "openai_responses": "input",
-    "anthropic": "messages",
-    "gemini_ai_studio": "contents",
-}
+HISTORY: Final = {"openai_responses": "input", "gemini_ai_studio": "contents"}
+"""Member of a request that has the conversation; `messages` in the other protocols."""
 OF_THE_MODEL: Final = ("assistant", "model", "function_call", "custom_tool_call", "reasoning")
 """Roles and types of the model's own messages."""
 LABELS: Final = ("type", "role", "id", "call_id", "tool_call_id", "tool_use_id")
@@ -95,7 +91,7 @@ def at(body: Json, pointer: str) -> Any:
 
 def last_words(question: RequestTarget) -> str:
     """Return the texts after the model's last message, one per line."""
-    history = at(question.body, f"/{HISTORY[question.protocol or 'openai_compatible']}")
+    history = at(question.body, f"/{HISTORY.get(question.protocol or '', 'messages')}")
     if isinstance(history, str):
         return history
     tail: list[Any] = []

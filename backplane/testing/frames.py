@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from backplane.contract.canonical import Json
@@ -67,18 +67,16 @@ def is_one_of(label: str, patterns: Sequence[str]) -> bool:
 
 
 def with_faults(
-    frames: Sequence[Frame], fault: Fault, terminal: Sequence[str], done: Sequence[str], failed: Frame | None
+    frames: Sequence[Frame], fault: Fault, groups: Mapping[str, Sequence[str]], failed: Frame | None
 ) -> list[Frame]:
     """Leave out frames, and replace the end by a failure, as the fault says.
 
     Args:
-        terminal: labels of the frames that say how the answer ended.
-        done: labels of the closing frames that add nothing.
+        groups: names of several labels; `END` has those of the frames that say how the answer ended.
         failed: replaces the end if the answer fails half-way.
     """
-    groups = {"END": terminal, "CLOSING": done}
     drop = [label for name in fault.drop for label in groups.get(name, (name,))]
-    ends = next((i for i, frame in enumerate(frames) if is_one_of(frame.label, terminal)), len(frames))
+    ends = next((i for i, frame in enumerate(frames) if is_one_of(frame.label, groups["END"])), len(frames))
     whole = [*frames[:ends], failed] if failed is not None else frames
     return [frame for frame in whole if not is_one_of(frame.label, drop)]
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 from backplane.testing.frames import Frame, RenderRequest, arguments, arguments_value, cut_text
 from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
-TERMINAL: Final = ("finish",)
-DONE: Final = ()
+GROUPS: Final = {"END": ("finish",), "CLOSING": ()}
 STOPS: Final = {"max_tokens": "MAX_TOKENS", "refusal": "SAFETY", "content_filter": "SAFETY"}
 """Everything else is `STOP`, calls included."""
 KINDS: Final = {

@@ -8,17 +8,9 @@ from typing import Any, Final
 from backplane.testing.frames import Frame, RenderRequest, arguments, arguments_value, cut_text
 from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
-TERMINAL: Final = ("message_delta", "message_stop")
-DONE: Final = ("message_stop",)
-STOPS: Final = {
-    "end": "end_turn",
-    "tool_use": "tool_use",
-    "max_tokens": "max_tokens",
-    "stop_sequence": "stop_sequence",
-    "refusal": "refusal",
-    "content_filter": "refusal",
-    "pause": "pause_turn",
-}
+GROUPS: Final = {"END": ("message_delta", "message_stop"), "CLOSING": ("message_stop",)}
+STOPS: Final = {"end": "end_turn", "content_filter": "refusal", "pause": "pause_turn"}
+"""Every other word is the vendor's own."""
 KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -113,7 +105,8 @@ def _event(name: str, **members: Any) -> Frame:
 
 
 def _stop(turn: Turn) -> str:
-    return turn.stop_raw or STOPS["refusal" if turn.refusal is not None and turn.stop is None else turn.stopped]
+    stopped = "refusal" if turn.refusal is not None and turn.stop is None else turn.stopped
+    return turn.stop_raw or STOPS.get(stopped, stopped)
 
 
 def _usage_of(usage: ScriptUsage | None, output: int | None = None) -> dict[str, Any]:

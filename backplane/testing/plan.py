@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.testing import chat, gemini, messages, responses
-from backplane.testing.choose import Plot, RequestTarget
-from backplane.testing.frames import (
-    RenderRequest,
-    as_array,
-    as_events,
-    cut_bytes,
-    json_text,
-    shorten,
-    with_faults,
-)
-from backplane.testing.script import Fault, Turn
-from backplane.testing.wire import Delivery, Head, decoded
+from backplane.testing.choose import Plot, RequestTarget, at
+from backplane.testing.frames import RenderRequest, as_array, as_events, cut_bytes, json_text, shorten, with_faults
+from backplane.testing.script import Turn
+from backplane.testing.wire import Delivery, Head
 from backplane.upstream.presets import ProtocolName
 
 CHARS_A_TOKEN: Final = 4
@@ -33,12 +25,6 @@ VENDORS: Final = {
     "openai_responses": responses,
     "anthropic": messages,
     "gemini_ai_studio": gemini,
-}
-BASES: Final[dict[ProtocolName, str]] = {
-    "openai_compatible": "/v1",
-    "openai_responses": "/v1",
-    "anthropic": "/v1",
-    "gemini_ai_studio": "/v1beta",
 }
 ROUTES: Final[tuple[tuple[str, ProtocolName | None, str], ...]] = (
     (r"/chat/completions$", "openai_compatible", "generate"),
@@ -56,22 +42,13 @@ _DOUBLED: Final = re.compile(r"/(v\d\w*)/\1/")
 """A version twice: a program added its own to an address that has one; no service has such a path."""
 
 
-# A request ------------------------------------------------------------------------------------------------------------
-
-
-def read_body(head: Head) -> Json:
-    """Return a request's JSON, other text as it is, and None for an empty body."""
-    data = decoded(head)
-    if not data:
-        return None
+def route(head: Head) -> RequestTarget:
+    """Find out whose path it is; the body is the JSON, other text unchanged, or None if it is empty."""
+    body: Json
     try:
-        value: Json = json.loads(data)
+        body = json.loads(head.data) if head.data else None
     except ValueError:
-        return data.decode(errors="replace")
-    return value
-
-
-def route(head: Head, body: Json) -> RequestTarget:
+        body = (head.data or b"").decode(errors="replace")
     members = body if isinstance(body, dict) else {}
     for pattern, protocol, asks in ROUTES:
         found = re.search(pattern, head.path)
@@ -97,15 +74,9 @@ def key_of(head: Head) -> str | None:
     return bearer or named or head.query.get("key")
 
 
-def wants_usage(protocol: ProtocolName | None, body: Json) -> bool:
+def wants_usage(place: RequestTarget) -> bool:
     """Return False for a chat stream whose request does not ask for its usage."""
-    if protocol != "openai_compatible" or not isinstance(body, dict):
-        return True
-    options = body.get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
-
-
-# An answer ------------------------------------------------------------------------------------------------------------
+    return place.protocol != "openai_compatible" or at(place.body, "/stream_options/include_usage") is True
 
 
 def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | None:
@@ -113,7 +84,7 @@ def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | No
     script = plot.script
     if "upgrade" in head.headers:
         return 426, "only HTTP/1.1 is spoken here"
-    if decoded(head) is None:
+    if head.data is None:
         return 415, f"content-encoding {head.headers['content-encoding']} is not understood; gzip and identity are"
     hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
     is_doubled = _DOUBLED.search(head.path) is not None
@@ -137,7 +108,7 @@ def beside(plot: Plot, place: RequestTarget, head: Head, refusal: tuple[int, str
         listed = vendor.models((place.model,) if place.model else plot.script.models)
         value = next(iter(listed.get("models") or listed["data"])) if place.model else listed
     elif place.asks == "count":
-        count = len(head.body) // CHARS_A_TOKEN
+        count = len(head.data or b"") // CHARS_A_TOKEN
         value = {"totalTokens": count} if place.protocol == "gemini_ai_studio" else {"input_tokens": count}
     else:
         refusal = (400, "the script has no turn left for this request")
@@ -153,7 +124,7 @@ def plain(status: int, body: bytes) -> Delivery:
 def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> Delivery | None:
     """Plan a turn's answer, or return None for a reset before any byte."""
     fault = turn.fault
-    if fault.reset and fault.cut_after_bytes is None:
+    if fault.reset and not fault.is_endless:
         return None
     kind, pieces = _body_of(turn, place, ask, head)
     whole = sum(map(len, pieces))
@@ -164,39 +135,23 @@ def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> De
     if fault.cut_after_bytes is not None:
         pieces = shorten(pieces, fault.cut_after_bytes)
     is_stream = kind.startswith("text/event-stream") or (place.stream and fault.status == 200)
-    return Delivery(
-        status=fault.status,
-        headers={"content-type": kind, **fault.headers},
-        pieces=pieces,
-        length=None if is_stream or fault.close_delimited else whole,
-        then=_then(fault),
-        stall_comment=b": keep-alive\n\n" if "event" in kind else b"\n",
-        fault=fault,
-    )
-
-
-def _then(fault: Fault) -> Any:
-    if fault.stall_after_frames is not None:
-        return "stall"
-    if fault.cut_after_bytes is not None:
-        return "reset" if fault.reset else "cut"
-    return "end"
+    length = None if is_stream or fault.close_delimited else whole
+    return Delivery(fault.status, {"content-type": kind, **fault.headers}, pieces, length, fault)
 
 
 def _body_of(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> tuple[str, list[bytes]]:
     """Return content type and pieces of an answer's body, without the faults of bytes."""
-    fault, vendor = turn.fault, VENDORS[place.protocol or "openai_compatible"]
+    fault, failure, vendor = turn.fault, turn.fault.failure, VENDORS[place.protocol or "openai_compatible"]
     if fault.raw is not None:
         return "text/event-stream" if place.stream else "application/json", [fault.raw]
-    if fault.status != 200 or (fault.failure and not place.stream):
-        failure = fault.failure
-        status = fault.status if failure is None else failure.status
+    if fault.status != 200 or (failure and not place.stream):
+        status = failure.status if failure else fault.status
         message = fault.message or (failure.message if failure else f"scripted status {status}")
         return "application/json", [json_text(vendor.error(status, message)).encode()]
     if not place.stream:
         return "application/json", [json_text(vendor.whole(turn, ask)).encode()]
-    failed = vendor.failed(fault.failure, ask) if fault.failure else None
-    frames = with_faults(vendor.stream(turn, ask), fault, vendor.TERMINAL, vendor.DONE, failed)
+    failed = vendor.failed(failure, ask) if failure else None
+    frames = with_faults(vendor.stream(turn, ask), fault, vendor.GROUPS, failed)
     if place.protocol == "gemini_ai_studio" and head.query.get("alt") != "sse":
         return "application/json", as_array(frames)
     return "text/event-stream; charset=utf-8", as_events(frames)

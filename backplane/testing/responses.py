@@ -8,10 +8,12 @@ from backplane.testing.chat import CREATED_S, error, models
 from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
 from backplane.testing.script import Failure, ScriptUsage, Turn
 
-__all__ = ["DONE", "TERMINAL", "error", "failed", "models", "stream", "whole"]
+__all__ = ["GROUPS", "error", "failed", "models", "stream", "whole"]
 
-TERMINAL: Final = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-DONE: Final = ("*.done",)
+GROUPS: Final = {
+    "END": ("response.completed", "response.incomplete", "response.failed", "response.cancelled"),
+    "CLOSING": ("*.done",),
+}
 REASONS: Final = {"max_tokens": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete; with any other stop it is completed."""
 STATES: Final = ("completed", "incomplete", "failed", "cancelled", "in_progress", "queued")
@@ -32,7 +34,8 @@ def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     for index, item in enumerate(_items(turn, ask)):
         place = {"item_id": item["id"], "output_index": index}
         events.append({"type": "response.output_item.added", "output_index": index, "item": _empty(item)})
-        events += WRITERS[item["type"]](item, place, turn.pieces)
+        write = _write_call if item["type"].endswith("_call") else _write_parts
+        events += write(item, place, turn.pieces)
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     last = whole(turn, ask)
     events.append({"type": f"response.{last['status']}", "response": last})
@@ -42,7 +45,7 @@ def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
 def failed(failure: Failure, ask: RenderRequest) -> Frame:
     """Return the event of an error half-way."""
     response = {**_response(ask, "failed", [], None), "error": {"code": failure.code, "message": failure.message}}
-    # Where in the order it stands is known only to the stream it interrupts; nobody reads the number.
+    # Its number is known only to the stream that it interrupts, and no client reads it.
     return _event({"type": "response.failed", "response": response}, 0)
 
 
@@ -73,28 +76,20 @@ def _empty(item: dict[str, Any]) -> dict[str, Any]:
     return {key: blank.get(key, value) for key, value in item.items()}
 
 
-def _write_message(item: dict[str, Any], place: dict[str, Any], pieces: int) -> list[dict[str, Any]]:
+def _write_parts(item: dict[str, Any], place: dict[str, Any], pieces: int) -> list[dict[str, Any]]:
+    is_summary = item["type"] == "reasoning"
     events: list[dict[str, Any]] = []
-    for index, part in enumerate(item["content"]):
-        here = {**place, "content_index": index}
-        key = "text" if part["type"] == "output_text" else "refusal"
-        extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
-        name = f"response.{part['type']}"
-        events.append({"type": "response.content_part.added", **here, "part": {**part, key: ""}})
-        events += [{"type": f"{name}.delta", **here, "delta": piece, **extra} for piece in cut_text(part[key], pieces)]
-        events.append({"type": f"{name}.done", **here, key: part[key], **extra})
-        events.append({"type": "response.content_part.done", **here, "part": part})
-    return events
-
-
-def _write_reasoning(item: dict[str, Any], place: dict[str, Any], pieces: int) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
-    for index, part in enumerate(item["summary"]):
-        here, name = {**place, "summary_index": index}, "response.reasoning_summary"
-        events.append({"type": f"{name}_part.added", **here, "part": {**part, "text": ""}})
-        events += [{"type": f"{name}_text.delta", **here, "delta": piece} for piece in cut_text(part["text"], pieces)]
-        events.append({"type": f"{name}_text.done", **here, "text": part["text"]})
-        events.append({"type": f"{name}_part.done", **here, "part": part})
+    for index, part in enumerate(item["summary" if is_summary else "content"]):
+        key = "refusal" if part["type"] == "refusal" else "text"
+        around, inner = "response.content_part", f"response.{part['type']}"
+        if is_summary:
+            around, inner = "response.reasoning_summary_part", "response.reasoning_summary_text"
+        here = {**place, "summary_index" if is_summary else "content_index": index}
+        extra: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        events.append({"type": f"{around}.added", **here, "part": {**part, key: ""}})
+        events += [{"type": f"{inner}.delta", **here, "delta": piece, **extra} for piece in cut_text(part[key], pieces)]
+        events.append({"type": f"{inner}.done", **here, key: part[key], **extra})
+        events.append({"type": f"{around}.done", **here, "part": part})
     return events
 
 
@@ -104,14 +99,6 @@ def _write_call(item: dict[str, Any], place: dict[str, Any], pieces: int) -> lis
     named = {} if custom else {"name": item["name"]}
     deltas = [{"type": f"response.{name}.delta", **place, "delta": piece} for piece in cut_text(item[key], pieces)]
     return [*deltas, {"type": f"response.{name}.done", **place, key: item[key], **named}]
-
-
-WRITERS: Final = {
-    "message": _write_message,
-    "reasoning": _write_reasoning,
-    "function_call": _write_call,
-    "custom_tool_call": _write_call,
-}
 
 
 def _event(event: dict[str, Any], number: int) -> Frame:

@@ -98,6 +98,11 @@ class Fault(_Data, frozen=True):
     reset: bool = False
     """Reset the connection where it is cut, or before any answer."""
 
+    @property
+    def is_endless(self) -> bool:
+        """True if the answer begins and has no end."""
+        return self.cut_after_bytes is not None or self.stall_after_frames is not None
+
 
 class When(_Data, frozen=True):
     """Which requests a turn answers: those for which every condition that is set holds."""
@@ -176,11 +181,8 @@ def read_script(value: Scripted) -> Script:
     Raises:
         ContractError: `contract_schema_violation` when a member is unknown or has the wrong type.
     """
-    if isinstance(value, Script):
-        return value
-    if isinstance(value, Turn):
-        return Script(turns=(value,))
-    plain = value if isinstance(value, Mapping) else {"turns": list(value)}
+    turns = [value] if isinstance(value, Turn) else value
+    plain = turns if isinstance(turns, Mapping | Script) else {"turns": list(turns)}
     try:
         return msgspec.convert(msgspec.to_builtins(plain), Script)
     except msgspec.ValidationError as error:

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 import msgspec
@@ -20,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.testing.choose import Plot
 from backplane.testing.frames import RenderRequest, json_text
-from backplane.testing.plan import BASES, beside, plain, plan, read_body, refuse, route, wants_usage
+from backplane.testing.plan import beside, plain, plan, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import AnswerEnd, BadRequest, Connection, Delivery, Head
 from backplane.upstream.presets import ProtocolName
@@ -73,42 +72,36 @@ class ModelServer:
         self._plot = Plot(read_script(script))
         self._record_path = record
         self._record: IO[str] | None = None
-        self._wanted_port = port
         self._changed = threading.Condition()
         self._requests: list[RecordedRequest] = []
         self._ends: dict[int, AnswerEnd] = {}
-        self._connections: dict[int, Connection] = {}
-        self._threads: list[threading.Thread] = []
+        self._open: dict[int, tuple[Connection, threading.Thread]] = {}
         self._count = 0
-        self.port = 0
-
-    # Life -------------------------------------------------------------------------------------------------------------
+        self.port = port
 
     def __enter__(self) -> Self:
         if self._record_path is not None:
             self._record = self._record_path.open("a", encoding="utf-8")
-        self._listener = socket.create_server(("127.0.0.1", self._wanted_port), backlog=CONNECTIONS_MAX)
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=CONNECTIONS_MAX)
         self.port = self._listener.getsockname()[1]
-        self._start(self._accept)
+        self._accepting = threading.Thread(target=self._accept, name="model-server", daemon=True)
+        self._accepting.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         deadline = time.monotonic() + CLOSE_S_MAX
         self._listener.shutdown(socket.SHUT_RDWR)  # It ends `accept`, which closing does not.
-        self._threads[0].join(CLOSE_S_MAX)
+        self._accepting.join(CLOSE_S_MAX)
         with self._changed:
-            for connection in self._connections.values():
-                with contextlib.suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
+            open_now = list(self._open.values())
+        for connection, _ in open_now:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        for _, thread in open_now:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._listener.close()
         if self._record is not None:
             self._record.close()
-
-    # What tests ask --------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -117,7 +110,7 @@ class ModelServer:
 
     def base_url(self, protocol: ProtocolName) -> str:
         """Return the address to which a protocol's own path is added: `…/v1`, `…/v1beta`."""
-        return self.url + BASES[protocol]
+        return self.url + ("/v1beta" if protocol == "gemini_ai_studio" else "/v1")
 
     @property
     def requests(self) -> tuple[RecordedRequest, ...]:
@@ -160,13 +153,6 @@ class ModelServer:
                 seen = f"{len(self._requests)} requests, {len(self._ends)} answers over"
                 raise BackendError("backend_timeout", f"no {what} within {within_s:g} s", evidence=seen)
 
-    # Threads ----------------------------------------------------------------------------------------------------------
-
-    def _start(self, target: Any, *args: Any) -> None:
-        thread = threading.Thread(target=target, args=args, name="model-server", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _accept(self) -> None:
         while True:
             try:
@@ -174,23 +160,22 @@ class ModelServer:
             except OSError:
                 return
             with self._changed:
-                if len(self._connections) >= CONNECTIONS_MAX:
+                if len(self._open) >= CONNECTIONS_MAX:
                     sock.close()
                     continue
                 self._count += 1
-                number = self._count
-                self._connections[number] = Connection(sock)
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-            self._start(self._serve, number)
+                args = (Connection(sock), self._count)
+                thread = threading.Thread(target=self._serve, args=args, name="model-server", daemon=True)
+                self._open[self._count] = (args[0], thread)
+            thread.start()
 
-    def _serve(self, number: int) -> None:
-        connection = self._connections[number]
+    def _serve(self, connection: Connection, number: int) -> None:
         try:
             while self._answer_one(connection, number):
                 pass
         finally:
             with self._changed:
-                del self._connections[number]
+                del self._open[number]
             connection.sock.close()
 
     def _answer_one(self, connection: Connection, number: int) -> bool:
@@ -217,14 +202,13 @@ class ModelServer:
 
     def _take(self, head: Head, connection: int) -> tuple[RecordedRequest, Delivery | None]:
         """Record a request and plan its answer; a plan of None is a reset."""
-        body = read_body(head)
-        place = route(head, body)
+        place = route(head)
         with self._changed:
             refusal = refuse(self._plot, head, place)
             wants_turn = refusal is None and place.asks == "generate"
             chosen = self._plot.choose(place) if wants_turn else None
             number = len(self._requests) + 1
-            ask = RenderRequest(place.model, number, wants_usage(place.protocol, body))
+            ask = RenderRequest(place.model, number, wants_usage(place))
             delivery: Delivery | None
             if chosen is None:
                 status, delivery = beside(self._plot, place, head, refusal)
@@ -233,7 +217,7 @@ class ModelServer:
                 status, delivery = turn.fault.status, plan(turn, place, ask, head)
             request = RecordedRequest(
                 number=number, connection=connection, method=head.method, path=head.path, query=head.query,
-                headers=head.headers, body=body,
+                headers=head.headers, body=place.body,
                 protocol=place.protocol, asks=place.asks, stream=place.stream, status=status, turn=chosen,
             )  # fmt: skip
             self._requests.append(request)

@@ -13,7 +13,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
+from http.client import responses
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,10 +34,6 @@ AnswerEnd = Literal["whole", "cut", "left"]
 """An answer's end: all of it was written, it was cut as scripted, or the client left (or the server closed)."""
 
 
-class Left(Exception):
-    """The client has closed the connection."""
-
-
 class BadRequest(Exception):
     """The bytes are no request that this server understands; `status` says why."""
 
@@ -54,7 +50,8 @@ class Head(NamedTuple):
     query: dict[str, str]
     headers: dict[str, str]
     """Names in lower case; of equal names the last counts."""
-    body: bytes
+    data: bytes | None
+    """The body without its content coding; None if the coding is unknown."""
 
 
 class Delivery(NamedTuple):
@@ -65,8 +62,6 @@ class Delivery(NamedTuple):
     pieces: Iterable[bytes]
     length: int | None = None
     """None: chunked, or until the connection ends."""
-    then: Literal["end", "cut", "reset", "stall"] = "end"
-    stall_comment: bytes = b""
     fault: Fault = Fault()
     """Waits, and the end of the body."""
 
@@ -110,7 +105,7 @@ class Connection:
             raise BadRequest(error.error_status_hint, f"not a request: {error}") from error
         method, parts = request.method.decode().upper(), urlsplit(request.target.decode("latin-1"))
         self._wants_body = method != "HEAD"
-        return Head(method, parts.path, dict(parse_qsl(parts.query)), headers, bytes(body))
+        return Head(method, parts.path, dict(parse_qsl(parts.query)), headers, _decoded(bytes(body), headers))
 
     @property
     def goes_on(self) -> bool:
@@ -119,10 +114,9 @@ class Connection:
 
     def write(self, delivery: Delivery) -> AnswerEnd:
         """Write an answer as planned and return how it ended."""
-        try:
+        with contextlib.suppress(OSError):
             return self._write(delivery)
-        except (OSError, Left):
-            return "left"
+        return "left"
 
     def reset(self) -> None:
         """End the connection with a reset."""
@@ -133,7 +127,7 @@ class Connection:
         """Wait unless the client leaves.
 
         Raises:
-            Left: it left.
+            ConnectionResetError: it left.
         """
         deadline = time.monotonic() + milliseconds / 1000
         while (rest := deadline - time.monotonic()) > 0:
@@ -142,32 +136,33 @@ class Connection:
             if not poll.poll(rest * 1000):
                 return
             if not self.sock.recv(READ_BYTES, socket.MSG_PEEK):
-                raise Left
+                raise ConnectionResetError
             # The next request is here already: nothing more to notice, so the rest is plain waiting.
             time.sleep(max(0.0, deadline - time.monotonic()))
 
     def _write(self, delivery: Delivery) -> AnswerEnd:
-        if delivery.fault.first_byte_ms:
-            self.wait(delivery.fault.first_byte_ms)
+        fault = delivery.fault
+        if fault.first_byte_ms:
+            self.wait(fault.first_byte_ms)
         headers = {name.lower(): value for name, value in delivery.headers.items()}
         if delivery.length is not None:
             headers["content-length"] = str(delivery.length)
-        if delivery.fault.close_delimited:
+        if fault.close_delimited:
             # h11 ends a body with its connection only for those who know no chunks.
             self._http.their_http_version = b"1.0"
-        if delivery.then != "end":
+        if fault.is_endless:
             headers["connection"] = "close"
-        reason = _PHRASES.get(delivery.status, "Scripted")
+        reason = responses.get(delivery.status, "Scripted")
         self._send(h11.Response(status_code=delivery.status, headers=list(headers.items()), reason=reason))
         for place, piece in enumerate(delivery.pieces if self._wants_body else ()):
-            if place and delivery.fault.pause_ms:
-                self.wait(delivery.fault.pause_ms)
+            if place and fault.pause_ms:
+                self.wait(fault.pause_ms)
             self._send(h11.Data(data=piece))
-        if delivery.then == "stall":
+        if fault.stall_after_frames is not None:
             self._stall(delivery)
-        if delivery.then == "reset":
+        elif fault.reset:
             self.reset()
-        if delivery.then != "end":
+        if fault.is_endless:
             return "cut"
         self._send(h11.EndOfMessage())
         return "whole"
@@ -178,7 +173,7 @@ class Connection:
         while time.monotonic() < deadline:
             self.wait(delivery.fault.stall_comment_ms or IDLE_S_MAX * 1000)
             if delivery.fault.stall_comment_ms:
-                self._send(h11.Data(data=delivery.stall_comment))
+                self._send(h11.Data(data=b": keep-alive\n\n" if "event" in delivery.headers["content-type"] else b"\n"))
 
     def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -190,15 +185,11 @@ class Connection:
             self.sock.sendall(data)
 
 
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
-
-
-def decoded(head: Head) -> bytes | None:
-    """Return a request's body without its content coding, or None if the coding is unknown."""
-    coding = head.headers.get("content-encoding", "identity").lower()
+def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes | None:
+    coding = headers.get("content-encoding", "identity").lower()
     if coding == "identity":
-        return head.body
+        return body
     try:
-        return gzip.decompress(head.body) if coding == "gzip" else None
+        return gzip.decompress(body) if coding == "gzip" else None
     except (OSError, EOFError, zlib.error):
         return None
