@@ -17,7 +17,7 @@ from backplane.contract.events import AgentEvent
 from backplane.errors import StoreError
 from backplane.process.snapshot import snapshot
 from backplane.receipts.journal import PATCH, boot_id
-from backplane.receipts.memory import UNFOLLOWED, Remembered, follow_step
+from backplane.receipts.memory import Remembered
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
@@ -29,7 +29,7 @@ from backplane.view.page import Shown
 from backplane.view.picture import Picture
 from backplane.view.rows import Story
 from backplane.view.why import Diagnosis, diagnose
-from backplane.view.why_kinds import Evidence, Moment
+from backplane.view.why_kinds import Moment
 
 CHECKED_BYTES_MAX: Final = 32 << 20
 """Longest trace whose hash is recomputed for a diagnosis; it takes 30 ms."""
@@ -97,13 +97,6 @@ def why(store: Store, run: Remembered) -> Diagnosis:
     Raises:
         StoreError: `receipt_store_failed`: pruned, or the disk fails.
     """
-    if run.reason == UNFOLLOWED and run.queued is not None:
-        verdict = "the command that followed it here has ended; the order goes on without it"
-        evidence, step = (Evidence(f"order {run.queued} of a queue"),), f"{follow_step(run.queued)} [--engine URL]"
-        return Diagnosis(
-            run_id=run.run_id, kind="interrupted", sure=True, verdict=verdict, since_ms=None, evidence=evidence,
-            next=(step,),
-        )  # fmt: skip
     try:
         picture = picture_of(store, run)
         return diagnose(picture, moment_of(store, picture, run))
