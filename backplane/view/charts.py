@@ -41,6 +41,6 @@ def timeline(rows: Sequence[StoryRow], lasted_ms: int) -> Html:
     if not drawn:
         return Html("")
     high, title = LANE * len(lanes), "calls and waits by time; the rows below have each of them"
-    ticks = join(tag("span", text(lasting(lasted_ms * part // 4))) for part in range(5))
+    ticks = join(*(tag("span", text(lasting(lasted_ms * part // 4))) for part in range(5)))
     svg = f'<svg role="img" viewBox="0 0 {WIDE} {high}" height="{high}" preserveAspectRatio="none">'
     return Html(f"{svg}<title>{title}</title>{''.join(drawn)}</svg>{tag('div', ticks, class_='ticks dim')}")

@@ -46,7 +46,7 @@ def drawn(found: Comparison | None, run_id: str) -> Html:
     label = "Backends side by side" + (f", checked by {found.check}" if found.check else "")
     rows = table(HEAD, [map(text, row) for row in cells(found)], label)
     others = [tag("li", text(trial(one))) for one in found.trials if one.run_id != run_id]
-    return join((rows, *(tag("p", text(words)) for words in verdicts(found)), tag("ul", *others)))
+    return join(rows, *(tag("p", text(words)) for words in verdicts(found)), tag("ul", *others))
 
 
 def _words(found: Interval | None, say: Callable[[int], str]) -> str:

@@ -28,16 +28,16 @@ def text(foreign: object) -> Html:
 def said(words: str) -> Html:
     """Draw the Markdown of an agent's message; a link in it stays text."""
     drawn = Markdown()
-    return join((line(drawn.line(one)) for one in words.split("\n")), "\n")
+    return join(*(line(drawn.line(one)) for one in words.split("\n")), between="\n")
 
 
 def line(spans: Line) -> Html:
     """Draw a line of a terminal: elements for some colours, none for the others."""
     names = {"bold": "b", "cyan": "code", "dim": "i"}
-    return join(tag(names[one.colour], text(one.text)) if one.colour in names else text(one.text) for one in spans)
+    return join(*(tag(names[one.colour], text(one.text)) if one.colour in names else text(one.text) for one in spans))
 
 
-def join(parts: Iterable[Html], between: str = "") -> Html:
+def join(*parts: Html, between: str = "") -> Html:
     """Join several pieces."""
     return Html(between.join(parts))
 

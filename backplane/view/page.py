@@ -18,7 +18,7 @@ from backplane.contract.receipt import findings_of
 from backplane.routing.intervals import Comparison
 from backplane.view import compared, live
 from backplane.view.charts import timeline
-from backplane.view.diff import FileChange, changes
+from backplane.view.diff import changes
 from backplane.view.figures import count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.findings import outcome_words, remarks
 from backplane.view.html import Html, join, line, said, table, tag, text
@@ -70,9 +70,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     def added(self) -> dict[str, Any]:
         """All that the control plane added to the receipt (`usage_raw.backplane`)."""
         return self.picture.ended.added if self.picture.ended is not None else {}
-
-
-# The page -------------------------------------------------------------------------------------------------------------
 
 
 def page(runs: Sequence[Shown]) -> Iterator[str]:
@@ -132,7 +129,7 @@ def part(name: str, run: Shown) -> Html:
     inner, head = draw(run), tag("h2", text(title))
     if not inner or not title:
         return inner
-    return tag("details", tag("summary", head), inner) if name in FOLDED else join((head, inner))
+    return tag("details", tag("summary", head), inner) if name in FOLDED else join(head, inner)
 
 
 def _head(run: Shown) -> Html:
@@ -151,12 +148,10 @@ def _head(run: Shown) -> Html:
     }
     rows = [tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts.items() if value]
     return join(
-        (
-            tag("span", text(word), class_=f"chip {tone}"),
-            tag("h1", text(cut(picture.task) or "(task unknown)")),
-            *(tag("p", text(line), class_="warn") for line in remarks_of(run)),
-            tag("dl", *rows, class_="facts"),
-        )
+        tag("span", text(word), class_=f"chip {tone}"),
+        tag("h1", text(cut(picture.task) or "(task unknown)")),
+        *(tag("p", text(remark), class_="warn") for remark in remarks_of(run)),
+        tag("dl", *rows, class_="facts"),
     )
 
 
@@ -183,7 +178,7 @@ def _why(run: Shown) -> Html:
     ]
     steps = [tag("li", tag("b", text("next: ")), text(step)) for step in found.next]
     words = found.verdict if found.sure else f"probably: {found.verdict}"
-    return join((tag("p", tag("b", text(words))), tag("ul", *evidence, *steps)))
+    return join(tag("p", tag("b", text(words))), tag("ul", *evidence, *steps))
 
 
 def _now(run: Shown) -> Html:
@@ -204,21 +199,18 @@ def _changed(run: Shown) -> Html:
     drawn, shown = [], 0
     for file in changes((run.patch or "").splitlines(), lines_max=DIFF_LINES_MAX):
         shown += len(file.lines)
-        drawn.append(_file(file, is_open=shown <= OPEN_LINES_MAX))
-    return join(drawn)
-
-
-def _file(file: FileChange, *, is_open: bool) -> Html:
-    numbers = (
-        tag("code", text(file.path)),
-        tag("span", text(f"+{file.added}"), class_="good"),
-        tag("span", text(f"−{file.removed}"), class_="bad"),
-    )
-    lines = [tag("span", text(line.text), class_=line.kind) for line in file.lines]
-    more = file.count - len(lines)
-    rest = tag("p", text(f"{more} more lines are in the patch file"), class_="dim") if more > 0 else NOTHING
-    inner = tag("pre", *lines, class_="diff", tabindex="0") if lines else NOTHING
-    return tag("details", tag("summary", join(numbers, " ")), inner, rest, class_="file", open="" if is_open else None)
+        numbers = (
+            tag("span", text(f"+{file.added}"), class_="good"),
+            tag("span", text(f"−{file.removed}"), class_="bad"),
+        )
+        inner = [tag("summary", join(tag("code", text(file.path)), *numbers, between=" "))]
+        if file.lines:
+            lines = [tag("span", text(one.text), class_=one.kind) for one in file.lines]
+            inner.append(tag("pre", *lines, class_="diff", tabindex="0"))
+        if (more := file.count - len(file.lines)) > 0:
+            inner.append(tag("p", text(f"{more} more lines are in the patch file"), class_="dim"))
+        drawn.append(tag("details", *inner, class_="file", open="" if shown <= OPEN_LINES_MAX else None))
+    return join(*drawn)
 
 
 def _story(run: Shown) -> Html:
@@ -244,7 +236,7 @@ def draw_row(row: StoryRow) -> Html:
         case _:
             head.append(tag("span", text(row.head), class_={"note": "dim"}.get(row.kind, row.tone) or None))
     head += [tag("span", text(row.mark), class_=row.tone or "dim")] if row.mark else []
-    inner = join(head, " ")
+    inner = join(*head, between=" ")
     if row.body:
         bodies = [tag("pre", text(body), tabindex="0") for body in row.body]
         inner = tag("details", tag("summary", inner), *bodies, open="" if row.tone == "bad" else None)
@@ -253,25 +245,18 @@ def draw_row(row: StoryRow) -> Html:
 
 def _claims(run: Shown) -> Html:
     """Draw the agent's claims and the observations, each in a column of its own."""
-    claimed, found = as_object(run.added.get("claimed")), as_object(run.added.get("reconciliation"))
+    claimed = as_object(run.added.get("claimed"))
     counts = [{"kind_of_claim": kind, **as_object(by)} for kind, by in as_object(claimed.get("counts")).items()]
     claims = [
         {"verdict": name.replace("_", " "), **as_object(row)}
         for name in ("false", "not_seen")
         for row in as_list(claimed.get(name))[:FALSE_MAX]
     ]
-    found = {**found, "changed and named by no event": as_list(claimed.get("unexplained"))}
-    differ = [
-        {"what": name.replace("_", " "), "which": ", ".join(map(str, which[:50])) if isinstance(which, list) else which}
-        for name, which in found.items()
-        if which
-    ]
+    unnamed = [{"file": path} for path in as_list(claimed.get("unexplained"))]
     return join(
-        (
-            _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
-            _members(claims, "verdict kind event claimed seen", "Claims that are false or were not seen"),
-            _members(differ, "what which", "Differences between the agent's claims and the files"),
-        )
+        _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
+        _members(claims, "verdict kind event claimed seen", "Claims that are false or were not seen"),
+        _members(unnamed, "file", "Files that were changed and that no event names"),
     )
 
 
@@ -285,11 +270,9 @@ def _enforcement(run: Shown) -> Html:
     ]
     layers += [{"what": "approvals", "state": found["approvals"]}] if "approvals" in found else []
     return join(
-        (
-            _members(as_list(found.get("violations")), "rule reason", "Violations of the policy"),
-            _members(layers, "what state what_it_leaves_open", f"Isolation: {found.get('isolation', '?')}"),
-            _members(as_list(found.get("rules")), "rule pattern layer gap", "Rules of the policy"),
-        )
+        _members(as_list(found.get("violations")), "rule reason", "Violations of the policy"),
+        _members(layers, "what state what_it_leaves_open", f"Isolation: {found.get('isolation', '?')}"),
+        _members(as_list(found.get("rules")), "rule pattern layer gap", "Rules of the policy"),
     )
 
 
@@ -305,7 +288,7 @@ def _receipt(run: Shown) -> Html:
     if ended is None:
         return NOTHING
     command = tag("code", text(f"backplane receipts verify {run.picture.run_id[:8]}"))
-    return join((tag("p", text("SHA-256 "), tag("code", text(ended.sha256))), tag("p", text("check it: "), command)))
+    return join(tag("p", text("SHA-256 "), tag("code", text(ended.sha256))), tag("p", text("check it: "), command))
 
 
 PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {

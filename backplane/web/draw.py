@@ -122,7 +122,7 @@ def acts(run: Shown, checkpoints: Sequence[str], *, read_only: bool) -> Html:
     drawn.append(tag("button", text("Save report"), type="button", data_report=""))
     if run.picture.task:
         drawn.append(tag("button", text("Copy command"), type="button", data_copy=again(run.picture)))
-    return join(drawn)
+    return join(*drawn)
 
 
 def again(picture: Picture) -> str:
