@@ -61,7 +61,7 @@ ENDS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "refused": ([], {"policy": PolicyProfile(deny_write=("[",))}, {}),
     "agent_failed": ([{"error": {"message": "the tests fail"}}, {"outcome": "failed"}], {}, {}),
     "nobody_asked": ([FOUND], {"policy": PolicyProfile(require_approval_for=("grep",))}, {}),
-    "done_but_denied": ([FOUND], {"policy": PolicyProfile(disallowed_tools=("grep",))}, {}),
+    "denied": ([FOUND], {"policy": PolicyProfile(disallowed_tools=("grep",))}, {}),
     "protocol_invalid_envelope": ([{"raw": '{"t":"event",\n'}], {}, {}),
     **{code: ([{"fail": {"code": code, "message": "it says so"}}], {}, {}) for code in CODES},
 }  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from backplane.contract.receipt import findings_of, reasons_of
 from backplane.contract.unheard import nearest_name
 from backplane.view.figures import counted
 from backplane.view.findings import fail_on_words
-from backplane.view.picture import Denial, Ended, Picture
+from backplane.view.picture import Ended, Picture
 from backplane.view.values import as_list, as_object
 from backplane.view.why_kinds import Cause, Evidence, Moment, newest_call, quota, repeated
 
@@ -52,11 +52,7 @@ def _not_done(picture: Picture, end: Ended, moment: Moment) -> Iterator[Cause]:
     if full := [row for row in texts if _FULL.search(row.text)]:
         yield Cause("disk_full", full)
     if end.reason in ("failed", "partial"):
-        refusals = as_list(as_object(end.added.get("network")).get("refusals"))
-        rows = [Evidence(f"{text} (by the sandbox)") for text in refusals[:3]]
-        rows += _denial_rows([row for row in picture.denied if row.by in ("policy", "hook")])
-        if rows:
-            yield Cause("rule_blocks", rows)
+        yield from _denied(picture, end)
     yield _by_reason(picture, end) or (
         _by_agent(picture, end) if end.code is None else _by_code(picture, end, end.code, moment)
     )
@@ -135,21 +131,22 @@ def _by_agent(picture: Picture, end: Ended) -> Cause:
     last = picture.last_command
     if last is not None and last.exit_code:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
-    if picture.denied and not rows:
-        return _denied(picture, "denied", outcome=end.outcome)
-    rows += _denial_rows(picture.denied)
     return Cause("agent_failed", rows or [Evidence("it did not say why")], {"outcome": end.outcome})
 
 
-def _denial_rows(denied: Sequence[Denial]) -> list[Evidence]:
-    return [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in denied[-3:]]
+def _denied(picture: Picture, end: Ended) -> Iterator[Cause]:
+    """Yield that calls, questions or connections were denied."""
+    refusals = as_list(as_object(end.added.get("network")).get("refusals"))
+    rows = [*_denials(picture), *(Evidence(f"{text} (by the sandbox)") for text in refusals[:3])]
+    if rows:
+        kind = "nobody_asked" if any(row.by == "default" for row in picture.denied) else "denied"
+        denied = counted(picture.denials, "call") if picture.denials else counted(len(refusals), "connection")
+        yield Cause(kind, rows, {"denied": denied, "outcome": end.outcome})
 
 
-def _denied(picture: Picture, kind: str, outcome: str = "") -> Cause:
-    if any(row.by == "default" for row in picture.denied):
-        kind = "nobody_asked"
-    facts = {"denials": picture.denials, "denied": counted(picture.denials, "call"), "outcome": outcome}
-    return Cause(kind, _denial_rows(picture.denied), facts)
+def _denials(picture: Picture) -> list[Evidence]:
+    rows = picture.denied[-3:]
+    return [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in rows]
 
 
 # Runs that are complete -----------------------------------------------------------------------------------------------
@@ -163,9 +160,9 @@ def _done(picture: Picture, end: Ended) -> Iterator[Cause]:
     numbers = ((kind, as_object(row).get("false")) for kind, row in counts.items())
     false = [Evidence(f"found false: {number} × {kind}") for kind, number in numbers if number]
     if words := fail_on_words(added):
-        yield Cause("failed_on", [*_denial_rows(picture.denied), *false], {"found": words})
+        yield Cause("failed_on", [*_denials(picture), *false], {"found": words})
     if is_empty and picture.denied:
-        yield _denied(picture, "done_but_denied")
+        yield from _denied(picture, end)
     if is_empty and patch.get("ignored"):
         yield Cause("only_ignored", facts={"ignored": counted(patch["ignored"], "file")})
     claimed = as_list(as_object(added.get("reconciliation")).get("claimed_only"))

@@ -79,17 +79,12 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "altered": ("its receipt is not what was sealed: nothing it says can be relied on",
                 "backplane receipts verify {run}", "backplane receipts import, from an export that still verifies"),
     # Ended runs by what the agent did.
-    "rule_blocks": ("a rule of ours kept it from what it needed",
-                    "allow that in the policy (--policy), if it may do so",
-                    "backplane policy test POLICY {run}, to try a rule"),
     "rule_broken": ("it did what the policy forbids", "or mend the rule"),
-    "denied": ("of its calls or questions, denied: {denials}; it ended as {outcome}",
-               "run it again, and allow what it needs", "or say in the task what it should do instead"),
+    "denied": ("{denied} denied, and it ended as {outcome}", "allow what it needs, and run it again",
+               "or say in the task what it should do instead", "backplane policy test POLICY {run}, to try a rule"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
     "nobody_asked": ("{denied} denied, as there was no terminal to ask on",
                      "run it in a terminal, or with run --on-ask prompt", "or a rule that allows it (--policy)"),
-    "done_but_denied": ("it says that it is done, and {denied} denied",
-                        "allow what it needs, and run it again"),
     "failed_on": ("it is complete, and its exit code is 3: {found}", "allow what it needs, and run it again",
                   "backplane receipts audit {run}, for what it claimed", "or take it as it is: run --fail-on none"),
     "false_claims": ("it is complete, and it made {count}", "backplane receipts audit {run}, for what was seen"),
@@ -102,7 +97,7 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
 """Kind → its verdict, and the next steps, the likeliest first. Names in braces are facts of the run."""
 
 LIKELY: Final = frozenset(
-    ("no_hello", "staging", "tool_quiet", "model_silent", "out_of_memory", "rule_blocks", "done_but_red")
+    ("no_hello", "staging", "tool_quiet", "model_silent", "out_of_memory", "denied", "done_but_red")
 )
 """Kinds that are never sure."""
 

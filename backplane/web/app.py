@@ -82,7 +82,7 @@ class Routes:
         return HTMLResponse(DESK)
 
     def _runs(self, request: Request) -> Response:
-        asked = [request.query_params.get(name, "") for name in ("text", "sort", "state")]
+        asked = [request.query_params.get(name, "") for name in ("text", "state")]
         return _json(feed.runs(self._home, *asked))
 
     def _rows(self, request: Request) -> Response:

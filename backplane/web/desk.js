@@ -3,7 +3,7 @@
   // Every HTML that is put in here was made by the server, which escapes foreign texts.
   const $ = (id) => document.getElementById(id);
   const desk = $('desk'), list = $('list'), main = $('main'), run = $('run'), note = $('note');
-  const fields = ['words', 'state', 'sort'].map($);
+  const fields = ['words', 'state'].map($);
   let token = sessionStorage.getItem('token') || '', title = '', waiting = 0;
 
   // The token: from the address, for a code, or from another tab of this desk.
@@ -37,8 +37,8 @@
     const mine = looks = new AbortController();
     timer = setTimeout(async () => {
       try {
-        const [text, state, sort] = fields.map((field) => field.value);
-        const answer = await ask(`/api/runs?${new URLSearchParams({ text, state, sort })}`, { signal: mine.signal });
+        const [text, state] = fields.map((field) => field.value);
+        const answer = await ask(`/api/runs?${new URLSearchParams({ text, state })}`, { signal: mine.signal });
         const told = await answer.json();
         if (mine !== looks) return;
         if (isLost) note.textContent = '';

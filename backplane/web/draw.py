@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from backplane.contract.receipt import findings_of
 from backplane.errors import BackplaneError
@@ -17,14 +17,6 @@ from backplane.view.page import NOTHING, Shown
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.text import one_line
 from backplane.workspace import Applied
-
-SORTS: Final[dict[str, Callable[[Remembered], Any]]] = {
-    "time": lambda run: run.duration_ms or 0,
-    "tokens": lambda run: (run.input_tokens or 0) + (run.output_tokens or 0),
-    "cost": lambda run: run.cost_usd_micros or 0,
-    "files": lambda run: run.files or 0,
-}
-"""Sort orders of the list, in addition to the age: name → key. The largest comes first."""
 
 NO_RUNS: Final = {
     False: '<li class="none">No runs yet. Start one: <code>backplane run "fix the failing test"</code></li>',

@@ -36,11 +36,10 @@ NAMES: Final = {"names": ["head", "asks", "acts", *list(PARTS)[1:]]}
 """The places of a run's page, in the first line about it."""
 
 
-def runs(home: Path, words: str, sort: str, state: str) -> dict[str, Any]:
+def runs(home: Path, words: str, state: str) -> dict[str, Any]:
     """Return the newest runs that have all these words: waiting runs first, then other live runs.
 
     Args:
-        sort: a name in `draw.SORTS`; any other sorts by age.
         state: `live` or `failed`; any other means all.
     """
     found, waiting, live = list[Remembered](), 0, 0
@@ -53,8 +52,6 @@ def runs(home: Path, words: str, sort: str, state: str) -> dict[str, Any]:
                 found.append(run)
             if len(found) == RUNS_MAX:
                 break
-    if sort in draw.SORTS:
-        found.sort(key=draw.SORTS[sort], reverse=True)
     found.sort(key=lambda run: (not run.waits, run.state != "live"))
     html = "".join(draw.item(run, time.time_ns() // 1_000_000) for run in found)
     return {"html": html or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": live}

@@ -161,8 +161,8 @@ CALL = {"kind": "tool", "name": "bash", "input": {"command": "rm all"}}
     [
         (CALL, "failed", False, "denied", "bash rm all: not today"),
         ({"kind": "input", "question": "which?"}, "failed", False, "denied", "which?"),
-        (CALL, "failed", True, "agent_failed", "bash rm all: not today"),
-        (CALL, "complete", False, "done_but_denied", "bash rm all: not today"),
+        (CALL, "failed", True, "denied", "bash rm all: not today"),
+        (CALL, "complete", False, "denied", "bash rm all: not today"),
     ],
 )
 async def test_a_denial_by_a_person_is_named(
@@ -262,7 +262,7 @@ def test_a_rule_of_ours_that_stops_the_work_is_told(backplane_home: Path, tmp_pa
     work = order(tmp_path, *steps, policy=PolicyProfile(disallowed_tools=("grep",)))
     backplane.run(work, backend=mock_backend("memory"))
     found = diagnosed(backplane_home)
-    assert found.kind == "rule_blocks", found
+    assert (found.kind, found.also) == ("denied", ("agent_failed",)), found
 
 
 @pytest.mark.parametrize("where", ["row", "trace", "cut"])
