@@ -27,10 +27,9 @@ from backplane.view import page, summary
 from backplane.view.html import text
 from backplane.view.omit import Omission
 from backplane.view.page import CSS, JS, Shown
-from backplane.view.picture import Ended, Picture
+from backplane.view.picture import Ended, Evidence, Picture
 from backplane.view.rows import Story, cut
 from backplane.view.why import Diagnosis
-from backplane.view.why_kinds import Evidence
 from tests.hostile import HOSTILE
 from tests.in_process import in_process
 from tests.receipt_writer import TS, open_journal

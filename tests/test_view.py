@@ -146,9 +146,7 @@ def test_tools_are_open_until_their_result() -> None:
     picture = drawn(call("c1", command="make"), call("c2", command="test"), result("c1", failed=True))
     assert [one.about for one in picture.open_calls.values()] == ["test"]
     assert (picture.calls, picture.calls_failed) == (2, 1)
-    last = picture.last_call
-    assert last is not None
-    assert (last.about, last.failed, last.output) == ("make", True, "out")
+    assert (picture.same_failure.what, picture.same_failure.number) == ("bash: out", 3)
 
 
 def test_a_question_waits_until_it_is_answered() -> None:
@@ -158,7 +156,7 @@ def test_a_question_waits_until_it_is_answered() -> None:
     assert (picture.waits.tool, picture.waits.about, picture.waits.number) == ("bash", "rm", 2)
     picture.take(answer(decision="deny"))
     assert (picture.state, len(picture.open_asks), picture.denials) == ("working", 0, 1)
-    assert [(one.tool, one.by, one.reason) for one in picture.denied] == [("bash", "caller", "no")]
+    assert [(one.text, one.event) for one in picture.denied] == [("bash rm: no (by caller)", 3)]
 
 
 STEPS = [{"content": "read", "status": "completed"}, {"step": "write", "status": "in_progress"}, "test"]

@@ -90,7 +90,7 @@ def _status(picture: Picture, lasted_ms: int) -> Line:
     if picture.plan:
         parts.append(f"{sum(step.state == 'done' for step in picture.plan)} of {len(picture.plan)} steps")
     if picture.retry is not None:
-        parts.append(one_line(picture.retry.message, 120))
+        parts.append(one_line(picture.retry.text, 120))
     if waits is not None:
         parts.append(f"backplane answer {picture.run_id[:8]} {one_line(waits.id, 40)} allow|deny")
     return (Span(state, _STATES.get(state, "cyan")), Span("  " + "  ".join(filter(None, parts)), "dim"))

@@ -36,6 +36,14 @@ _DONE: Final = frozenset({"completed", "complete", "done"})
 _DOING: Final = frozenset({"in_progress", "inProgress", "active", "running"})
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """One fact in words."""
+
+    text: str
+    event: int | None = None
+    """Number of the event in the run's trace, counted from 1; None if the fact is no event."""
+
+
 class ShownCall(msgspec.Struct, frozen=True):
     """One call of a tool."""
 
@@ -46,9 +54,6 @@ class ShownCall(msgspec.Struct, frozen=True):
     ts: str
     input: Json = None
     """Kept while the call is open."""
-    failed: bool | None = None
-    """True if its result was an error; None while it is open."""
-    output: str = ""
 
 
 class ShownQuestion(msgspec.Struct, frozen=True):
@@ -71,25 +76,6 @@ class ShownQuestion(msgspec.Struct, frozen=True):
     @property
     def about(self) -> str:
         return about(self.body.get("input")) or str(self.body.get("question") or self.message)
-
-
-class Denial(msgspec.Struct, frozen=True):
-    """A question that was answered with a denial."""
-
-    number: int
-    tool: str
-    about: str
-    by: str
-    """policy, caller, hook, default or another word of the control plane."""
-    reason: str
-
-
-class ReportedFault(msgspec.Struct, frozen=True):
-    """An error that the agent or its host reported during the run."""
-
-    number: int
-    message: str
-    code: str | None
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -164,15 +150,17 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     open_calls: dict[str, ShownCall] = {}
     calls: int = 0
     calls_failed: int = 0
-    last_call: ShownCall | None = None
-    """The last call that ended."""
     open_asks: dict[str, ShownQuestion] = {}
-    denied: list[Denial] = []
+    denied: list[Evidence] = []
     denials: int = 0
+    unasked: int = 0
+    """Denials because there was nobody to ask."""
     plan: tuple[Step, ...] = ()
     folded: Folded = Folded()
-    retry: ReportedFault | None = None
+    retry: Evidence | None = None
     """The last repeated request to the model; None once the model answers."""
+    retry_code: str = ""
+    """The status or code that the model's service gave for it."""
     retries: int = 0
     files: dict[str, str] = {}
     """Files that events name as changed → summary; a claim of the agent."""
@@ -181,8 +169,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """The last whole message of the agent."""
     output: str = ""
     """The end of the open command's output."""
-    faults: list[ReportedFault] = []
-    absent: list[ReportedFault] = []
+    faults: list[Evidence] = []
+    """Errors that the agent or its host reported."""
+    absent: list[Evidence] = []
     """MCP servers that could not be used."""
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
@@ -279,7 +268,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             case kinds.OutputReported():
                 self.output = (self.output + _text(event.body.get("text")))[-TEXT_CHARS_MAX:]
             case kinds.Warned() if "absent_server" in as_object(event.ext):
-                self.absent = [*self.absent[1 - KEPT_MAX :], ReportedFault(self.events, event.message, None)]
+                self.absent = [*self.absent[1 - KEPT_MAX :], Evidence(event.message, self.events)]
         if type(event) not in _SILENT:
             self.last = type(event).__name__
 
@@ -327,7 +316,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.same_failure = NO_REPEAT
         if call is None:
             return
-        self.last_call = msgspec.structs.replace(call, input=None, failed=event.is_error, output=text[:TEXT_CHARS_MAX])
         key = call.tool, call.input, text
         self.same_call = _again(self.same_call, f"{call.tool} {call.about}", key, self.events)
 
@@ -340,8 +328,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     def _failed(self, event: kinds.Failed) -> None:
         foreign = as_object(event.ext).get("error_code")
-        code = event.error_code if isinstance(event.error_code, str) else foreign if isinstance(foreign, str) else None
-        self.faults = [*self.faults[1 - KEPT_MAX :], ReportedFault(self.events, event.message, code)]
+        code = event.error_code if isinstance(event.error_code, str) else foreign
+        words = f"{event.message} ({code})" if isinstance(code, str) else event.message
+        self.faults = [*self.faults[1 - KEPT_MAX :], Evidence(words, self.events)]
 
     def _asked(self, event: kinds.Approval) -> None:
         if len(self.open_asks) < ITEMS_MAX:
@@ -353,9 +342,10 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         if event.body.get("decision") != "deny":
             return
         self.denials += 1
-        tool, what = (ask.tool, ask.about) if ask is not None else ("", "")
-        by, reason = _text(event.body.get("by")), _text(event.body.get("reason"))
-        self.denied = [*self.denied[1 - KEPT_MAX :], Denial(self.events, tool, what, by, reason)]
+        by, what = event.body.get("by"), f"{ask.tool} {ask.about}" if ask is not None else "a question"
+        self.unasked += by == "default"
+        words = f"{what}: {event.body.get('reason')} (by {by})"
+        self.denied = [*self.denied[1 - KEPT_MAX :], Evidence(words, self.events)]
 
     def _plan(self, value: Json) -> None:
         if steps := tuple(_steps(as_list(value))):
@@ -365,7 +355,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.retries += 1
         self.folded = fold(self.folded, event)
         code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
-        self.retry = ReportedFault(self.events, event.message, str(code) if isinstance(code, int | str) else None)
+        self.retry, self.retry_code = Evidence(event.message, self.events), "" if code is None else str(code)
 
 
 _SILENT: Final = frozenset({kinds.UsageReported, kinds.SessionNamed, kinds.TurnEnded, kinds.LossReported})

@@ -12,10 +12,10 @@ import msgspec
 
 from backplane.errors import CODES, STEPS
 from backplane.view.figures import lasting, milliseconds
-from backplane.view.picture import Picture
+from backplane.view.picture import Evidence, Picture
 from backplane.view.text import one_line
 from backplane.view.why_ended import cut_off, ended
-from backplane.view.why_kinds import HEALTHY, KINDS, LIKELY, Cause, Evidence, Kind, Moment
+from backplane.view.why_kinds import HEALTHY, KINDS, LIKELY, Cause, Kind, Moment
 from backplane.view.why_live import live
 
 ALSO_MAX: Final = 3
@@ -83,8 +83,7 @@ def _fine(picture: Picture) -> Cause:
     end = picture.ended
     if end is not None:
         lasted = f" after {lasting(end.duration_ms)}" if end.duration_ms is not None else ""
-        absent = [Evidence(server.message, server.number) for server in picture.absent]
-        return Cause("nothing", absent, {"what": f"it is {end.outcome}{lasted}"})
+        return Cause("nothing", picture.absent, {"what": f"it is {end.outcome}{lasted}"})
     writes = picture.last == "AssistantDelta"
     doing = "the agent writes" if writes else "the model thinks" if picture.reached == "sent" else "it starts"
     return Cause("nothing", facts={"what": doing}, since=picture.last_ts or picture.started_at)

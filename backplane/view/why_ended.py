@@ -10,9 +10,9 @@ from backplane.contract.receipt import findings_of, reasons_of
 from backplane.contract.unheard import nearest_name
 from backplane.view.figures import counted
 from backplane.view.findings import fail_on_words
-from backplane.view.picture import Ended, Picture
+from backplane.view.picture import Ended, Evidence, Picture
 from backplane.view.values import as_list, as_object
-from backplane.view.why_kinds import Cause, Evidence, Moment, newest_call, quota, repeated
+from backplane.view.why_kinds import Cause, Moment, newest_call, quota, repeated
 
 _LIMITS: Final = {"idle": "idle_limit", **{kind: kind for kind in ("deadline", "budget", "max_turns")}}
 """Reason of an end at a limit → kind."""
@@ -45,10 +45,9 @@ def ended(picture: Picture, moment: Moment) -> Iterator[Cause]:
 
 
 def _not_done(picture: Picture, end: Ended, moment: Moment) -> Iterator[Cause]:
-    last, call = picture.last_command, picture.last_call
-    texts = [*_said(end), *(Evidence(fault.message, fault.number) for fault in picture.faults[-1:])]
+    last, failure = picture.last_command, picture.same_failure
+    texts = [*_said(end), *picture.faults[-1:], Evidence(failure.what, failure.number)]
     texts += [Evidence(f"{last.command}: {last.output}", last.number)] if last is not None and last.exit_code else []
-    texts += [Evidence(f"{call.tool}: {call.output}", call.number)] if call is not None and call.failed else []
     if full := [row for row in texts if _FULL.search(row.text)]:
         yield Cause("disk_full", full)
     if end.reason in ("failed", "partial"):
@@ -123,11 +122,7 @@ def _by_code(picture: Picture, end: Ended, code: str, moment: Moment) -> Cause:
 
 def _by_agent(picture: Picture, end: Ended) -> Cause:
     """Return the cause of a run that its host itself ended as failed or partial."""
-    rows = [
-        Evidence(f"{fault.message} ({fault.code})" if fault.code else fault.message, fault.number)
-        for fault in picture.faults[-2:]
-    ]
-    rows += [Evidence(server.message, server.number) for server in picture.absent]
+    rows = [*picture.faults[-2:], *picture.absent]
     last = picture.last_command
     if last is not None and last.exit_code:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
@@ -137,16 +132,11 @@ def _by_agent(picture: Picture, end: Ended) -> Cause:
 def _denied(picture: Picture, end: Ended) -> Iterator[Cause]:
     """Yield that calls, questions or connections were denied."""
     refusals = as_list(as_object(end.added.get("network")).get("refusals"))
-    rows = [*_denials(picture), *(Evidence(f"{text} (by the sandbox)") for text in refusals[:3])]
+    rows = [*picture.denied[-3:], *(Evidence(f"{text} (by the sandbox)") for text in refusals[:3])]
     if rows:
-        kind = "nobody_asked" if any(row.by == "default" for row in picture.denied) else "denied"
+        kind = "nobody_asked" if picture.unasked else "denied"
         denied = counted(picture.denials, "call") if picture.denials else counted(len(refusals), "connection")
         yield Cause(kind, rows, {"denied": denied, "outcome": end.outcome})
-
-
-def _denials(picture: Picture) -> list[Evidence]:
-    rows = picture.denied[-3:]
-    return [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in rows]
 
 
 # Runs that are complete -----------------------------------------------------------------------------------------------
@@ -160,7 +150,7 @@ def _done(picture: Picture, end: Ended) -> Iterator[Cause]:
     numbers = ((kind, as_object(row).get("false")) for kind, row in counts.items())
     false = [Evidence(f"found false: {number} × {kind}") for kind, number in numbers if number]
     if words := fail_on_words(added):
-        yield Cause("failed_on", [*_denials(picture), *false], {"found": words})
+        yield Cause("failed_on", [*picture.denied[-3:], *false], {"found": words})
     if is_empty and picture.denied:
         yield from _denied(picture, end)
     if is_empty and patch.get("ignored"):

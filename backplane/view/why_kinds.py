@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.process.table import Process
 from backplane.view.figures import lasting
-from backplane.view.picture import Picture, ShownCall
+from backplane.view.picture import Evidence, Picture, ShownCall
 
 REPEATS_MIN: Final = 3
 """Equal calls or failures in a row that count as a loop; the second may be a retry."""
@@ -103,14 +103,6 @@ LIKELY: Final = frozenset(
 
 HEALTHY: Final = frozenset({"nothing", "tool_works"})
 """Kinds that are no trouble."""
-
-
-class Evidence(msgspec.Struct, frozen=True):
-    """One fact that a diagnosis rests on."""
-
-    text: str
-    event: int | None = None
-    """Number of the event in the run's trace, counted from 1; None if the fact is no event."""
 
 
 class Cause(msgspec.Struct, frozen=True):

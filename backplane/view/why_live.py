@@ -10,9 +10,9 @@ from typing import Final
 
 from backplane.view.asked import decided
 from backplane.view.figures import counted, lasting, milliseconds
-from backplane.view.picture import Picture
+from backplane.view.picture import Evidence, Picture
 from backplane.view.text import in_workspace
-from backplane.view.why_kinds import Cause, Evidence, Moment, newest_call, quota, repeated
+from backplane.view.why_kinds import Cause, Moment, newest_call, quota, repeated
 
 QUIET_MS: Final = 30_000
 """Milliseconds without an event after which a model or tool counts as silent; models think for less."""
@@ -75,12 +75,11 @@ def _retried(picture: Picture) -> Cause | None:
     retry, after_ms = picture.retry, picture.folded.retry_after_ms
     if retry is None:
         return None
-    message = Evidence(retry.message, retry.number)
-    if (used_up := quota(picture, retry.message, [message], picture.last_ts)) is not None:
+    if (used_up := quota(picture, retry.text, [retry], picture.last_ts)) is not None:
         return used_up
     pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
-    rows = [message, *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
-    what, code = _LIMITS.get(retry.code or "", "failed"), f" ({retry.code})" if retry.code else ""
+    rows = [retry, *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
+    what, code = _LIMITS.get(picture.retry_code, "failed"), f" ({picture.retry_code})" if picture.retry_code else ""
     return Cause("overloaded", rows, {"what": what, "code": code}, picture.last_ts)
 
 
