@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,15 +13,13 @@ from backplane import config
 from backplane.cli import DONE, FAILED, streams
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, load_settings, wrong_words
-from backplane.process.aio import ending_signals
-from backplane.routing.compare import Side, compare, read_side, so_far
+from backplane.routing.compare import compare, read_side, so_far
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.view import compared
 from backplane.view.columns import padded, width
 
 if TYPE_CHECKING:
-    from backplane.contract.work import WorkOrder
     from backplane.routing.intervals import Comparison, Trial
 
 HELP = "Run one order on several backends from the same tree. Nothing is applied. Exits with 1 if no run succeeded."
@@ -51,45 +49,24 @@ def run(args: Args) -> int:
         step = "give -b A -b B, or -b BACKEND/MODEL to choose a model; `backplane backends` lists the backends"
         raise wrong_words("compare needs at least two different backends", step)
     sides, trials = list(map(read_side, args.backend)), list["Trial"]()
-    plane = ControlPlane(settings, config.home(os.environ), dict(os.environ))
-    signal = anyio.run(_compare, plane, order, sides, args, trials)
-    found = so_far(order, args.check, sides, trials)
-    if signal:
-        streams.complain(f"ended by a signal after {streams.count(len(trials), 'run')}\n")
-    if found is not None and args.json:
-        streams.write_record(found)
-    elif found is not None:
-        streams.write_lines(map(streams.one_line, _lines(found)), "")
-    return 128 + signal if signal else DONE if any(trial.succeeded for trial in trials) else FAILED
-
-
-async def _compare(
-    plane: ControlPlane, order: WorkOrder, sides: Sequence[Side], args: Args, trials: list[Trial]
-) -> int:
-    """Compare; return the number of the signal that ended the run at work and the comparison with it, or 0.
-
-    Args:
-        trials: receives each ended run.
-    """
-    came = 0
-
-    async def watch() -> None:
-        nonlocal came
-        with anyio.open_signal_receiver(*ending_signals()) as received:
-            async for number in received:
-                came = int(number)
-                tasks.cancel_scope.cancel()
 
     def hear(trial: Trial) -> None:
         trials.append(trial)
         streams.note(compared.trial(trial))
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
-        async with plane:
+    async def work() -> None:
+        async with ControlPlane(settings, config.home(os.environ), dict(os.environ)) as plane:
             await compare(plane, order, sides, check=args.check, repeat=args.repeat, heard=hear)
-        tasks.cancel_scope.cancel()
-    return came
+
+    try:
+        anyio.run(work)  # A signal cancels it: the run at work ends in order.
+    finally:
+        found = so_far(order, args.check, sides, trials)
+        if found is not None and args.json:
+            streams.write_record(found)
+        elif found is not None:
+            streams.write_lines(map(streams.one_line, _lines(found)), "")
+    return DONE if any(trial.succeeded for trial in trials) else FAILED
 
 
 def _lines(found: Comparison) -> Iterator[str]:
