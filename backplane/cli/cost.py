@@ -35,37 +35,30 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     with open_store() as store:
-        since = args.since or 0
-        runs = [run for run in remembered(store) if (milliseconds(run.started_at) or 0) >= since]
-    # The check of a comparison is the caller's own command, and none of its runs.
-    runs = [run for run in runs if run.check_of is None]
+        # The check of a comparison is the caller's own command, and none of its runs.
+        runs = [run for run in remembered(store) if run.check_of is None]
+    runs = [run for run in runs if (milliseconds(run.started_at) or 0) >= (args.since or 0)]
     # A refused run started nothing, and a replayed one did nothing: both are known to cost nothing.
     paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
-    retold = sum(run.is_retold for run in runs)
-    found, total = sums((_key(run, args.by), run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid)
-    for one in [*found, total]:
+    retold, key = sum(run.is_retold for run in runs), _KEYS[args.by]
+    found, total = sums((key(run) or None, run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid)
+    rows = [("(not known)" if one.key is None else streams.one_line(one.key), one) for one in found]
+    for label, one in [*rows, ("all", total)]:
         if args.json:
             streams.write_record(one)
         else:
-            streams.write(_row(one, "all" if one is total else None) + "\n")
+            streams.write(f"{label:<24}  {_figures(one)}\n")
     if retold and not args.json:
         streams.complain(f"{streams.count(retold, 'run')} served from the store cost nothing\n")
     return 0
 
 
-def _key(run: Remembered, by: str) -> str | None:
-    return _KEYS[by](run) or None
+def _figures(one: Spend) -> str:
+    def at_least(total: int | None, known: int | None, say: Callable[[int | None], str]) -> str:
+        return say(total) if total is not None or known is None else f"≥ {say(known)}"
 
-
-def _row(one: Spend, label: str | None) -> str:
-    cost = _at_least(one.cost_usd_micros, one.known_usd_micros, money)
+    cost = at_least(one.cost_usd_micros, one.known_usd_micros, money)
     unknown = f", cost unknown for {one.unknown}" if one.unknown else ""
-    sent = _at_least(one.input_tokens, one.known_input_tokens, count)
-    tokens = f"{sent} in, {_at_least(one.output_tokens, one.known_output_tokens, count)} out"
-    key = label or (streams.one_line(one.key) if one.key is not None else "(not known)")
-    return f"{key:<24}  {cost:>10}  {streams.count(one.runs, 'run')}{unknown}  {tokens}"
-
-
-def _at_least(total: int | None, known: int | None, say: Callable[[int | None], str]) -> str:
-    """Print a total, or `≥` and its known part."""
-    return say(total) if total is not None or known is None else f"≥ {say(known)}"
+    sent = at_least(one.input_tokens, one.known_input_tokens, count)
+    got = at_least(one.output_tokens, one.known_output_tokens, count)
+    return f"{cost:>10}  {streams.count(one.runs, 'run')}{unknown}  {sent} in, {got} out"

@@ -20,7 +20,6 @@ import anyio
 import backplane
 from backplane import config
 from backplane.cli import ended, streams
-from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
 from backplane.config import Limits, Settings, child_environment
 from backplane.errors import BackendError
@@ -50,20 +49,15 @@ _LOOK: Final = Look(terminal=False)
 
 
 def options(p: Parser) -> None:
-    add.flag(p, "--keep", help="leave the sample's folder for a look around")
+    """Add no option: the demo is the same everywhere."""
 
 
 def run(args: Args) -> int:
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="backplane-demo-"))
     home = config.home(os.environ | {"BACKPLANE_HOME": str(config.home_path(os.environ) / "demo")})
-    try:
-        run = _demo(folder / "sample", home)
-    finally:
-        if not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    kept = f"; the sample is in {folder}" if args.keep else ""
-    streams.write(f"\ndemo: every step succeeded, {time.monotonic() - began:.1f} s{kept}\n")
+    with tempfile.TemporaryDirectory(prefix="backplane-demo-") as folder:
+        run = _demo(Path(folder) / "sample", home)
+    streams.write(f"\ndemo: every step succeeded, {time.monotonic() - began:.1f} s\n")
     streams.write(f"\nThe run is stored in {streams.one_line(home)}; look at it:\n\n")
     streams.write(f"  export BACKPLANE_HOME={shlex.quote(str(home))}\n")
     name = "backplane" if shutil.which("backplane") else f"{shlex.quote(sys.executable)} -m backplane"

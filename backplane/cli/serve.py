@@ -53,12 +53,10 @@ def run(args: Args) -> int:
         from backplane.scale.place import QueuePlace
         from backplane.serve.queue import Queue, QueueServer
 
-        label = args.label or "default"
-        check_label(label)
         check_priority(args.priority)
         place = QueuePlace(args.engine, args.content)
-        content = place.contents()  # What is wrong with it is said now, and not in the middle of an order.
-        queue = Queue(lambda: (place.open(), content), label, args.priority)
+        content = place.contents()  # A wrong one is named now, and not in the middle of an order.
+        queue = Queue(lambda: (place.open(), content), check_label(args.label or "default"), args.priority)
         make = partial(QueueServer, queue=queue)
     with ExitStack() as opened:
         home = config.home_path(environ)
