@@ -91,25 +91,37 @@ class _Person:
         except OSError:
             raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
 
-    async def answer(self, ask: Approval) -> Decision:
+    async def answer(self, asked: Approval) -> Decision:
         async with self._turn:
-            self._write(self._clear() + question(ask.message, ask.body) + prompt(ask.body))
+            self._write(self._clear())
             try:
-                while (decision := judge(await self._line(), ask.body)) is None:
-                    self._write(again(ask.body))
+                return await ask(asked, self._write, self._line)
             except anyio.get_cancelled_exc_class():  # Another terminal has answered, or the run has ended.
                 self._write("\n")
                 raise
-            return decision
 
     def _write(self, text: str) -> None:
         streams.write_to(self._fd, text.encode("utf-8", "backslashreplace"))
 
-    async def _line(self) -> str | None:
+    async def _line(self, prompt: str) -> str | None:
         """Return one line from the terminal; None at its end."""
+        self._write(prompt)
         await anyio.wait_readable(self._fd)
         data = os.read(self._fd, LINE_BYTES_MAX)
-        return data.decode("utf-8", "replace") if data else None
+        return data.decode("utf-8", "replace").removesuffix("\n") if data else None
+
+
+async def ask(asked: Approval, write: Callable[[str], None], line: Callable[[str], Awaitable[str | None]]) -> Decision:
+    """Ask a person until a line decides.
+
+    Args:
+        line: writes a prompt, and returns what was typed after it.
+    """
+    body = asked.body
+    write(question(asked.message, body))
+    while (decision := judge(await line(prompt(body)), body)) is None:
+        write(again(body))
+    return decision
 
 
 # A question and its answer in words -----------------------------------------------------------------------------------
@@ -135,16 +147,18 @@ def again(body: Mapping[str, Any]) -> str:
     """Return what to write after a line that is no answer."""
     if body.get("kind") == "input":
         return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
-    return HELP + KEYS
+    return HELP
 
 
 def judge(line: str | None, body: Mapping[str, Any]) -> Decision | None:
-    """Return the decision of a typed line; None if it is no answer: a slip of the finger decides nothing."""
+    """Return the decision of a typed line; None if it is no answer: a slip of the finger or a paste decides nothing."""
     if line is None:
         return CLOSED
     if body.get("kind") == "input":
         text = chosen(line.strip(), body.get("options"))
         return None if text is None else Decision("allow", "a person answered", text=text)
+    if "\n" in line:
+        return None
     word, _, why = line.strip().partition(" ")
     match word.lower().rstrip(",.:"):
         case "y" | "yes":

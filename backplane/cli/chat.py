@@ -180,23 +180,16 @@ class _Chat:
     async def _on_ask(self, asked: Approval) -> Decision:
         """Ask the person; what was typed or pasted before the question is no answer."""
         with self._shown.away():
-            streams.write(self._shown.clear() + asking.question(asked.message, asked.body))
+            streams.write(self._shown.clear())
             self._lines.drop()
             try:
                 with anyio.CancelScope() as self._asking:
-                    while (decision := await self._decision(asked.body)) is None:
-                        streams.write(asking.HELP if asking.prompt(asked.body) else asking.again(asked.body))
-                    return decision
+                    return await asking.ask(asked, streams.write, self._lines.line)
             except lines.Interrupted:
                 await self._session.interrupt()
             finally:
                 self._asking = None
         return Decision("deny", "the user stopped the turn")
-
-    async def _decision(self, body: dict[str, Any]) -> Decision | None:
-        text = await self._lines.line(asking.prompt(body))
-        is_paste = text is not None and "\n" in text and asking.prompt(body) != ""
-        return None if is_paste else asking.judge(text, body)
 
     # Commands ---------------------------------------------------------------------------------------------------------
 

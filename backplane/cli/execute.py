@@ -55,7 +55,7 @@ def execute(args: Args) -> int:
         attempts = anyio.run(first_choice, work, settings, environ, home)
         named = backends.find(attempts.backend, settings, environ)
     with order.redacted(work.config.env):
-        plan = follow.Plan(
+        live = follow.Live(
             args=args,
             order=work,
             hooks=own,
@@ -67,7 +67,7 @@ def execute(args: Args) -> int:
             on_ask=on_ask,
             files={option: ResultFile(getattr(args, option), stdout_taken=args.json) for option in written},
         )
-        return follow.run(plan)
+        return live.run()
 
 
 def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[str, str], home: Path) -> Backend | None:

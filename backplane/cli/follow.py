@@ -11,13 +11,13 @@ import select
 import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
-import msgspec
 
 from backplane.cli import FAILED, READER_GONE, asking, code_of, ended, streams, terminal
 from backplane.cli.command import Args
@@ -51,124 +51,109 @@ PATIENCE_S: Final = 1.0
 """Seconds that a reader who does not read has for the last words, once the run was interrupted."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as the command line asked for it."""
+@dataclass(kw_only=True)
+class Live:
+    """One run as the command line asked for it, from its start to the last line about it.
+
+    Attributes:
+        args: options of `run`; what is drawn and printed is read from them.
+        attempts: the router's choices, the first of which is `backend`; None for a named backend.
+        on_ask: one of `asking.WORDS`, or the words of a command.
+        files: option → the file for the receipt, the patch or the run's id.
+    """
 
     args: Args
-    """Options of `run`; what is drawn and printed is read from them."""
     order: WorkOrder
-    hooks: tuple[Hook, ...] = ()
+    hooks: tuple[Hook, ...]
     backend: Backend
-    attempts: Attempts | None = None
-    """The router's choices, the first of which is `backend`; None for a named backend."""
+    attempts: Attempts | None
     settings: Settings
     home: Path
     environ: Mapping[str, str]
     on_ask: str | tuple[str, ...]
-    """One of `asking.WORDS`, or the words of a command."""
     files: Mapping[str, ResultFile]
-    """Option → the file for the receipt, the patch or the run's id."""
 
-
-def run(plan: Plan) -> int:
-    """Do the run, print how it ended, and return the exit code."""
-    live, fault = _Live(plan), None
-    try:
-        anyio.run(live.drive)
-    except Exception as error:
-        if not live.has_ended:
-            raise
-        fault = unforeseen(error)
-    try:
-        return _end(plan, live, fault)
-    except Exception as error:
-        if not live.is_told:  # Else stdout has its last message already.
-            raise
-        streams.error(unforeseen(error))
-        return FAILED
-    finally:
-        for line in live.notes:
-            streams.note(line)
-        if live.sender is not None and (lost := live.sender.leave()):
-            streams.note(lost)
-
-
-class _Live:
-    """The run while it lives.
-
-    Attributes:
-        notes: lines about runs that were cut off before this one.
-        sender: sends telemetry; the command waits for it after its last line.
-        is_told: the run's `final` or `fatal` is written.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.run: Run | None = None
-        self.signal: int | None = None
-        self.notes: list[str] = []
-        self.sender: Sender | None = None
-        self.is_told = False
-        self.outlet = _Outlet()
-        is_plain = plan.args.json or plan.args.quiet
-        look = terminal.look(plain=is_plain, sessions=plan.order.abp("session") is not None)
-        picture = terminal.picture(plan.backend.id, plan.order.config.model, plan.order.task)
-        self.terminal = terminal.Terminal(look, picture if look.terminal else None)
-        self._desk = Desk(asking.callback(plan.on_ask, self.terminal.clear, plan.environ))
+    def __post_init__(self) -> None:
+        self._run: Run | None = None
+        self._signal: int | None = None
+        self._notes: list[str] = []
+        """Lines about runs that were cut off before this one."""
+        self._sender: Sender | None = None
+        """Sends telemetry; the command waits for it after its last line."""
+        self._is_told = False
+        """True if the run's `final` or `fatal` is written."""
+        self._outlet = _Outlet()
+        is_plain = self.args.json or self.args.quiet
+        look = terminal.look(plain=is_plain, sessions=self.order.abp("session") is not None)
+        picture = terminal.picture(self.backend.id, self.order.config.model, self.order.task)
+        self._terminal = terminal.Terminal(look, picture if look.terminal else None)
+        self._desk = Desk(asking.callback(self.on_ask, self._terminal.clear, self.environ))
         self._scope: anyio.CancelScope
 
-    @property
-    def has_ended(self) -> bool:
-        """True if there is a run with an end to print."""
-        return self.run is not None and (self.run.is_sealed or self.run.end_error is not None)
+    def run(self) -> int:
+        """Do the run, print how it ended, and return the exit code."""
+        fault = None
+        try:
+            anyio.run(self._drive)
+        except Exception as error:
+            if self._run is None or not (self._run.is_sealed or self._run.end_error is not None):
+                raise
+            fault = unforeseen(error)
+        try:
+            return self._end(fault)
+        except Exception as error:
+            if not self._is_told:  # Else stdout has its last message already.
+                raise
+            streams.error(unforeseen(error))
+            return FAILED
+        finally:
+            lost = self._sender.leave() if self._sender is not None else ""
+            for line in filter(None, (*self._notes, lost)):
+                streams.note(line)
 
-    async def drive(self) -> None:
-        plan = self.plan
+    async def _drive(self) -> None:
         async with anyio.create_task_group() as tasks:
             self._scope = tasks.cancel_scope
             await tasks.start(self._watch_signals)
             tasks.start_soon(self._watch_reader)
-            if self.terminal.picture is not None:
+            if self._terminal.picture is not None:
                 tasks.start_soon(self._paint)
-            async with ControlPlane(plan.settings, plan.home, plan.environ) as plane:
+            async with ControlPlane(self.settings, self.home, self.environ) as plane:
                 try:
                     await self._follow(plane)
                 finally:
-                    self.notes += plane.state_folder.notes + plane.state_folder.problems
-                    self.sender, plane.sender = plane.sender, None
+                    self._notes += plane.state_folder.notes + plane.state_folder.problems
+                    self._sender, plane.sender = plane.sender, None
             tasks.cancel_scope.cancel()
 
     async def _follow(self, plane: ControlPlane) -> None:
         """Run the order on the backend that was named, or on one choice of the router after the other."""
-        plan, attempts = self.plan, self.plan.attempts
+        attempts = self.attempts
         if attempts is None:
-            await self._attempt(plane, plan.order, plan.backend, None)
+            await self._attempt(plane, self.order, self.backend, None)
             return
-        backend: Backend | str = plan.backend
-        while True:
+        goes_on = True
+        while goes_on:
             streams.note(_choice(attempts))
-            run = await self._attempt(plane, attempts.order, backend, attempts.route)
-            if not run.is_sealed or self._is_left or not await attempts.after(plane, run):
-                break
-            backend = attempts.backend
+            run = await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
+            goes_on = run.is_sealed and not self._is_left and await attempts.after(plane, run)
         if attempts.stopped is not None:
             streams.note(f"not tried on another backend: {attempts.stopped.message}")
 
     async def _attempt(
         self, plane: ControlPlane, order: WorkOrder, backend: Backend | str, route: dict[str, Json] | None
     ) -> Run:
-        plan = self.plan
-        start = plane.start(order, backend, on_ask=self._on_ask, hooks=plan.hooks, route=route)
+        start = plane.start(order, backend, on_ask=self._on_ask, hooks=self.hooks, route=route)
         async with start as run, anyio.create_task_group() as beside:
-            self.run = run
-            if self.terminal.picture is not None:
-                self.terminal.picture = terminal.picture(run.backend_id, order.config.model, order.task, run.id)
-            if "run_id_file" in plan.files:
-                plan.files["run_id_file"].write([f"{run.id}\n".encode()])
-            if plan.args.verbose:
+            self._run = run
+            if self._terminal.picture is not None:
+                self._terminal.picture = terminal.picture(run.backend_id, order.config.model, order.task, run.id)
+            if "run_id_file" in self.files:
+                self.files["run_id_file"].write([f"{run.id}\n".encode()])
+            if self.args.verbose:
                 streams.note(f"run {run.id} on {run.backend_id}, kept in {run.folder}")
             # Other terminals may answer and cancel; a run goes on without that.
-            beside.start_soon(partial(open_door, plan.home, run.id, of_run(run, self._desk), self.notes.append))
+            beside.start_soon(partial(open_door, self.home, run.id, of_run(run, self._desk), self._notes.append))
             if self._is_left:
                 await self._cancel()
             async for batch in run.batches():
@@ -177,26 +162,26 @@ class _Live:
         return run
 
     async def _write(self, batch: Events) -> None:
-        if self.plan.args.json:
-            await self.outlet.write(messages.events(batch.ref_id, batch.records))
-        elif not self.plan.args.quiet:
-            look = self.terminal.look
-            self.terminal.add("".join([look.event(event) for event in batch.events]), batch.events)
-            if self.terminal.is_full:
+        if self.args.json:
+            await self._outlet.write(messages.events(batch.ref_id, batch.records))
+        elif not self.args.quiet:
+            look = self._terminal.look
+            self._terminal.add("".join([look.event(event) for event in batch.events]), batch.events)
+            if self._terminal.is_full:
                 await self._frame()
 
     async def _frame(self) -> None:
-        if text := self.terminal.frame():
-            await self.outlet.write(text.encode("utf-8", "backslashreplace"))
+        if text := self._terminal.frame():
+            await self._outlet.write(text.encode("utf-8", "backslashreplace"))
 
     async def _paint(self) -> None:
         while True:
             await anyio.sleep(terminal.FRAME_S)
-            if self.terminal.is_due:
+            if self._terminal.is_due:
                 await self._frame()
 
     async def _on_ask(self, ask: Approval) -> Decision:
-        with self.terminal.away() if self.plan.on_ask == "prompt" else nullcontext():
+        with self._terminal.away() if self.on_ask == "prompt" else nullcontext():
             return await self._desk.answer(ask)
 
     # What ends the run from here --------------------------------------------------------------------------------------
@@ -204,32 +189,107 @@ class _Live:
     @property
     def _is_left(self) -> bool:
         """True after a signal, or without a reader."""
-        return self.signal is not None or self.outlet.gone
+        return self._signal is not None or self._outlet.gone
 
     async def _cancel(self) -> None:
-        if self.run is None:
+        if self._run is None:
             self._scope.cancel()
             return
-        name = signal.Signals(self.signal).name if self.signal else None
-        await self.run.cancel(f"interrupted by {name}" if name else "nobody reads the output")
+        name = signal.Signals(self._signal).name if self._signal else None
+        await self._run.cancel(f"interrupted by {name}" if name else "nobody reads the output")
 
     async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(*ending_signals(), signal.SIGCONT) as received:
             task_status.started()
             async for number in received:
                 if number == signal.SIGCONT:
-                    self.terminal.continued()
-                elif self.signal is None:
-                    self.signal = int(number)
-                    self.outlet.hurry()
+                    self._terminal.continued()
+                elif self._signal is None:
+                    self._signal = int(number)
+                    self._outlet.hurry()
                     await self._cancel()
-                elif self.run is not None:  # A second one only hurries the end, which leaves nothing behind.
-                    self.run.hurry()
+                elif self._run is not None:  # A second one only hurries the end, which leaves nothing behind.
+                    self._run.hurry()
 
     async def _watch_reader(self) -> None:
-        await self.outlet.reader_left()
-        if self.run is None or not self.run.is_ending:  # Finished work is not lost.
+        await self._outlet.reader_left()
+        if self._run is None or not self._run.is_ending:  # Finished work is not lost.
             await self._cancel()
+
+    # After the end ----------------------------------------------------------------------------------------------------
+
+    def _end(self, fault: BackplaneError | None) -> int:
+        """Print the end of the run and return the exit code.
+
+        Args:
+            fault: raised after the run had ended.
+        """
+        run, interrupted = self._run, 128 + self._signal if self._signal is not None else None
+        if run is None or not (run.is_sealed or run.end_error is not None):  # Stopped before there was a run.
+            return interrupted or READER_GONE
+        if not run.is_sealed:  # Its journal could not be sealed either: the next start does that.
+            fault = fault or run.end_error
+            assert fault is not None
+            self._write_end(run)
+            streams.error(fault)
+            return FAILED
+        for line in decided(run.receipt) if self.args.verbose else ():
+            streams.note(line)
+        try:
+            self._copy(run)
+        except BackplaneError as error:  # The end is printed nevertheless.
+            fault = run.facts.redactor.error(error)
+        self._write_end(run)
+        left = self._outlet.gone and interrupted is None
+        if left and fault is None:
+            return READER_GONE
+        why = run.end_error if run.end_error is not None or interrupted else failure_of(run.receipt)
+        for told in (why, fault):
+            if told is not None:
+                streams.error(told)
+        if why is None and self.args.quiet and run.receipt.outcome != "complete" and run.end is not None:
+            streams.note(f"{run.receipt.outcome} ({run.end.reason}): backplane why {run.id}")
+        # Below the error, whose first word is the reason of the exit code.
+        for line in remarks(run.id, run.receipt.outcome, run.receipt.backplane):
+            streams.note(line)
+        return fault.facts.exit_code if fault is not None else interrupted or code_of(run.receipt, run.end_error)
+
+    def _copy(self, run: Run) -> None:
+        """Write the copies that were asked for; a run without changes has an empty patch."""
+        patch, receipt = self.files.get("patch"), self.files.get("receipt")
+        if patch is not None:
+            patch.write([run.patch.read_bytes()] if run.patch is not None and run.patch.is_file() else [])
+        if receipt is None:
+            return
+        receipt.write(run.receipt_chunks())
+        if receipt.path is not None and self.settings.signing_key is not None:
+            from backplane.receipts import signatures
+
+            if envelope := signatures.read(signatures.path_of(self.home, run.id)):
+                ResultFile(str(receipt.path.with_suffix(signatures.SUFFIX))).write([envelope])
+
+    def _write_end(self, run: Run) -> None:
+        """Write to stdout what comes last there."""
+        shown = self._terminal
+        if self._outlet.gone:
+            return
+        if self.args.json:
+            for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=self.settings.limits.line_bytes_max):
+                streams.write_bytes(chunk)
+            self._is_told = True
+        elif self.args.quiet:
+            streams.write(f"{streams.printable(run.text)}\n" if run.text else "")
+        elif run.is_sealed:
+            streams.write(shown.clear() + shown.look.end_line())
+            if shown.picture is not None and run.patch is not None and run.patch.is_file():
+                for line in ended.diff(run.patch, shown.look):
+                    streams.write(line)
+            streams.write(ended.summary(run.receipt, shown.look, run.patch))
+            if run.end is not None and run.end.reason == "store":
+                # The store could not keep the receipt: this is its only copy.
+                for chunk in run.receipt_chunks():
+                    streams.write_bytes(chunk)
+                streams.write("\n")
 
 
 class _Outlet:
@@ -281,81 +341,3 @@ def _choice(attempts: Attempts) -> str:
 
     failed = f"{attempts.tried[-1].backend} failed: {attempts.tried[-1].code}; " if attempts.tried else ""
     return f"backend {attempts.backend} ({failed}{summary(attempts.decision)})"
-
-
-# After the end --------------------------------------------------------------------------------------------------------
-
-
-def _end(plan: Plan, live: _Live, fault: BackplaneError | None) -> int:
-    """Print the end of a run and return the exit code.
-
-    Args:
-        fault: raised after the run had ended.
-    """
-    run, interrupted = live.run, 128 + live.signal if live.signal is not None else None
-    if run is None or not live.has_ended:  # Stopped before there was a run.
-        return interrupted or READER_GONE
-    if not run.is_sealed:  # Its journal could not be sealed either: the next start does that.
-        fault = fault or run.end_error
-        assert fault is not None
-        _write_end(live, run)
-        streams.error(fault)
-        return FAILED
-    for line in decided(run.receipt) if plan.args.verbose else ():
-        streams.note(line)
-    try:
-        _copy(plan, run)
-    except BackplaneError as error:  # The end is printed nevertheless.
-        fault = run.facts.redactor.error(error)
-    _write_end(live, run)
-    left = live.outlet.gone and interrupted is None
-    if left and fault is None:
-        return READER_GONE
-    why = run.end_error if run.end_error is not None or interrupted else failure_of(run.receipt)
-    for told in (why, fault):
-        if told is not None:
-            streams.error(told)
-    if why is None and plan.args.quiet and run.receipt.outcome != "complete" and run.end is not None:
-        streams.note(f"{run.receipt.outcome} ({run.end.reason}): backplane why {run.id}")
-    # Below the error, whose first word is the reason of the exit code.
-    for line in remarks(run.id, run.receipt.outcome, run.receipt.backplane):
-        streams.note(line)
-    return fault.facts.exit_code if fault is not None else interrupted or code_of(run.receipt, run.end_error)
-
-
-def _copy(plan: Plan, run: Run) -> None:
-    """Write the copies that were asked for; a run without changes has an empty patch."""
-    patch, receipt = plan.files.get("patch"), plan.files.get("receipt")
-    if patch is not None:
-        patch.write([run.patch.read_bytes()] if run.patch is not None and run.patch.is_file() else [])
-    if receipt is None:
-        return
-    receipt.write(run.receipt_chunks())
-    if receipt.path is not None and plan.settings.signing_key is not None:
-        from backplane.receipts import signatures
-
-        if envelope := signatures.read(signatures.path_of(plan.home, run.id)):
-            ResultFile(str(receipt.path.with_suffix(signatures.SUFFIX))).write([envelope])
-
-
-def _write_end(live: _Live, run: Run) -> None:
-    args, shown = live.plan.args, live.terminal
-    if live.outlet.gone:
-        return
-    if args.json:
-        for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=live.plan.settings.limits.line_bytes_max):
-            streams.write_bytes(chunk)
-        live.is_told = True
-    elif args.quiet:
-        streams.write(f"{streams.printable(run.text)}\n" if run.text else "")
-    elif run.is_sealed:
-        streams.write(shown.clear() + shown.look.end_line())
-        if shown.picture is not None and run.patch is not None and run.patch.is_file():
-            for line in ended.diff(run.patch, shown.look):
-                streams.write(line)
-        streams.write(ended.summary(run.receipt, shown.look, run.patch))
-        if run.end is not None and run.end.reason == "store":
-            # The store could not keep the receipt: this is its only copy.
-            for chunk in run.receipt_chunks():
-                streams.write_bytes(chunk)
-            streams.write("\n")

@@ -119,12 +119,12 @@ class _Watch:
             line = os.read(streams.STDIN, asking.LINE_BYTES_MAX)  # A terminal gives one line at a time.
             if not line:
                 raise KeyboardInterrupt
-            self._answer(waits, line.decode("utf-8", "replace"))
+            self._answer(waits, line.decode("utf-8", "replace").removesuffix("\n"))
 
     def _answer(self, waits: ShownQuestion, line: str) -> None:
         decision = asking.judge(line, waits.body)
         if decision is None:
-            streams.write(asking.again(waits.body))
+            streams.write(asking.again(waits.body) + asking.prompt(waits.body))
             return
         given = {name: getattr(decision, name) for name in ("decision", "reason", "text", "remember")}
         try:
