@@ -149,7 +149,6 @@ def test_every_commands_help_shows_an_example(words: list[str], capfd: pytest.Ca
         ["backends", "--config", "missing.toml"],
         ["runs", "--since", "tomorrow"],
         ["runs", "--limit", "-1"],
-        ["sessions"],
         ["sessions", "lst"],
         ["receipts", "show", "abc"],
         ["receipts", "verify", "--save-checkpoint", "chain.json"],

@@ -181,29 +181,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    if not words:
-        streams.complain(help_text())
-        return USAGE
-    name, *arguments = [*words[1:], "--help"] if words[0] == "help" else words
-    if name in ("-h", "--help"):
-        streams.write(help_text())
-        return DONE
-    if name in GROUPS and arguments[:1] in (["--help"], ["-h"]):
-        streams.write(_group_help(name))
-        return DONE
+    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
+    group = words[0] if words and words[0] in GROUPS else ""
+    rest = words[1:] if group else words
+    first = rest[0] if rest else ""
+    if first in ("", "-h", "--help"):
+        (streams.write if first else streams.complain)(_group_help(group) if group else help_text())
+        return DONE if first else USAGE
     from backplane.cli.command import Parser, did_you_mean, load, wrong_words
 
-    known = [*COMMANDS, *GROUPS]
-    if name in GROUPS:
-        known = list(_parts(name))
-        if not arguments:
-            raise wrong_words(f"{name} needs a second word", f"{', '.join(known)}; backplane {name} --help")
-        name, arguments = f"{name} {arguments[0]}", arguments[1:]
-    name = "version" if name == "--version" else name
+    name = "version" if words == ["--version"] else f"{group} {first}".strip()
     if name not in COMMANDS:
-        raise wrong_words(f"no command {name!r}", f"{did_you_mean(name.split()[-1], known)}backplane --help")
+        near = did_you_mean(first, _parts(group) if group else [*COMMANDS, *GROUPS])
+        raise wrong_words(f"no command {name!r}", f"{near}backplane --help")
     command = load(name)
-    args = Parser(name, command).parse(arguments)
+    args = Parser(name, command).parse(rest[1:])
     if name != "version":  # It alone says nothing of what a message holds.
         importlib.import_module("backplane.contract.light")
     return command.run(args)
@@ -229,11 +221,7 @@ def help_text() -> str:
 def _group_help(group: str) -> str:
     """Return what `backplane GROUP --help` prints."""
     rows = "\n".join(f"  {part:<12} {line}" for part, line in _parts(group).items())
-    about, first = GROUPS[group][0].upper() + GROUPS[group][1:], next(iter(_parts(group)))
-    return (
-        f"usage: backplane {group} COMMAND …\n\n{about}.\n\ncommands:\n{rows}\n\n"
-        f"example:\n  backplane {group} {first} --help\n"
-    )
+    return f"usage: backplane {group} COMMAND …\n\n{GROUPS[group].capitalize()}.\n\ncommands:\n{rows}\n"
 
 
 def _report(error: BaseException, *, as_message: bool) -> int:

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -53,9 +54,7 @@ def build(
     order = given or _read(args)
     env = {**order.config.env, **dict(_variable(text, environ) for text in args.env)}
     with redacted(env):
-        vendor = order.config.vendor
-        for text in args.param:
-            vendor = _with_parameter(vendor, text)
+        vendor = _with_parameters(order.config.vendor, args.param)
         made = make_order(
             replace(order, config=replace(order.config, env=env, vendor=vendor)),
             root=os.path.normpath(cwd / (args.root or order.workspace.root)),
@@ -67,11 +66,14 @@ def build(
             configured_policy=policy,
         )
         space = made.workspace
-        mode = mode_of(args.in_place) or space.mode
-        include, exclude = (*space.include, *args.include), (*space.exclude, *args.exclude)
         made = replace(
             made,
-            workspace=replace(space, mode=mode, include=include, exclude=exclude),
+            workspace=replace(
+                space,
+                mode=mode_of(args.in_place) or space.mode,
+                include=(*space.include, *args.include),
+                exclude=(*space.exclude, *args.exclude),
+            ),
             policy=_with_tools(made.policy, args.allow_tool, args.deny_tool),
             requirements=Requirements((*made.requirements.required, *map(_requirement, args.require))),
             context=_with_context(made.context, args.context, cwd, Path(space.root)),
@@ -80,13 +82,7 @@ def build(
 
 
 def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
-    """Return an order with members of `config.vendor.abp`, by their names.
-
-    Raises:
-        ConfigError: `config_invalid`, another value than an object stands there.
-    """
-    if settings and not isinstance(order.config.vendor.get("abp", {}), dict):
-        raise wrong("config.vendor already has a value at 'abp'", "make it an object, or leave it out of the order")
+    """Return an order with members of `config.vendor.abp`, by their names."""
     for name, value in settings.items():
         order = order.with_abp(name, value)
     return order
@@ -183,25 +179,24 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     return name, value if equals else environ[name]
 
 
-def _with_parameter(vendor: dict[str, Any], text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise wrong_words(f"--param {text!r} is not of the form KEY=JSON", "for example --param abp.route.seed=7")
-    try:
-        read = strict(value.encode())
-    except (ValueError, RecursionError):
-        read = value  # A plain word stands for itself.
-    return _nested(vendor, key.split("."), read, text)
-
-
-def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -> dict[str, Any]:
-    first, *rest = keys
-    if not rest:
-        return {**vendor, first: value}
-    inner = vendor.get(first, {})
-    if not isinstance(inner, dict):
-        raise wrong_words(f"{option}: config.vendor already has a value at {first!r}", "set each key only once")
-    return {**vendor, first: _nested(inner, rest, value, option)}
+def _with_parameters(vendor: dict[str, Any], options: list[str]) -> dict[str, Any]:
+    """Return `config.vendor` with members as `abp.route.seed=7`."""
+    made = deepcopy(vendor)
+    for text in options:
+        key, equals, value = text.partition("=")
+        *path, last = key.split(".")
+        if not equals or not all((*path, last)):
+            raise wrong_words(f"--param {text!r} is not of the form KEY=JSON", "for example --param abp.route.seed=7")
+        place = made
+        for name in path:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise wrong_words(f"{text}: config.vendor already has a value at {name!r}", "set each key only once")
+        try:
+            place[last] = strict(value.encode())
+        except (ValueError, RecursionError):
+            place[last] = value  # A plain word stands for itself.
+    return made
 
 
 # Settings of ours -----------------------------------------------------------------------------------------------------

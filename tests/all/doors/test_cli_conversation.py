@@ -120,7 +120,6 @@ def test_last_is_the_last_kept_conversation_of_the_backend(place: Place) -> None
         ["--on-ask", "stdin"],
         ["--mcp", "git"],
         ["--schema", "asks.py"],
-        ["--param", "abp=1", "--keep"],
     ],
 )
 def test_a_wrong_option_is_refused(place: Place, words: list[str]) -> None:
