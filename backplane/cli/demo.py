@@ -15,13 +15,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-import anyio
-
 import backplane
 from backplane import config
 from backplane.cli import ended, streams
 from backplane.cli.command import Args, Parser
 from backplane.config import Limits, Settings, child_environment
+from backplane.contract.events import AgentEvent
 from backplane.errors import BackendError
 from backplane.process.tool import run_tool
 from backplane.receipts.store import Store
@@ -75,7 +74,11 @@ def _demo(sample: Path, home: Path) -> Run:
     _require(not _passes(sample), "the sample's test passes although the sample has a bug")
 
     _step("A work order for the backend 'shell': repair it, in a staged copy")
-    run = anyio.run(_run, sample, home)
+    script = (SAMPLE / REPAIR).read_text(encoding="utf-8")
+    order = backplane.WorkOrder(shlex.join([*_PYTHON, "-c", script]))
+    settings = Settings(limits=Limits(run_s=RUN_S_MAX))  # The user's own settings do not apply.
+    run = backplane.run(order, backend="shell", root=sample, settings=settings, home=home, on_event=_show).check()
+    streams.write(_LOOK.end_line())
 
     _step("Its result: a patch")
     assert run.patch is not None, "a run in a staged copy that changed a file has a patch"
@@ -97,16 +100,8 @@ def _demo(sample: Path, home: Path) -> Run:
     return run
 
 
-async def _run(sample: Path, home: Path) -> Run:
-    """Do the order through the Python door, and print its events as they come."""
-    script = (SAMPLE / REPAIR).read_text(encoding="utf-8")
-    order = backplane.WorkOrder(shlex.join([*_PYTHON, "-c", script]))
-    settings = Settings(limits=Limits(run_s=RUN_S_MAX))  # The user's own settings do not apply.
-    async with backplane.start(order, backend="shell", root=sample, settings=settings, home=home) as run:
-        async for event in run:
-            streams.write(_LOOK.event(event))
-    streams.write(_LOOK.end_line())
-    return run.check()
+def _show(event: AgentEvent) -> None:
+    streams.write(_LOOK.event(event))
 
 
 def _passes(sample: Path) -> bool:

@@ -39,12 +39,8 @@ from backplane.view.figures import counted
 
 GIT_MIN: Final = (2, 30)
 """Oldest git that the patches are made and applied with."""
-FREE_BYTES_MIN: Final = 1 << 30
-"""Less free space than this ends runs early: a staged copy of a middling repository takes it."""
 PROBE_S: Final = 10.0
 """Seconds for `git --version`, which takes milliseconds."""
-TOOLS_MAX: Final = 8
-"""Most names of tools on a line; more are counted."""
 
 HELP = "Check this machine and the configuration: what works, what is missing, and how to mend it."
 EXAMPLE = "backplane doctor\nbackplane doctor --probe"
@@ -125,11 +121,8 @@ def _folders(home: Path) -> Checks:
         yield _check("state", False, f"{str(home)[:200]} cannot be written", fix)
         return
     is_open = home == place and place.stat().st_mode & 0o077 != 0
-    more = "" if home == place else " (made at the first run)"
-    fact = f"{home} is open to other users" if is_open else f"{home}{more}"
-    yield _check("state", not is_open, fact, f"chmod 700 {home}", needed=False)
-    free = shutil.disk_usage(place).free
-    yield _check("free space", free >= FREE_BYTES_MIN, f"{free / 2**30:.1f} GiB", "free some space", needed=False)
+    more = " is open to other users" if is_open else "" if home == place else " (made at the first run)"
+    yield _check("state", not is_open, f"{home}{more}", f"chmod 700 {home}", needed=False)
     try:
         with Store.open(home, readonly=True) as store:
             lines = left_behind(home, store)
@@ -149,8 +142,7 @@ def _layers(environ: Mapping[str, str]) -> Checks:
     yield _check("guard", GUARD_WORKS, fact, needed=False)
     for layer in probe(environ).layers():
         purpose = _PURPOSES[layer.name]
-        version = f", version {layer.version}" if layer.version else ""
-        fact = f"works{version}; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
+        fact = f"works; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
         yield _check(layer.name, layer.usable, fact, layer.fix, needed=False)
 
 
@@ -225,11 +217,13 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
     """Check the address and the key of a model service. The key goes into a request's header, and is never printed."""
     options = presets.with_address(declared.options, {**environ, **declared.env})
     service = presets.read_options(options, f"backends.{name}.options")
-    place, found = f"service {name}", baseurl.path_doubts(service.protocol, service.base_url)
+    place = f"service {name}"
     if not over_network:
         yield _check(place, True, f"address {cut_urls(service.base_url)}")
+        found = baseurl.path_doubts(service.protocol, service.base_url)
     elif service.key_env and not environ.get(service.key_env, "").strip():
-        found = [baseurl.Check("missing", f"{service.key_env} is not set", f"export {service.key_env}=…")]
+        yield _check(place, False, f"{service.key_env} is not set", f"export {service.key_env}=…")
+        return
     else:
         import anyio
 
@@ -279,5 +273,4 @@ def _asked_server(place: str, name: str, row: Mapping[str, Any], environ: Mappin
     tools = anyio.run(ask)
     if faults:
         return _check(place, False, faults[0], "run its command by hand, or remove the server from the configuration")
-    more = f" and {len(tools) - TOOLS_MAX} more" if len(tools) > TOOLS_MAX else ""
-    return _check(place, True, f"{counted(len(tools), 'tool')}: {', '.join(tools[:TOOLS_MAX])}{more}")
+    return _check(place, True, f"{counted(len(tools), 'tool')}: {', '.join(tools)}")
