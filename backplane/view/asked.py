@@ -37,6 +37,7 @@ def _cut(line: str) -> str:
 
 
 def _lines(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the command and its folder, then the diff, or the input: its plain members, and its changes of files."""
     given = as_object(body.get("input"))
     if isinstance(command := body.get("command") or given.get("command"), str):
         yield from _member("command", command)
@@ -44,12 +45,7 @@ def _lines(body: Mapping[str, Any]) -> Iterator[str]:
         yield f"cwd: {place}"
     if isinstance(diff := body.get("diff"), str):
         yield from diff.splitlines()
-    else:
-        yield from _members(given)
-
-
-def _members(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the plain members of an input, and after them its changes of files."""
+        return
     shown = {"command"}
     changes = list(_changes(given, "", shown))
     for name, value in given.items():

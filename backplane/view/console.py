@@ -16,13 +16,10 @@ from backplane.contract.events import AgentEvent
 from backplane.view.columns import Line, Span, wrapped
 from backplane.view.markdown import Markdown
 from backplane.view.text import in_workspace, one_line, printable
-from backplane.view.values import about, words_of
+from backplane.view.values import TEXT_CHARS_MAX, about, words_of
 
 PREVIEW_LINES_MAX: Final = 10
 """Most lines of a command's output that are shown: enough for the error at its end."""
-
-TEXT_CHARS_MAX: Final = 16 * 1024
-"""Most characters of a streamed answer that are compared with the whole message that follows."""
 
 UNWORDED: Final = "a message of the kind "
 """The beginning of a warning about a message of a driven agent that is stored and means nothing to people."""

@@ -55,11 +55,7 @@ def elapsed(seconds: int) -> str:
 
 def ago(ms: int) -> str:
     """Return an age in one unit, as `5 min ago`; a time to come is `now`."""
-    seconds = ms // 1000
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago" if seconds > 0 else "now"
+    return f"{' '.join(elapsed(ms // 1000).split()[:2])} ago" if ms >= 1000 else "now"
 
 
 def span_s(text: str) -> int | None:

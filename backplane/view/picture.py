@@ -16,7 +16,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carried
 from backplane.contract.receipt import Receipt, Usage
 from backplane.receipts.folded import Folded, fold
-from backplane.view.values import about, as_list, as_object, words_of
+from backplane.view.values import TEXT_CHARS_MAX, about, as_list, as_object, words_of
 
 KEPT_MAX: Final = 50
 """Last failures and denials kept, as many as a screen shows; all are counted."""
@@ -26,9 +26,6 @@ ITEMS_MAX: Final = 10_000
 
 ERROR_CHARS_MAX: Final = 400
 """Characters of a failed call's output that identify the failure."""
-
-TEXT_CHARS_MAX: Final = 16 * 1024
-"""Characters kept of a text; views show fewer."""
 
 _PLANS: Final = ("todos", "plan", "entries")
 _STEP_TEXTS: Final = ("content", "step", "text", "title", "activeForm")

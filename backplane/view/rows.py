@@ -14,12 +14,10 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carried
 from backplane.view.figures import milliseconds
 from backplane.view.text import in_workspace
-from backplane.view.values import about, words_of
+from backplane.view.values import TEXT_CHARS_MAX, about, words_of
 
 ROWS_MAX: Final = 10_000
 """Rows of one page; a browser lays out only those in sight. Further rows are counted."""
-TEXT_CHARS_MAX: Final = 16 * 1024
-"""Characters of one text, half from its beginning and half from its end."""
 BODIES_CHARS_MAX: Final = 4 * 1024 * 1024
 """Characters of all inputs and outputs of one page; of a further text only the length is shown."""
 HEAD_CHARS_MAX: Final = 400

@@ -8,8 +8,8 @@ import msgspec
 
 from backplane.contract.canonical import Json
 
-CHARS_MAX: Final = 16 * 1024
-"""Characters kept of a call's subject; views show fewer."""
+TEXT_CHARS_MAX: Final = 16 * 1024
+"""Characters kept of one text: a message, an output, the subject of a call; most views show fewer."""
 
 TELLING: Final = (
     *("command", "cmd", "file_path", "filePath", "absolute_path", "path"),
@@ -23,10 +23,10 @@ def about(value: Json) -> str:
     if isinstance(value, dict):
         for name in TELLING:
             if isinstance(value.get(name), str):
-                return str(value[name])[:CHARS_MAX]
+                return str(value[name])[:TEXT_CHARS_MAX]
         if paths := _changed(value.get("changes")):
-            return ", ".join(paths)[:CHARS_MAX]
-    return msgspec.json.encode(value).decode()[:CHARS_MAX] if value not in ({}, None) else ""
+            return ", ".join(paths)[:TEXT_CHARS_MAX]
+    return msgspec.json.encode(value).decode()[:TEXT_CHARS_MAX] if value not in ({}, None) else ""
 
 
 def _changed(changes: Json) -> list[str]:
