@@ -93,7 +93,7 @@ def shown(word: str) -> Shown:
         rows.take(event)
     picture.ended = Ended(
         outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
-        duration_ms=1, sha256=word, added={}, diff=None,
+        duration_ms=1, sha256=word, added={},
     )  # fmt: skip
     found = Diagnosis(
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)

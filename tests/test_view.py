@@ -159,7 +159,7 @@ def test_a_question_waits_until_it_is_answered() -> None:
     assert [(one.text, one.event) for one in picture.denied] == [("bash rm: no (by caller)", 3)]
 
 
-STEPS = [{"content": "read", "status": "completed"}, {"step": "write", "status": "in_progress"}, "test"]
+STEPS = [{"content": "read", "status": "completed"}, {"step": "write", "status": "inProgress"}, {"step": "test"}]
 
 
 @pytest.mark.parametrize("event", [carry("task", {"plan": STEPS}, ts=TS, message="plan"), call(todos=STEPS)])

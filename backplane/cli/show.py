@@ -14,7 +14,7 @@ from backplane.receipts.memory import Remembered, find
 from backplane.view.console import Look
 from backplane.view.diff import changes
 from backplane.view.figures import count, lasting, money, standing
-from backplane.view.load import picture_of
+from backplane.view.load import patch_of, picture_of
 
 if TYPE_CHECKING:
     from backplane.view.picture import Picture
@@ -38,15 +38,15 @@ def run(args: Args) -> int:
         if args.json:
             streams.write_record(found)
             return 0
-        picture = picture_of(store, found)
+        picture, patch = picture_of(store, found), patch_of(store, found.run_id) or ""
     look = stdout_look()
-    for label, text in _rows(found, picture, look):
+    for label, text in _rows(found, picture, patch, look):
         if text:
             streams.write(f"{look.dress('dim', f'{label:<8}')}{text}\n")
     return 0
 
 
-def _rows(run: Remembered, picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
+def _rows(run: Remembered, picture: Picture, patch: str, look: Look) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line; an empty text has no line."""
     line, id, usage, end = streams.one_line, run.run_id[:ID_CHARS], picture.usage, picture.ended
     word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
@@ -63,18 +63,18 @@ def _rows(run: Remembered, picture: Picture, look: Look) -> Iterator[tuple[str, 
     yield "tokens", f"{tokens}, {money(picture.cost_usd_micros)}"
     calls = f"{streams.count(picture.calls, 'call')} of tools, {picture.calls_failed} failed, {picture.denials} denied"
     yield "did", f"{calls}; {streams.count(picture.events, 'event')}"
-    yield from _files(picture, look)
+    yield from _files(picture, patch, look)
     for number, text in enumerate(picture.message.strip().splitlines()[-MESSAGE_LINES_MAX:]):
         yield "" if number else "says", line(text) or " "
     yield "more", f"backplane why {id}" + (f", backplane receipts show {id}" if run.state == "ended" else "")
 
 
-def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
+def _files(picture: Picture, patch: str, look: Look) -> Iterator[tuple[str, str]]:
     """Yield the files of the patch; until there is one, those that the agent names."""
     if picture.ended is None:
         shown = [streams.one_line(path) for path in picture.files]
     else:
-        found = changes((picture.ended.diff or "").splitlines())
+        found = changes(patch.splitlines())
         sums = [f"{look.dress('good', f'+{one.added}')} {look.dress('bad', f'−{one.removed}')}" for one in found]
         shown = [f"{streams.one_line(one.path)}  {sum}" for one, sum in zip(found, sums, strict=True)]
     for number, text in enumerate(shown[:FILES_SHOWN]):

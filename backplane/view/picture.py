@@ -27,10 +27,7 @@ ITEMS_MAX: Final = 10_000
 ERROR_CHARS_MAX: Final = 400
 """Characters of a failed call's output that identify the failure."""
 
-_PLANS: Final = ("todos", "plan", "entries")
-_STEP_TEXTS: Final = ("content", "step", "text", "title", "activeForm")
-_DONE: Final = frozenset({"completed", "complete", "done"})
-_DOING: Final = frozenset({"in_progress", "inProgress", "active", "running"})
+_STEP_STATES: Final = {"completed": "done", "in_progress": "doing", "inProgress": "doing"}
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -122,8 +119,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     added: dict[str, Any]
     """All that the control plane added to the receipt (`usage_raw.backplane`)."""
-    diff: str | None
-    """The patch in the receipt; None if it is too long or has a secret."""
 
 
 class Picture(msgspec.Struct, eq=False, kw_only=True):
@@ -289,7 +284,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             duration_ms=None if added.get("duration") == "unknown" else receipt.meta.duration_ms,
             sha256=receipt.receipt_sha256 or "",
             added=added,
-            diff=receipt.verification.git_diff,
         )
 
     def _called(self, event: kinds.ToolCall) -> None:
@@ -298,8 +292,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         call = ShownCall(self.events, event.tool_name, about(event.input), event.ts, event.input)
         if len(self.open_calls) < ITEMS_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
-        if isinstance(event.input, dict):
-            self._plan(next((event.input[name] for name in _PLANS if isinstance(event.input.get(name), list)), None))
+        self._plan(as_object(event.input).get("todos"))
 
     def _resulted(self, event: kinds.ToolResult) -> None:
         call = self._close(event)
@@ -363,15 +356,11 @@ def _again(before: Repeat, what: str, key: object, number: int) -> Repeat:
     return Repeat(what, key, before.times + 1 if before.key == key else 1, number)
 
 
-def _steps(value: list[Json]) -> Iterator[Step]:
-    for row in value[:ITEMS_MAX]:
-        if isinstance(row, str):
-            yield Step(row, "open")
-        elif isinstance(row, dict):
-            text = next((row[name] for name in _STEP_TEXTS if isinstance(row.get(name), str)), None)
-            if text is not None:
-                state = row.get("status", row.get("state"))
-                yield Step(text, "done" if state in _DONE else "doing" if state in _DOING else "open")
+def _steps(rows: list[Json]) -> Iterator[Step]:
+    for row in map(as_object, rows[:ITEMS_MAX]):
+        text = row.get("content", row.get("step"))  # As Claude and ACP have it, and as Codex has it.
+        if isinstance(text, str):
+            yield Step(text, _STEP_STATES.get(str(row.get("status")), "open"))
 
 
 def _text(value: object) -> str:
