@@ -44,40 +44,29 @@ def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapp
     """Return what answers the questions of a run; None if they wait for an answer from another terminal.
 
     Args:
-        how: one of `WORDS`, or the words of a command.
+        how: one of `WORDS`, or the words of a command, which reads a question as JSON and prints its decision.
         clear: gives the text to write before a question, which removes the foot of the terminal.
-        environ: of the command.
 
     Raises:
         ConfigError: `usage_invalid`, `prompt` without a terminal.
     """
     if how == "prompt":
         return _Person(clear).answer
-    if how == "wait":
-        return None
-    if isinstance(how, tuple):
-        return _program(how, environ)
-    decision = Decision("allow" if how == "allow" else "deny", f"--on-ask {how}")
 
-    async def always(_: Approval) -> Decision:
-        return decision
+    async def always(asked: Approval) -> Decision:
+        return Decision("allow" if how == "allow" else "deny", f"--on-ask {how}")
 
-    return always
-
-
-def _program(argv: tuple[str, ...], environ: Mapping[str, str]) -> OnAsk:
-    """Return what starts a program for each question: the ask as JSON on its stdin, its decision on its stdout."""
-
-    async def answer(ask: Approval) -> Decision:
+    async def by_program(asked: Approval) -> Decision:
         from backplane.redact.secrets import NO_SECRETS
         from backplane.runtime.hook_calls import HookFailed, ask_command
 
+        assert isinstance(how, tuple)
         try:
-            return await ask_command(argv, {**ask.body, "message": ask.message}, environ, NO_SECRETS)
+            return await ask_command(how, {**asked.body, "message": asked.message}, environ, NO_SECRETS)
         except HookFailed as error:
-            return Decision("deny", f"--on-ask {argv[0]}: {error}")
+            return Decision("deny", f"--on-ask {how[0]}: {error}")
 
-    return answer
+    return None if how == "wait" else by_program if isinstance(how, tuple) else always
 
 
 class _Person:
@@ -131,11 +120,11 @@ def question(message: str, body: Mapping[str, Any]) -> str:
     """Return a question as it stands on a terminal: with the command, the content or the change that it is about."""
     look, found = terminal.look(), decided(body)
     lines = found[:SHOWN_LINES_MAX]
-    left = len(found) - len(lines)
-    more = [f"  … {left} more lines, which the page of `backplane web` shows"] if left else []
     is_diff = any(line.startswith(("--- ", "@@ ")) for line in lines)
     shown = ["  " + (diff_line(line, look) if is_diff else line) for line in lines]
-    return "\n".join([f"? {streams.one_line(body.get('question') or message)}", *shown, *more]) + "\n"
+    if left := len(found) - len(lines):
+        shown.append(f"  … {left} more lines, which the page of `backplane web` shows")
+    return "\n".join([f"? {streams.one_line(body.get('question') or message)}", *shown]) + "\n"
 
 
 def prompt(body: Mapping[str, Any]) -> str:
@@ -145,9 +134,8 @@ def prompt(body: Mapping[str, Any]) -> str:
 
 def again(body: Mapping[str, Any]) -> str:
     """Return what to write after a line that is no answer."""
-    if body.get("kind") == "input":
-        return f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
-    return HELP
+    words = f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
+    return words if body.get("kind") == "input" else HELP
 
 
 def judge(line: str | None, body: Mapping[str, Any]) -> Decision | None:

@@ -74,14 +74,15 @@ class Parser(argparse.ArgumentParser):
             is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
             quotes = "; put a TASK of several words in quotes" if is_task else ""
             self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
+        given = {
+            name
+            for name, action in self._option_string_actions.items()
+            if getattr(found, action.dest, action.default) != action.default
+        }
         for option, other in self.only_with.items():
-            if self._is_given(option, found) and not self._is_given(other, found):
+            if option in given and other not in given:
                 self.error(f"{option} has no effect without {other}")
         return found
-
-    def _is_given(self, option: str, found: Args) -> bool:
-        action = self._option_string_actions[option]
-        return bool(getattr(found, action.dest) != action.default)
 
     def error(self, message: str) -> NoReturn:
         hint = ""
@@ -121,14 +122,7 @@ def wrong_words(fact: str, hint: str) -> ConfigError:
 
 
 def load_settings(args: Args, flags: Mapping[str, str | float | None] | None = None) -> Settings:
-    """Read the configuration.
-
-    Args:
-        flags: settings that other options of the command stand for.
-
-    Raises:
-        ConfigError: `config_invalid`.
-    """
+    """Read the configuration, over which `flags` go. Raises ConfigError: `config_invalid`."""
     from backplane import config
 
     return config.load(args.config or None, os.environ, streams.folder(), flags)

@@ -35,17 +35,11 @@ def show(
     work: WorkOrder, named: Backend | None, settings: Settings, environ: Mapping[str, str], home: Path, *,
     as_json: bool, explain: bool,
 ) -> int:  # fmt: skip
-    """Print the order and the decision; nothing is started.
+    """Print the order and the decision; nothing is started. Raises BackplaneError, as the run would.
 
     Args:
         named: None is the router's choice.
         explain: print every other backend, too, each with what is in its way.
-
-    Raises:
-        PolicyError: `policy_invalid`.
-        ConfigError: `config_invalid`, the order is none that a host would take.
-        WorkspaceError: `workspace_init_failed`, its folder is missing.
-        CapabilityError: `capability_unsupported`, no backend is eligible.
     """
     check_whole(work)
     signer_of(settings.signing_key)

@@ -71,18 +71,13 @@ def execute(args: Args) -> int:
 
 
 def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[str, str], home: Path) -> Backend | None:
-    """Return the program of `--sidecar` or the backend of this name; None leaves the choice to the router.
-
-    Raises:
-        BackendError: `backend_not_found`, `backend_unavailable`.
-    """
+    """Return the program of `--sidecar` or the backend of this name; None leaves the choice to the router."""
     if args.with_patch and (args.sidecar is not None or not (name or "").startswith(REPLAY)):
         raise wrong_words("--with-patch has no effect without replay:RUN", "use --backend replay:RUN --with-patch")
     if args.sidecar is not None:
         cwd = streams.folder()
-        words = tuple(order.words_of(args.sidecar, "--sidecar"))
-        # It starts elsewhere.
-        return backends.from_command(absolute_command(words, cwd) if words else words, cwd=cwd, limits=settings.limits)
+        words = absolute_command(order.words_of(args.sidecar, "--sidecar"), cwd)  # It starts elsewhere.
+        return backends.from_command(words, cwd=cwd, limits=settings.limits)
     if not name:
         return None
     if name.startswith(REPLAY):
@@ -100,15 +95,7 @@ def _wishes(args: Args) -> dict[str, Json]:
 
 
 def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
-    """Return the members of `config.vendor.abp` that are about the conversation.
-
-    Args:
-        home: the state folder, in which `last` is looked up.
-        backend: the name of the run's backend.
-
-    Raises:
-        ConfigError: `config_invalid`, a file or conversation is missing.
-    """
+    """Return the members of `config.vendor.abp` that are about the conversation; `last` is one on this backend."""
     found: dict[str, Json] = {}
     if args.resume is not None:
         found["session"] = {"resume": _last(home, backend) if args.resume == LAST else args.resume}

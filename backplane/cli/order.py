@@ -118,11 +118,7 @@ def _read(args: Args) -> WorkOrder:
 
 
 def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
-    """Read a work order; only `task` is required.
-
-    Raises:
-        ConfigError: `config_invalid`; a key that stands twice, too.
-    """
+    """Read a work order; only `task` is required. Raises ConfigError: `config_invalid`, also for a duplicate key."""
     value = _json(data, source)
     if (doubled := canonical.duplicate_key(data, value)) is not None:
         raise wrong(f"{source}: the key {doubled!r} appears twice in one object", "remove one of the two")
@@ -220,36 +216,32 @@ def _settings(args: Args, order: WorkOrder) -> dict[str, Json]:
 
 
 def images(names: Sequence[str]) -> tuple[Image, ...]:
-    """Read pictures from files, `-` is stdin.
-
-    Raises:
-        ConfigError: `config_invalid`, one cannot be read or is none that a model takes, or they are too large.
-    """
-    bound = pictures.IMAGE_BYTES_MAX
-    return pictures.checked(
-        [pictures.image_from(streams.read_input(name, bound), streams.source(name)) for name in names]
-    )
+    """Read pictures from files, `-` is stdin. Raises ConfigError: `config_invalid`, a model takes none such."""
+    files = [(streams.read_input(name, pictures.IMAGE_BYTES_MAX), streams.source(name)) for name in names]
+    return pictures.checked([pictures.image_from(data, source) for data, source in files])
 
 
 def server(text: str) -> Json:
     """Read an MCP server, `NAME=COMMAND` or `NAME=URL`."""
     name, _, value = text.partition("=")
     if not (name.strip() and value.strip()):
-        raise wrong_words(
-            f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL", 'for example --mcp git="uvx mcp-server-git"'
-        )
+        fact = f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL"
+        raise wrong_words(fact, 'for example --mcp git="uvx mcp-server-git"')
     if value.startswith(("http://", "https://")):
         return {"name": name, "url": value}
     command, *arguments = words_of(value, f"--mcp {name}")
     return {"name": name, "command": command, "args": arguments}
 
 
-def words_of(command: str, option: str) -> list[str]:
+def words_of(command: str, option: str) -> tuple[str, ...]:
     """Split the command of an option as a shell would. Raises ConfigError `usage_invalid`."""
+    why = "it is empty"
     try:
-        return shlex.split(command)
+        if words := tuple(shlex.split(command)):
+            return words
     except ValueError as error:
-        raise wrong_words(f"{option}: cannot parse the command: {error}", "check its quotes") from error
+        why = str(error)
+    raise wrong_words(f"{option}: cannot parse the command: {why}", "check its quotes")
 
 
 def answer_schema(path: str) -> Json:

@@ -11,7 +11,7 @@ import re
 import select
 import signal
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane.view.text import UNPRINTABLE
 from backplane.view.text import one_line as one_line
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from backplane.errors import BackplaneError, ConfigError
-
-T = TypeVar("T")
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -89,15 +87,16 @@ def write_to(fd: int, data: bytes) -> None:
 
 
 def write_bytes(data: bytes) -> None:
-    """Write all of it to stdout.
-
-    Raises:
-        ReaderGone: its reader has closed it.
-    """
+    """Write all of it to stdout. Raises ReaderGone, or BackendError: `stream_closed`, as on a full disk."""
     try:
         write_to(STDOUT, data)
     except OSError as error:
-        raise gone(error) from error
+        if error.errno in (errno.EPIPE, errno.ECONNRESET):
+            raise ReaderGone from error
+        from backplane.errors import BackendError
+
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        raise BackendError("stream_closed", f"stdout cannot be written: {name} ({error.strerror})") from error
 
 
 def write(text: str) -> None:
@@ -115,7 +114,7 @@ def write_lines(lines: Iterable[str], none: str) -> None:
         complain(none + "\n")
 
 
-def write_rows(rows: Iterable[T], line: Callable[[T], str], none: str, *, as_json: bool) -> None:
+def write_rows(rows: Iterable[Any], line: Callable[[Any], str], none: str, *, as_json: bool) -> None:
     """Write each row to stdout, as JSON or as its line; for an empty list people read the text `none` on stderr."""
     if as_json:
         for row in rows:
@@ -138,16 +137,6 @@ def write_json(data: bytes) -> None:
 
         data = re.sub(UNPRINTABLE, lambda found: json.dumps(found[0])[1:-1], data.decode()).encode()
     write_bytes(data)
-
-
-def gone(error: OSError) -> Exception:
-    """Return the exception for a failed write to stdout."""
-    if error.errno in (errno.EPIPE, errno.ECONNRESET):
-        return ReaderGone()
-    from backplane.errors import BackendError
-
-    name = errno.errorcode.get(error.errno or 0, "EIO")
-    return BackendError("stream_closed", f"stdout cannot be written: {name} ({error.strerror})")
 
 
 def complain(text: str) -> None:
