@@ -1,9 +1,8 @@
 """JSON Schema (draft 2020-12) of every shape of the contract, written from its structs.
 
 `python -m backplane.schemas` writes `schemas/`, `--check` only compares. Members with a default may be left out, but
-in what a command prints (`cli_…`) every member is there. Unknown members are allowed, but not
-in a policy, a configuration or a session, where they are mistakes. What our reader forgives beyond that (an
-unknown event type, say) is no promise and stands in no schema.
+a command prints every member (`cli_…`). Unknown members are allowed, but not in a policy, a configuration or a session,
+where they are mistakes. Our reader forgives more (an unknown event type, say); that is no promise and in no schema.
 """
 
 from __future__ import annotations
@@ -88,27 +87,18 @@ SHAPES: Final[dict[str, Any]] = {
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     **_PRINTED,
 }
-"""Name of a schema → the type it describes, or where that stands.
+"""Name of a schema → its type, or the type's place.
 
-None for what a receipt has under `usage_raw.backplane`: many rooms add to it, so its file is edited by hand, and
+None for a receipt's `usage_raw.backplane`: many rooms add to it, so its file is edited by hand, and
 `tests/described.py` checks real receipts by it.
 """
 
 _CLOSED: Final = ("policy", "configuration")
-"""Files that people write: an unknown member is a mistake, and an editor shows what each is."""
-
-_STRUCTS: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind
-    for kind in (
-        *(config.Settings, config.Limits, config.BackendSettings, config.HookSettings, config.RoutingSettings),
-        *(config.ModelSettings, config.ServerSettings, PolicyProfile),
-    )
-}
-"""The structs behind the definitions of these, by their name there."""
+"""Files that people write: an unknown member is a mistake, and an editor shows each member's description."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all schemas, in the order in which they are written."""
+    """Return the names of all schemas, in the order of their files."""
     return tuple(SHAPES)
 
 
@@ -137,25 +127,26 @@ def build(name: str) -> Json:
         body |= RULES.get(owner, {})
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
-            for member, about in _told(_STRUCTS[owner]).items():
+            struct = PolicyProfile if owner == "PolicyProfile" else getattr(config, owner)
+            for member, about in _docstrings(struct).items():
                 body["properties"][member].setdefault("description", about)
     return head | _whole(_tidy(root), definitions)
 
 
-def _told(kind: type[Any]) -> dict[str, str]:
+def _docstrings(kind: type[Any]) -> dict[str, str]:
     """Return the docstrings below the members in a struct's source."""
     (owner,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(owner, ast.ClassDef)
-    told = {}
+    found = {}
     for member, about in pairwise(owner.body):
         if isinstance(member, ast.AnnAssign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
             assert isinstance(member.target, ast.Name)
-            told[member.target.id] = " ".join(str(about.value.value).split())
-    return told
+            found[member.target.id] = " ".join(str(about.value.value).split())
+    return found
 
 
 def _whole(root: Json, definitions: dict[str, Json]) -> Json:
-    """The root's own shape stands at the top: generators of code stumble over a root that is a reference."""
+    """Put the root's own shape at the top: code generators fail on a root that is a reference."""
     if set(root) == {"$ref"}:
         root = definitions.pop(root["$ref"].rpartition("/")[2])
         del root["title"]
@@ -163,7 +154,7 @@ def _whole(root: Json, definitions: dict[str, Json]) -> Json:
 
 
 def _tidy(node: Json) -> Json:
-    """Say a choice by tag as `if`/`then`, so that a validator points at the member and not at the choice."""
+    """Write a choice by tag as `if`/`then`, so that a validator points at the member and not at the choice."""
     if isinstance(node, list):
         return [_tidy(item) for item in node]
     if not isinstance(node, dict):
@@ -198,7 +189,7 @@ def _by_tag(discriminator: Mapping[str, Any]) -> Json:
 
 
 def render(name: str) -> bytes:
-    """The bytes of `schemas/NAME.json`; the same on every machine."""
+    """Return the bytes of `schemas/NAME.json`; the same on every machine."""
     return (json.dumps(build(name), indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -216,7 +207,7 @@ def load_schema(name: str) -> bytes:
 
 
 def error_table() -> str:
-    """The text of `contracts/errors.md`."""
+    """Return the text of `contracts/errors.md`."""
     rows = [
         f"| `{code}` | {facts.meaning}{'' if facts.ours else ' †'} | {facts.fault} "
         f"| {'yes' if facts.retryable else 'no'} | {facts.exit_code} | `{facts.provider_code}` |"
@@ -246,7 +237,7 @@ to say `internal`. † Only peers send it: nothing here ends with it by itself. 
 
 
 def credentials_table() -> str:
-    """The text of `contracts/credentials.md`."""
+    """Return the text of `contracts/credentials.md`."""
     rows = [f"| `{name}` | {', '.join(f'`{_place(spot)}`' for spot in spots)} |" for name, spots in STORES.items()]
     return _CREDENTIALS_HEAD + "\n".join(rows) + "\n"
 
@@ -270,7 +261,7 @@ receipt says what was covered and what was left open: `usage_raw.backplane.enfor
 
 
 def stale() -> list[Path]:
-    """Generated files that are missing or differ from what they are made of, and schemas that belong to no shape."""
+    """Return the generated files that are missing or out of date, and schemas without a type."""
     wanted = _generated()
     strangers = set(resources.find("schemas").glob("*.json")) - set(wanted)
     return sorted(
@@ -290,7 +281,7 @@ def _generated() -> dict[Path, bytes]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write what is stale, or with `--check` only name it (exit code 1)."""
+    """Write stale files, or with `--check` only print their names (exit code 1)."""
     old, wanted = stale(), _generated()
     if "--check" in arguments:
         for path in old:

@@ -108,4 +108,4 @@ PRINTED_FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("cli_why", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_translate_loss", "code"): {"enum": list(LOSS_CODES)},
 }
-"""The same of what commands print, by the name of the schema, as its types share theirs."""
+"""Facts of types that only commands print, by the schema's name, as several types share a name."""

@@ -1,8 +1,8 @@
-"""Check a document of the contract: what it is, and every place where it is wrong.
+"""Recognise a document of the contract and find every fault in it.
 
-Bytes go in, findings with JSON pointers come out, never an exception. The schemas say the
-shape; strict JSON, keys that stand twice, print forms and a receipt's hash are looked at here.
-What our reader would forgive is a finding all the same: a stricter peer would not.
+Bytes go in, findings with JSON pointers come out, never an exception. The schemas have the shape; strict JSON,
+duplicate keys, print forms and a receipt's hash are checked by code. A fault that our reader would forgive is a finding
+all the same: a stricter peer would not.
 """
 
 from __future__ import annotations
@@ -17,42 +17,34 @@ from typing import Any, Final
 import msgspec
 
 from backplane.config import read_toml
-from backplane.contract import canonical
+from backplane.contract import canonical, unheard
 from backplane.contract.canonical import Json, Pairs
 from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.unheard import (
-    Unheard,
-    is_lenient,
-    misshapen_settings,
-    nearest_name,
-    unheard_settings,
-    unknown_members,
-)
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.policy.rules import TOOL_LISTS, unknown_names, unknown_tools, unmatched_paths
 from backplane.protocol import DEPTH_MAX
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
-"""Largest document looked at: receipts of a million events stay below it, memory as well."""
+"""Largest document in bytes; receipts of a million events stay below it."""
 
 FINDINGS_MAX: Final = 1000
-"""More than anybody reads; the rest is not looked for, as each takes up to a millisecond."""
+"""Findings of one document; the search ends there, as each takes up to a millisecond."""
 
 
 class DocumentFault(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One fault of a document."""
 
     pointer: str
-    """JSON pointer (RFC 6901) into the document; empty means the whole."""
+    """JSON pointer (RFC 6901) into the document; empty for the whole."""
     message: str
     line: int | None = None
     """Line of a transcript or of unreadable text, from 1."""
 
     note: bool = False
-    """Worth knowing, and no fault: the document is valid all the same."""
+    """True for a warning: the document is valid all the same."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -70,17 +62,16 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 def validate(data: bytes, name: str) -> Findings:
-    """Recognise a document by its content and find everything that is wrong with it.
+    """Recognise a document by its content and find all its faults.
 
     Args:
-        data: a work order, receipt, event, envelope, transcript (JSON lines), policy, or a
-            configuration (TOML).
-        name: its file name; used in findings, and `.jsonl` or `.toml` decide where content cannot.
+        data: a work order, receipt, event, envelope, transcript (JSON lines), policy, or a configuration (TOML).
+        name: its file name, for findings; `.jsonl` and `.toml` decide if the content cannot.
     """
     if len(data) > BYTES_MAX:
         return Findings(name, "unknown", (DocumentFault("", f"{len(data)} bytes are over the limit of {BYTES_MAX}"),))
     if not data.strip():
-        return Findings(name, "unknown", (DocumentFault("", "there is nothing in it"),))
+        return Findings(name, "unknown", (DocumentFault("", "the document is empty"),))
     if name.endswith(".jsonl") or _is_lines(data):
         return _bounded(name, "transcript", _transcript(data))
     if name.endswith(".toml") or not data.lstrip(b" \t\r\n\xef\xbb\xbf").startswith((b"{", b"[")) or _is_toml(data):
@@ -88,7 +79,7 @@ def validate(data: bytes, name: str) -> Findings:
     value, faults = _read(data)
     kind = _recognise(value)
     if kind == "unknown":
-        faults = faults or [DocumentFault("", "no shape of the contract has these members: " + _members(value))]
+        faults = faults or [DocumentFault("", "no document of the contract has these members: " + _members(value))]
         return _bounded(name, kind, iter(faults))
     return _bounded(name, kind, _document(value, kind, data, faults))
 
@@ -112,7 +103,7 @@ def _document(value: Json, kind: str, data: bytes, faults: list[DocumentFault]) 
 
 
 def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
-    """Read strict JSON; the value is None where it cannot be read."""
+    """Read strict JSON; the value is None if it cannot be read."""
     if data.startswith(b"\xef\xbb\xbf"):
         return None, [DocumentFault("", "begins with a byte order mark, which is not JSON")]
     try:
@@ -127,11 +118,11 @@ def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
         return None, [DocumentFault("", f"not strict JSON: {error}", line)]
     if canonical.duplicate_key(data, value) is None:
         return value, []
-    return value, [DocumentFault(pointer, "the key stands twice in one object") for pointer in _doubled(data)]
+    return value, [DocumentFault(pointer, "duplicate key in one object") for pointer in _doubled(data)]
 
 
 def _doubled(text: bytes) -> Iterator[str]:
-    """Pointers of keys that stand twice, wherever they are."""
+    """Yield the pointers of duplicate keys."""
     stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=Pairs))]
     while stack:
         pointer, value = stack.pop()
@@ -160,7 +151,7 @@ _SETTINGS: Final = {"default_backend", "backends", "limits", "isolation"}
 
 
 def _recognise(value: Json) -> str:
-    """The schema whose members these are."""
+    """Return the kind of document that has these members."""
     if not isinstance(value, dict):
         return "unknown"
     members = set(value)
@@ -177,7 +168,7 @@ def _recognise(value: Json) -> str:
         return "work_order"
     if "ts" in members:
         return "event"
-    if any(name in _POLICY or nearest_name(name, _POLICY) for name in members):
+    if any(name in _POLICY or unheard.nearest_name(name, _POLICY) for name in members):
         return "policy"
     return "configuration" if members & _SETTINGS else "unknown"
 
@@ -206,9 +197,9 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
         if error.validator == "additionalProperties":
             known = set(error.schema["properties"])
             for stranger in sorted(set(error.instance) - known):
-                near = nearest_name(stranger, sorted(known))
+                near = unheard.nearest_name(stranger, sorted(known))
                 meant = f"; {near!r} may be meant" if near else ""
-                yield DocumentFault(f"{place}/{_escaped(stranger)}", f"no such member, so it is refused{meant}")
+                yield DocumentFault(f"{place}/{_escaped(stranger)}", f"no such member{meant}")
         else:
             yield DocumentFault(place, _words(error))
 
@@ -221,15 +212,15 @@ def _nearest(error: Any) -> list[Any]:
 
 @functools.cache
 def validator_of(kind: str) -> Any:
-    """Return what checks a document of a kind against its JSON Schema."""
-    # jsonschema costs 60 ms to import: only who validates pays for it.
+    """Return the validator of a kind's JSON Schema."""
+    # jsonschema takes 60 ms to import, so it is imported only for a validation.
     import jsonschema
 
     return jsonschema.Draft202012Validator(json.loads(build.load_schema(kind)))
 
 
 def _without_plain_events(value: Json) -> tuple[Json, list[int]]:
-    """Leave out the events of a trace that the typed reader takes: it is a thousand times as fast as a schema."""
+    """Leave out a trace's events that the typed reader accepts: it is a thousand times as fast as a schema."""
     trace = value.get("trace")
     if not isinstance(trace, list):
         return value, []
@@ -239,7 +230,7 @@ def _without_plain_events(value: Json) -> tuple[Json, list[int]]:
 
 def _is_plain_event(event: Json) -> bool:
     try:
-        # Only an error has a member (its code) of which the schema knows more than the type.
+        # Only an error has a member (its code) whose schema is stricter than the type.
         return not isinstance(msgspec.convert(event, AgentEvent), Failed) and canonical.is_timestamp(event["ts"])
     except ValueError:
         return False
@@ -252,16 +243,16 @@ def _pointer(path: Any) -> str:
 def _words(error: Any) -> str:
     value = json.dumps(error.instance, ensure_ascii=False)
     shown = value if len(value) <= 80 else value[:77] + "…"
-    told: dict[str, Callable[[Any], str]] = {
+    words: dict[str, Callable[[Any], str]] = {
         "required": lambda _: str(error.message),
         "enum": lambda allowed: f"{shown} is not one of " + ", ".join(map(json.dumps, allowed)),
         "type": lambda wanted: (
             f"{shown} is not of type " + (wanted if isinstance(wanted, str) else " or ".join(wanted))
         ),
         "pattern": lambda wanted: f"{shown} does not have the form {wanted}",
-        "oneOf": lambda _: "exactly one of the alternatives must be there",
+        "oneOf": lambda _: "exactly one of the alternatives must be present",
     }
-    return told.get(error.validator, lambda _: str(error.message)[:200])(error.validator_value)
+    return words.get(error.validator, lambda _: str(error.message)[:200])(error.validator_value)
 
 
 def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[DocumentFault]:
@@ -291,21 +282,21 @@ def _wrong_type(value: Json, shape: Any, place: str) -> list[DocumentFault]:
 
 
 def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
-    """Members and settings of an order that are not known here: those it is refused for, and those without effect."""
+    """Find unknown members and settings of an order: those for which it is refused, and those without effect."""
     place = {"work_order": "", "envelope_run": "/work_order"}.get(kind)
     if place is None:
         return
     order = value["work_order"] if place else value
     vendor = order.get("config", {}).get("vendor", {})
-    for one in [*(one for one, _ in unknown_members(order)), *unheard_settings(vendor)]:
-        refused = one.refused and not is_lenient(vendor)
+    for one in [*(one for one, _ in unheard.unknown_members(order)), *unheard.unheard_settings(vendor)]:
+        refused = one.refused and not unheard.is_lenient(vendor)
         yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
-    for pointer, why in misshapen_settings(vendor):
+    for pointer, why in unheard.misshapen_settings(vendor):
         yield DocumentFault(place + pointer, why)
 
 
 def _without_match(value: Json, kind: str) -> Iterator[DocumentFault]:
-    """Patterns of rules that hold nothing: no path is written so, or no tool that is known here is called so."""
+    """Find patterns of rules that match nothing: no path has this form, or no known tool has this name."""
     place = {"envelope_run": "/work_order", "work_order": "", "configuration": "", "policy": ""}.get(kind)
     if place is None:
         return
@@ -317,21 +308,21 @@ def _without_match(value: Json, kind: str) -> Iterator[DocumentFault]:
         for name, patterns in lists.items():
             for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
                 if pattern in (found := tools if name in TOOL_LISTS else paths):
-                    what = "no tool that is known here" if found is tools else "no file of a workspace"
+                    what = "no known tool" if found is tools else "no file of a workspace"
                     yield _matches_none(f"{where}/{name}/{index}", what, found[pattern])
     for number, hook in enumerate(value.get("hooks", ()) if kind == "configuration" else ()):
         hooked = hook.get("tools", ())
         for name, near in unknown_names(hooked).items():
-            yield _matches_none(f"/hooks/{number}/tools/{hooked.index(name)}", "no tool that is known here", near)
+            yield _matches_none(f"/hooks/{number}/tools/{hooked.index(name)}", "no known tool", near)
 
 
 def _matches_none(pointer: str, what: str, near: str | None) -> DocumentFault:
     return DocumentFault(pointer, f"matches {what}" + (f"; {near!r} may be meant" if near else ""), note=True)
 
 
-def _why_unheard(one: Unheard, refused: bool) -> str:
+def _why_unheard(one: unheard.Unheard, refused: bool) -> str:
     effect = "an order with it is refused" if refused else "without effect unless the host knows it"
-    return f"not known here, {effect}" + (f"; {one.nearest!r} may be meant" if one.nearest else "")
+    return f"unknown, {effect}" + (f"; {one.nearest!r} may be meant" if one.nearest else "")
 
 
 def _is_form(message: str) -> bool:
@@ -360,7 +351,7 @@ def _wrong_times(value: Json, place: str) -> list[DocumentFault]:
 
 
 def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[DocumentFault]:
-    """The order of the two times, and the hash."""
+    """Check the order of the two times, and the hash."""
     receipt = read_receipt(value)
     # Without the final Z the print forms sort as the times do, whatever digits their fractions have.
     if receipt.meta.started_at[:-1] > receipt.meta.finished_at[:-1]:
@@ -393,23 +384,23 @@ def _transcript(data: bytes) -> Iterator[DocumentFault]:
         if not line.strip():
             continue
         value, faults = _read(line)
-        kind = "transcript line" if _is_told(value) else _recognise(value)
+        kind = "transcript line" if _is_annotated(value) else _recognise(value)
         if kind == "transcript line":
-            faults += _told_line(value)
+            faults += _annotated_line(value)
         elif kind == "unknown":
-            faults = faults or [DocumentFault("", "no shape of the contract has these members: " + _members(value))]
+            faults = faults or [DocumentFault("", "no document of the contract has these members: " + _members(value))]
         else:
             faults = list(_document(value, kind, line, faults))
         for fault in faults:
             yield msgspec.structs.replace(fault, line=number)
 
 
-def _is_told(value: Json) -> bool:
-    """Return True if a line describes a line, as in the shipped transcripts."""
+def _is_annotated(value: Json) -> bool:
+    """Return True if the object describes a line, as in the shipped transcripts."""
     return isinstance(value, dict) and ("verdict" in value or set(value) == {"set"})
 
 
-def _told_line(value: dict[str, Any]) -> list[DocumentFault]:
+def _annotated_line(value: dict[str, Any]) -> list[DocumentFault]:
     if "set" in value:
         return []
     wrong = [
