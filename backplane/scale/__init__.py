@@ -1,7 +1,6 @@
-"""Orders beyond one machine: the same work orders on an engine that keeps a queue.
+"""Work orders in a queue, for many machines.
 
-`engine` has the values, `durable` is the engine on a database (SQLite file or Postgres), `ledger` its workers and
-attempts, `content` the workspaces and patches on their way, `orders` what a submitter sends and gets back, `mirror` a
-queued order as a local run, `runner` what a worker does with one order. Nothing of an engine's types leaves this room,
-and nothing here is imported unless a command asks for it.
+`engine` has the values, `durable` the engine on a database (SQLite file or Postgres), `ledger` its workers and
+attempts, `content` the store of workspaces and patches, `orders` the submitter's side, `mirror` a queued order as a
+local run, `runner` the worker's side. The engine's own types stay in this room; only commands that need it import it.
 """

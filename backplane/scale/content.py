@@ -1,7 +1,7 @@
-"""Workspaces and patches on their way between machines: files named by their SHA-256, where all machines reach them.
+"""The content store of a queue: workspaces and patches as files named by their SHA-256, for all machines.
 
-That is a folder they share, or a server that keeps what it is PUT. A content is written beside and renamed, so a reader
-sees it whole or not at all; what is read is bounded, and checked by its name.
+It is a shared folder, or a server that accepts PUT. A content is written to a temporary file and renamed, so a reader
+sees it whole or not at all; reads are bounded, and checked against the name.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 1024 * 1024
 CONTENT_BYTES_MAX: Final = 2 * 1024**3
-"""One workspace or patch: a large repository without its ignored files."""
+"""Largest workspace or patch in bytes: a large repository without its ignored files."""
 ANSWER_S_MAX: Final = 60.0
-"""For a server to take or to give the next piece."""
+"""Seconds for a server to accept or send the next piece."""
 TOKEN: Final = "BACKPLANE_CONTENT_TOKEN"
-"""The variable with what a server wants to hear as `Authorization: Bearer`."""
+"""The variable with the bearer token for a content server."""
 _STAGING: Final = "workspace_staging_failed"
 
 
 class Contents(Protocol):
-    """Where contents lie."""
+    """A content store."""
 
     def put(self, pieces: Iterator[bytes]) -> str:
         """Keep a content and return its SHA-256. Blocks.
@@ -46,13 +46,13 @@ class Contents(Protocol):
         """Copy a content to a new file. Blocks.
 
         Raises:
-            WorkspaceError: `workspace_staging_failed`, it is not there, too large, or not what its name says.
+            WorkspaceError: `workspace_staging_failed`, it is missing, too large, or differs from its name.
         """
         ...
 
 
 def open_contents(where: str, environ: Mapping[str, str]) -> Contents:
-    """The contents in a folder (a path or a `file:` URL) or on a server (`http:`, `https:`); nothing is opened yet.
+    """Return the store in a folder (a path or a `file:` URL) or on a server (`http:`, `https:`); opens nothing yet.
 
     Raises:
         ConfigError: `config_invalid`, another kind of URL, or one with a password.
@@ -76,10 +76,10 @@ def open_contents(where: str, environ: Mapping[str, str]) -> Contents:
 
 
 class ContentStore:
-    """A folder of contents, see `Contents`; it may lie on a network disk, as nothing in it is ever changed.
+    """A folder of contents, see `Contents`; it may be on a network disk, as no file in it is ever changed.
 
     Args:
-        folder: made when the first content is put.
+        folder: created with the first content.
     """
 
     def __init__(self, folder: Path, bytes_max: int = CONTENT_BYTES_MAX) -> None:
@@ -112,11 +112,11 @@ class ContentStore:
 
 
 class ContentServer:
-    """Contents that a server keeps, see `Contents`: PUT and GET of URL/SHA256, as WebDAV and object stores have them.
+    """Contents on a server, see `Contents`: PUT and GET of URL/SHA256, as WebDAV and object stores accept them.
 
     Args:
-        url: without a slash at its end.
-        token: said as a bearer; None says nothing. It is sent to this URL only: a redirection is a refusal.
+        url: without a trailing slash.
+        token: sent as a bearer token, to this URL only; a redirection is an error. None sends none.
     """
 
     def __init__(self, url: str, token: str | None = None, bytes_max: int = CONTENT_BYTES_MAX) -> None:
@@ -142,7 +142,7 @@ class ContentServer:
 
     @contextmanager
     def _client(self) -> Iterator[httpx.Client]:
-        import httpx  # a tenth of a second: only who speaks HTTP waits for it
+        import httpx  # It takes 0.1 s, so a folder does without.
 
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
         try:
@@ -160,13 +160,13 @@ class ContentServer:
 
 
 def _check_name(sha256: str) -> None:
-    """Raise WorkspaceError `workspace_staging_failed` for what is no name of a content."""
+    """Raise WorkspaceError `workspace_staging_failed` if this is no SHA-256."""
     if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
         raise WorkspaceError(_STAGING, f"{sha256[:80]!r} is not a SHA-256")
 
 
 def _write(pieces: Iterator[bytes], path: Path, bytes_max: int) -> str:
-    """Write a new file, safe on the disk, and return its SHA-256."""
+    """Write a new file, flushed to the disk, and return its SHA-256."""
     with path.open("xb") as file:
         name = _copy(pieces, file.write, bytes_max)
         file.flush()

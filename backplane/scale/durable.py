@@ -1,7 +1,7 @@
 """The engine on a database: DBOS on a SQLite file, or on Postgres with many machines; the same code.
 
-One order is one workflow with one step, and the step is the attempt. What DBOS is not asked for: taking over from
-dead workers (`ledger`, with its public calls alone), telemetry, its conductor, and pickle, which is never read.
+One order is one workflow with one step, the attempt. Not used of DBOS: its recovery of dead workers (`ledger` does it,
+by public calls alone), its telemetry, its conductor, and pickle, which is never read.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ from backplane.scale.engine import (
 from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
 
 SQLITE_MIN: Final = (3, 42) if sys.version_info >= (3, 12) else (0,)
-"""DBOS asks it for milliseconds (`subsec`) from this Python on; an older one answers NULL."""
+"""Oldest SQLite: from this Python on, DBOS needs `subsec`, for which an older one returns NULL."""
 NAME: Final = "backplane"
-"""Of the application and the beginning of its queues in the engine's tables."""
+"""Name of the application, and prefix of its queues in the engine's tables."""
 VERSION: Final = "1"
-"""Of what lies in the queue; workers of the engine take orders of their own version only."""
+"""Version of the queue's rows; the engine's workers take orders of their own version only."""
 WORKFLOW: Final = "backplane.order"
 STREAM: Final = "events"
 POLL_S: Final = 1.0
-"""Between two looks of a worker for orders: with more than some 20 workers it is what the database feels."""
+"""Seconds between two polls of a worker; from some 20 workers on, they are the database's main load."""
 FOLLOW_S: Final = 0.1
-"""Between two looks of a follower for events, and of a submitter for the end."""
+"""Seconds between two polls of a follower for events, and of a submitter for the result."""
 RESULT_S: Final = 0.5
-"""The longest pause of a submitter that waits for the end."""
+"""Longest pause in seconds between two polls for a result."""
 LOST_S: Final = 1.0
-"""Between two looks of a worker whether it still counts."""
+"""Seconds between two checks of a worker whether it was declared dead."""
 BATCH_EVENTS_MAX: Final = 1000
 """Events in one row of the stream."""
 POOL: Final = 4
-"""Connections of a worker's engine to its database, and one more for two slots: statements take milliseconds."""
+"""Database connections of a worker, plus one for every two slots; statements take milliseconds."""
 POOL_MAX: Final = 20
-"""The engine's own default."""
+"""Database connections at most, the engine's own default."""
 DRAIN_S_MAX: Final = 3600
-"""For running orders to end once a worker is told to go."""
+"""Seconds for running orders to end after a worker's stop signal."""
 HURRY_S_MAX: Final = 15
-"""The same where it was taken for dead: the hosts' grace, diff and seal."""
+"""Seconds for running orders to end after the worker was declared dead: the hosts' grace, diff and seal."""
 
 PRUNED_MAX: Final = 500
 """Orders removed in one transaction."""
 DEPTH_MAX: Final = 10_000
-"""Most waiting orders counted for a collector, as they are read row by row."""
+"""Waiting orders that are counted for a collector; each is a row to read."""
 
 _WATCH_SHARE: Final = 0.75
-"""Of the lease: the watchdog kills us before anybody takes our orders over."""
+"""Share of the lease after which the watchdog kills the worker, before others take its orders over."""
 _STATES: Final[dict[str, State]] = {
     "ENQUEUED": "waiting", "DELAYED": "waiting", "PENDING": "running", "SUCCESS": "done",
 }  # fmt: skip
@@ -105,7 +105,7 @@ _read_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class JsonText(Serializer):
-    """The only form in which anything of ours goes into the engine's tables: JSON, errors by their words."""
+    """Writes values into the engine's tables as JSON, errors by their message."""
 
     def serialize(self, data: Any) -> str:
         if isinstance(data, BaseException):
@@ -121,14 +121,14 @@ class JsonText(Serializer):
 
 
 def forbid_pickle() -> None:
-    """Have the engine refuse rows that say they are pickled: it reads such rows whatever serializer it was given.
+    """Make the engine refuse pickled rows, which it reads whatever serializer it has.
 
-    There is no public way (DBOS 3.4, `_serialization`): a row's own column picks pickle before the serializer is
-    looked at. To go once a serializer of ours is all that is read; a test plants such rows.
+    There is no public way (DBOS 3.4, `_serialization`): a column of the row selects pickle before the serializer is
+    consulted. Remove this once the engine reads by our serializer alone; a test plants such rows.
     """
 
     def refuse(*_: object) -> NoReturn:
-        hint = "somebody with access to the database wrote it: check who may write there"
+        hint = "another client of the database wrote it: check the database's write permissions"
         raise ConfigError("config_invalid", "a row of the queue is pickled, which is never read", hint=hint)
 
     DefaultSerializer.deserialize = refuse  # type: ignore[method-assign,assignment]
@@ -138,10 +138,10 @@ def forbid_pickle() -> None:
 class DurableEngine:
     """A queue of orders with their events and results.
 
-    Many in many processes may stand on one database; one of each process may `serve`.
+    Many processes may open one database; in each process one engine may `serve`.
 
     Args:
-        url: `sqlite:///PATH` or `postgresql://…`, as SQLAlchemy has them.
+        url: `sqlite:///PATH` or `postgresql://…`, in SQLAlchemy's form.
         lease_s, beat_s: see `ledger`; all workers of a queue need the same lease.
         poll_s: see `POLL_S`.
 
@@ -163,13 +163,13 @@ class DurableEngine:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._ledger.close()
         if self._client_made is not None:
             self._client_made.destroy()
 
     def prepare(self) -> None:
-        """Make the tables where they are missing. Blocks; raises StoreError `receipt_store_failed`."""
+        """Create missing tables. Blocks; raises StoreError `receipt_store_failed`."""
         with self._lock:
             if self._client_made is not None:
                 return
@@ -181,7 +181,7 @@ class DurableEngine:
                 )
             except BackplaneError:
                 raise
-            except Exception as error:  # Of the engine, its database library and its driver.
+            except Exception as error:  # From the engine, its database library or its driver.
                 fact = f"the queue's database cannot be used: {_words(error)}"
                 hint = "give sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
                 raise StoreError("receipt_store_failed", fact, hint=hint) from error
@@ -193,13 +193,13 @@ class DurableEngine:
         return self._client_made
 
     async def submit(self, job: Job, *, priority: int | None = None) -> bool:
-        """Put an order into the queue, once for its id.
+        """Put an order into the queue, once per id.
 
         Returns:
-            False where an order of this id was there already; it stays as it is.
+            False if the queue has the order already, which is unchanged then.
 
         Raises:
-            ConfigError: `config_invalid`: too large, no such priority, or another order has this id.
+            ConfigError: `config_invalid`: it is too large, the priority is out of range, or another order has this id.
         """
         check_priority(priority)
         return await anyio.to_thread.run_sync(self._submit, job, priority)
@@ -225,7 +225,7 @@ class DurableEngine:
             return False
 
     async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """Follow an order to its end: all events after this cursor, those that were, then those that come."""
+        """Yield all events of an order after this cursor, past ones first, until its end."""
         await self.status(order_id)
         offset, skip = divmod(after, BATCH_EVENTS_MAX)
         rows = self._client.read_stream_async(order_id, STREAM, offset=offset, polling_interval_sec=FOLLOW_S)
@@ -241,7 +241,7 @@ class DurableEngine:
         """Wait for an order's end.
 
         Raises:
-            BackendError: `backend_timeout`; `internal` when the engine ended it without a receipt.
+            BackendError: `backend_timeout`; `internal` if the engine ended it without a receipt.
             ConfigError: `config_invalid`, no such order.
         """
         until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -257,13 +257,13 @@ class DurableEngine:
             if time.monotonic() >= until:
                 raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
             await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 1.2, RESULT_S)  # Whoever waits long does not mind half a second.
+            pause_s = min(pause_s * 1.2, RESULT_S)  # After a long wait half a second does not matter.
 
     async def cancel(self, order_id: str, why: str = "cancelled") -> bool:
-        """Ask for an order's end. It has a receipt all the same.
+        """Cancel an order; it still gets a receipt.
 
         Returns:
-            False where it had ended; it stays as it is.
+            False if it had ended, which changes nothing.
 
         Raises:
             ConfigError: `config_invalid`, no such order.
@@ -274,22 +274,22 @@ class DurableEngine:
         return True
 
     async def status(self, order_id: str) -> Status:
-        """Where one order is. Raises ConfigError `config_invalid`, no such order."""
+        """Return the state of an order. Raises ConfigError `config_invalid` if there is no such order."""
         row = await anyio.to_thread.run_sync(self._row, order_id, True)
         return (await anyio.to_thread.run_sync(self._statuses, [row]))[0]
 
     async def job(self, order_id: str) -> Job:
-        """What was submitted. Raises ConfigError `config_invalid`, no such order."""
+        """Return the submitted job. Raises ConfigError `config_invalid` if there is no such order."""
         row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
         return read_row(next(iter(_argument(row.input)), None), Job, "order")
 
     async def list(
         self, *, limit: int = 50, state: State | None = None, label: str | None = None, outcomes: bool = False
     ) -> Sequence[Status]:
-        """The newest orders first, of all states and labels or of one.
+        """Return orders, the newest first, of all states and labels or of one.
 
         Args:
-            outcomes: also how those that are done ended, which reads a result of up to 1 MiB each.
+            outcomes: also read the outcomes of ended orders, a result of up to 1 MiB each.
         """
 
         def found() -> Sequence[Status]:
@@ -303,11 +303,11 @@ class DurableEngine:
         return await anyio.to_thread.run_sync(found)
 
     async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
-        """Answer what an attempt of a job with `asks` waits for; False where another was first, which counts."""
+        """Answer a question of an attempt; return False if it was answered before, as the first answer is valid."""
         return await anyio.to_thread.run_sync(self._ledger.answer, order_id, attempt, ask, decision)
 
     async def told(self, order_id: str) -> Sequence[Event]:
-        """An order's events up to now."""
+        """Return an order's events up to now."""
 
         def read() -> Sequence[Event]:
             found: list[Event] = []
@@ -320,14 +320,14 @@ class DurableEngine:
         return await anyio.to_thread.run_sync(read)
 
     async def reported(self, order_id: str, attempts: Sequence[str]) -> tuple[Usage, ...]:
-        """Return the usage that each of these attempts reported last."""
+        """Return the last reported usage of each of these attempts."""
         events = await self.told(order_id)
         return tuple(
             last_usage(_read_event(one.record) for one in events if one.attempt == attempt) for attempt in attempts
         )
 
     async def limits(self, label: str) -> LabelLimits:
-        """What holds for a label now."""
+        """Return the present limits of a label."""
         queue = await anyio.to_thread.run_sync(self._client.retrieve_queue, _queue(label))
         if queue is None:
             return LabelLimits()
@@ -336,7 +336,7 @@ class DurableEngine:
         return LabelLimits(concurrency, None if rate is None else (rate["limit"], round(rate["period"] * 1000)))
 
     async def set_limits(self, label: str, limits: LabelLimits) -> None:
-        """Set what holds for a label from the workers' next look on."""
+        """Set the limits of a label, valid from the workers' next poll on."""
         rate: Any = None if limits.rate is None else {"limit": limits.rate[0], "period": limits.rate[1] / 1000}
 
         def register() -> None:
@@ -347,17 +347,17 @@ class DurableEngine:
         await anyio.to_thread.run_sync(register)
 
     async def budget(self) -> Budget:
-        """What the whole queue may cost and has cost."""
+        """Return the budget of the whole queue and its cost so far."""
         await anyio.to_thread.run_sync(self.prepare)
         return await anyio.to_thread.run_sync(self._ledger.budget)
 
     async def set_budget(self, limit_usd_micros: int | None) -> None:
-        """Set what the whole queue may cost from its beginning on; None takes the limit away."""
+        """Set the budget of the whole queue, past cost included; None removes the limit."""
         await anyio.to_thread.run_sync(self.prepare)
         await anyio.to_thread.run_sync(self._ledger.set_budget, limit_usd_micros)
 
     async def prune(self, keep: int) -> int:
-        """Remove all but the newest orders that have ended, with their events; returns how many were removed."""
+        """Remove all but the newest ended orders, with their events; return the number of removed ones."""
 
         def pruned() -> int:
             rows = self._client.list_workflows(
@@ -381,14 +381,14 @@ class DurableEngine:
         return await anyio.to_thread.run_sync(self._ledger.now_ms) - time.time_ns() // 1_000_000
 
     async def workers(self) -> Sequence[Worker]:
-        """Who beats, and who has stopped doing so."""
+        """Return all registered workers, dead ones included."""
         await anyio.to_thread.run_sync(self.prepare)
         return await anyio.to_thread.run_sync(self._ledger.workers)
 
     def depths(self) -> dict[str, tuple[int, int]]:
-        """Return how many orders wait, and the age of the oldest in milliseconds, by label. Blocks.
+        """Return the number of waiting orders, and the age of the oldest in milliseconds, by label. Blocks.
 
-        The oldest `DEPTH_MAX` orders are counted.
+        Counts up to `DEPTH_MAX` orders, the oldest first.
         """
         rows = self._client.list_workflows(
             name=WORKFLOW, status=_OF_STATE["waiting"], limit=DEPTH_MAX, load_input=False, load_output=False
@@ -406,7 +406,7 @@ class DurableEngine:
 
     def _statuses(self, rows: Sequence[Any]) -> Sequence[Status]:
         ids = [row.workflow_id for row in rows]
-        # The engine dates its rows by the database's clock, so ages are counted by the same.
+        # The engine dates its rows by the database's clock, so ages need the same clock.
         lost, cancels, now_ms = self._ledger.lost(ids), self._ledger.cancels(ids), self._ledger.now_ms()
         return [
             Status(
@@ -427,15 +427,15 @@ class DurableEngine:
     async def serve(
         self, run: RunJob, *, slots: int, label: str = DEFAULT_LABEL, say: Callable[[str], object] = lambda _: None
     ) -> None:
-        """Be a worker: run orders of this label, at most `slots` at once, until cancelled.
+        """Run orders of this label as a worker, at most `slots` at once, until cancelled.
+
+        After a cancel it takes no more orders, and waits for running ones, `DRAIN_S_MAX` at most.
 
         Args:
-            say: called from any thread when the database cannot be reached, and when it can be again.
-
-        When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
+            say: called from any thread when the database cannot be reached, and when it is back.
 
         Raises:
-            BackendError: `backend_crashed`, the others took this worker for dead; it can be started anew.
+            BackendError: `backend_crashed`, the other workers declared this one dead; it can be started again.
         """
         check_label(label)
         await anyio.to_thread.run_sync(self.prepare)
@@ -454,7 +454,7 @@ class DurableEngine:
 
 
 def _words(error: Exception) -> str:
-    """What a driver said, without its library's advice."""
+    """Return a driver's own message, without its library's advice."""
     said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
     return " ".join(said.split())[:300]
 
@@ -472,10 +472,10 @@ def _label(row: Any) -> str:
 
 
 def _own_slots(database: Any, name: str, slots: int, poll_s: float) -> None:
-    """Have this worker's own slots and poll stand in the place of those that the queue's one row has for all workers.
+    """Use this worker's own slots and poll instead of those in the queue's row, which all workers share.
 
-    There is no public way (DBOS 3.4, `queue_worker_thread` reads the row at each look). The row says one order a
-    worker, so should this have no effect any more, workers only take less than they could, and a test says so.
+    There is no public way (DBOS 3.4, `queue_worker_thread` reads the row at each poll). The row has one order per
+    worker: if this call ever has no effect, workers only take fewer orders than they could, and a test fails.
     """
     look = database.get_queue
 
@@ -489,7 +489,7 @@ def _own_slots(database: Any, name: str, slots: int, poll_s: float) -> None:
 
 
 def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
-    """All attempts of an order; whoever has it, or had it last, made one that is not lost yet."""
+    """Return all attempts of an order: lost ones, and that of its present or last worker."""
     if row.executor_id is None or row.status == "ENQUEUED":
         return lost
     return tuple(dict.fromkeys((*lost, attempt_id(row.workflow_id, row.executor_id))))
@@ -498,7 +498,7 @@ def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
 def _outcome(row: Any) -> str | None:
     if _STATES.get(row.status) != "done" or row.output is None:
         return None
-    with suppress(BackplaneError):  # One row that cannot be read hides no other from a list.
+    with suppress(BackplaneError):  # A row that cannot be read must not hide the others of a list.
         return read_row(row.output, OrderResult, "result").outcome
     return None
 
@@ -508,14 +508,14 @@ class _Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     attempt: str
     seq: int
-    """Of the first."""
+    """`seq` of the first event."""
     records: tuple[str, ...]
     superseded: str | None = None
 
 
 def _events(row: Any, offset: int) -> Sequence[Event]:
     batch = read_row(row, _Batch, "batch of events")
-    # The last one's cursor is that of the whole row: to go on after it is to go on with the next row.
+    # The last event has the cursor of the whole row: the next row follows it.
     cursors = [*range(offset * BATCH_EVENTS_MAX + 1, offset * BATCH_EVENTS_MAX + len(batch.records))]
     cursors.append((offset + 1) * BATCH_EVENTS_MAX)
     rows = enumerate(zip(batch.records, cursors, strict=False))
@@ -526,27 +526,27 @@ def _events(row: Any, offset: int) -> Sequence[Event]:
 
 
 class _Worker:
-    """One process's share of the queue: the engine's threads, the beat, and the attempts that run."""
+    """The worker of one process: the engine's threads, the heartbeat, and the running attempts."""
 
     def __init__(
         self, engine: DurableEngine, run: RunJob, label: str, slots: int, say: Callable[[str], object]
     ) -> None:
         self._say = say
         self._away_since: float | None = None
-        """Monotonic time of the first failure to reach the database; None while it is reached."""
+        """Monotonic time of the first failure to reach the database; None while it is reachable."""
         self.id = f"{os.uname().nodename[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self.lost = ""
-        """Why this worker does not count any more."""
+        """Why this worker was declared dead; empty while it is alive."""
         self._engine, self._run, self._label, self._slots = engine, run, label, slots
         self._ledger = engine._ledger
         self._live: dict[str, tuple[str, Control]] = {}
-        """Attempt → its order, and how it is told to end."""
+        """Attempt → its order, and its control."""
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._watchdog = Watchdog(engine.lease_s * _WATCH_SHARE)
 
     def start(self) -> None:
-        """Become known, then take orders. Blocks."""
+        """Register, then take orders. Blocks."""
         self._ledger.enter(self.id, self._label, self._slots)
         self._beating.start()
         config: Any = {
@@ -567,7 +567,7 @@ class _Worker:
 
         DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)(order)
         DBOS.listen_queues([_queue(self._label)])
-        # Known before the launch, or its threads see the queue a second later. The row's poll is what they begin with.
+        # Before the launch, or its threads find the queue a second later. They begin with the row's poll.
         self._engine._client.register_queue(
             _queue(self._label), worker_concurrency=1, polling_interval_sec=self._engine.poll_s,
             on_conflict="never_update",
@@ -576,13 +576,13 @@ class _Worker:
         _own_slots(engine._sys_db, _queue(self._label), self._slots, self._engine.poll_s)
 
     def stop(self, drain_s: int) -> None:
-        """Take no more orders, wait for those that run, leave the rest to the others. Blocks."""
+        """Take no more orders, wait for running ones, leave the rest to other workers. Blocks."""
         try:
             DBOS.destroy(destroy_registry=True, workflow_completion_timeout_sec=drain_s)
         finally:
             self._over.set()
             self._beating.join(self._engine.lease_s)
-            with suppress(Exception):  # A database that is away: the lease says it then.
+            with suppress(Exception):  # If the database is away, the lease runs out.
                 if self._live or self.lost:
                     self._ledger.leave(self.id)
                 else:
@@ -619,12 +619,12 @@ class _Worker:
         except Exception:
             if control.fenced is None:
                 raise
-            # Nothing of it is to be noted as the order's end: whoever takes it over does that. An error would be.
+            # An error would become the order's end, but the next worker must write that; a cancel leaves it open.
             raise asyncio.CancelledError from None
         finally:
             del self._live[attempt.id]
 
-    # The thread that beats.
+    # The thread of the heartbeat.
 
     def _beat(self) -> None:
         reap_at = time.monotonic() + self._engine.lease_s / 4
@@ -635,7 +635,7 @@ class _Worker:
                 if time.monotonic() >= reap_at:
                     self._take_over()
                     reap_at = time.monotonic() + self._engine.lease_s / 4
-            except Exception as error:  # The database may be away: no beat, and the watchdog counts.
+            except Exception as error:  # If the database is away, no heartbeat is sent, and the watchdog counts.
                 if self._away_since is None:
                     self._away_since = began
                     ends = f"this worker ends if that lasts {self._engine.lease_s * _WATCH_SHARE:g} s"
@@ -657,7 +657,9 @@ class _Worker:
         live = dict(self._live)
         news = self._ledger.beat(self.id, {order for order, _ in live.values()})
         if not news.is_alive:
-            self.lost = f"worker {self.id} did not beat for {self._engine.lease_s:g} s, and others have taken over"
+            self.lost = (
+                f"worker {self.id} sent no heartbeat for {self._engine.lease_s:g} s; others took its orders over"
+            )
         for attempt, (order, control) in live.items():
             if self.lost:
                 control.fenced = self.lost

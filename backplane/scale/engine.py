@@ -1,7 +1,7 @@
 """The values of a queue: orders, attempts, events, results, limits. No I/O.
 
-An order is run by at least one attempt and has exactly one receipt. An attempt's id is the id of its run, and it
-stands on every event, so that a reader can tell the events of a lost attempt from those of the one that counts.
+An order has at least one attempt and exactly one receipt. An attempt's id is the id of its run; every event has it, so
+a reader can separate the events of a lost attempt from those of the valid one.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ T = TypeVar("T")
 DEFAULT_LABEL: Final = "default"
 LABEL_CHARS_MAX: Final = 64
 ATTEMPTS_MAX: Final = 5
-"""Attempts of one order: whatever loses five workers in turn is the order's own doing, and takes every worker along."""
+"""Attempts of one order: an order that loses five workers in a row is itself the cause."""
 JOB_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One order as JSON: it lies in a row of the database. Half the longest line of the protocol."""
+"""Bytes of one order as JSON, a row of the database; half the longest line of the protocol."""
 PRIORITY_MAX: Final = 2**31 - 1
-"""What the engine's column holds; 1 goes first, an order without a priority before all of them."""
+"""Lowest priority, the limit of the engine's column; 1 is the highest, and an order without a priority precedes it."""
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One order as it lies in the queue: JSON, no secret values, nothing that means something on one machine only."""
+    """One order in the queue: JSON, without values of secrets, and without paths of one machine."""
 
     order: WorkOrder
     on_lost_worker: OnLostWorker
-    """What follows when a worker is lost in the middle: another attempt, or a failed receipt "lost worker"."""
+    """The reaction to a worker lost during the run: another attempt, or a failed receipt "lost worker"."""
     label: str = DEFAULT_LABEL
     backend: str | None = None
     tree: str | None = None
-    """SHA-256 of the workspace's archive in the content store; None is an empty workspace."""
+    """SHA-256 of the workspace's archive in the content store; None for an empty workspace."""
     asks: bool = False
-    """Whether somebody answers what the policy leaves open (`DurableEngine.answer`); else the ask's default decides."""
+    """True if the submitter answers asks (`DurableEngine.answer`); else the ask's default decides."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Attempt(msgspec.Struct, frozen=True):
     cancelled: str | None = None
     """Why the order was cancelled before this attempt began."""
     over_budget: str | None = None
-    """Why the queue's budget has no room for it."""
+    """Why the queue's budget does not cover it."""
     reserved_usd_micros: int = 0
     """Its share of the queue's budget until it is settled."""
     reported: tuple[Usage, ...] = ()
@@ -63,7 +63,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """1 for the first."""
+        """The number of the attempt, from 1."""
         return len(self.earlier) + 1
 
 
@@ -74,32 +74,32 @@ class Event(msgspec.Struct, frozen=True):
     seq: int
     """Counts from 1 within the attempt, without gaps."""
     cursor: int
-    """To go on after this event: `events(order_id, after=cursor)`."""
+    """The place after this event: `events(order_id, after=cursor)` continues there."""
     record: bytes
     """The event's canonical JSON."""
     superseded: str | None = None
-    """On the first event of an attempt: the attempt before it, whose events do not count any more."""
+    """Set on the first event of an attempt: the attempt before it, whose events are void."""
 
 
 class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an order ended with."""
+    """The result of an order."""
 
     attempts: tuple[str, ...]
-    """All attempts, the one that counts last."""
+    """All attempts; the last is the valid one."""
     receipt: str | None = None
-    """The sealed receipt of the attempt that counts, canonical JSON; None when it lies in the content store."""
+    """The sealed receipt of the valid attempt, canonical JSON; None if it is in the content store."""
     receipt_content: str | None = None
-    """Its SHA-256 there."""
+    """SHA-256 of a receipt in the content store."""
     patch: str | None = None
-    """SHA-256 of the patch in the content store; None when it stands in the receipt, or there is none."""
+    """SHA-256 of the patch in the content store; None if the receipt has it, or there is none."""
     cost_usd_micros: int | None = None
-    """Of the attempt that counts; None where it is not known for sure."""
+    """Cost of the valid attempt; None if it is not known exactly."""
     outcome: str | None = None
-    """Of the receipt, for who lists orders and reads none."""
+    """The receipt's outcome, for lists that read no receipts."""
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Where an order is."""
+    """The state of an order."""
 
     order_id: str
     state: State
@@ -109,68 +109,68 @@ class Status(msgspec.Struct, frozen=True):
     worker: str | None = None
     cancelled: str | None = None
     waiting_ms: int = 0
-    """Since it was submitted."""
+    """Age since it was submitted."""
     error: str | None = None
     ended_ms_ago: int | None = None
-    """None until it has ended."""
+    """Time since its end; None before."""
     outcome: str | None = None
-    """What the receipt of a done one says: `done` alone is also how a failed run ends."""
+    """The outcome in the receipt of a `done` order; a failed run ends as `done`, too."""
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """One worker that beats."""
+    """One registered worker."""
 
     id: str
     label: str
     slots: int
     age_ms: int
-    """Since its last beat, by the database's clock."""
+    """Time since its last heartbeat, by the database's clock."""
     orders: tuple[str, ...] = ()
     """Ids of the orders that it runs."""
 
 
 class LabelLimits(msgspec.Struct, frozen=True):
-    """What holds for all workers of a label together; None is no limit."""
+    """Limits for all workers of a label together; None is no limit."""
 
     concurrency: int | None = None
     """Orders that run at once."""
     rate: tuple[int, int] | None = None
-    """Orders begun at most, in so many milliseconds of any time."""
+    """Orders that may begin, in a period of so many milliseconds."""
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Of the whole queue, in millionths of a dollar."""
+    """The budget of the whole queue, in millionths of a dollar."""
 
     limit_usd_micros: int | None
     """None is no limit."""
     spent_usd_micros: int
-    """What orders have cost, and what those that run have reserved: their `max_budget_usd`."""
+    """The cost of all orders, and the reserved `max_budget_usd` of running ones."""
 
 
 class Control:
-    """What a running attempt learns from outside. Set from any thread."""
+    """Messages to a running attempt, set from any thread."""
 
     __slots__ = ("answers", "fenced", "why")
 
     def __init__(self) -> None:
         self.answers: dict[str, Decision] = {}
-        """To its asks, by their ids."""
+        """Answers to its asks, by their ids."""
         self.why: str | None = None
-        """Cancelled, and why."""
+        """Why the order is cancelled; None if it is not."""
         self.fenced: str | None = None
-        """The attempt does not count any more: it ends at once, and nobody waits for its receipt."""
+        """Why the attempt is void; it then ends at once, without a receipt. None while it is valid."""
 
 
 Emit = Callable[[Sequence[bytes]], Awaitable[None]]
-"""Passes on events of an attempt, in canonical bytes, and returns once they are safe."""
+"""Stores events of an attempt, as canonical bytes, and returns once they are committed."""
 RunJob = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
-"""Runs one attempt. It raises only for what no receipt can tell."""
+"""Runs one attempt; raises only for a fault that no receipt can record."""
 
 
 def default_on_lost(order: WorkOrder) -> OnLostWorker:
-    """What an order that does not say so wants: `rerun` only where a second attempt cannot do anything twice.
+    """Return the default of an order: `rerun` only if a second attempt can do nothing twice.
 
-    That is a staged order whose policy closes the whole network, and that brings no MCP server.
+    Such an order is staged, its policy closes the whole network, and it has no MCP server.
     """
     closed = bool({"*", "**"} & set(order.policy.deny_network)) and not order.abp("mcp_servers")
     return "rerun" if closed and order.workspace.mode == "staged" else "fail"
@@ -190,14 +190,14 @@ def check_label(label: str) -> str:
 
 
 def check_priority(priority: int | None) -> None:
-    """Raise ConfigError `config_invalid` for a priority that no queue has."""
+    """Raise ConfigError `config_invalid` if the priority is out of range."""
     if priority is not None and not 1 <= priority <= PRIORITY_MAX:
         hint = f"give a number from 1 (first) to {PRIORITY_MAX} (last)"
         raise ConfigError("config_invalid", f"the priority {priority} is out of range", hint=hint)
 
 
 def encode_job(job: Job) -> str:
-    """The JSON text of a job. Raises ConfigError `config_invalid` over `JOB_BYTES_MAX`."""
+    """Return the JSON text of a job. Raises ConfigError `config_invalid` over `JOB_BYTES_MAX`."""
     data = msgspec.json.encode(job, order="deterministic")
     if len(data) > JOB_BYTES_MAX:
         fact = f"the order has {len(data)} bytes as JSON; the limit is {JOB_BYTES_MAX}"
@@ -206,7 +206,7 @@ def encode_job(job: Job) -> str:
 
 
 def read_row(text: Any, kind: type[T], what: str) -> T:
-    """Read a row of the queue, which anybody may have written. Raises ConfigError `config_invalid`."""
+    """Parse a row of the queue, which any client may have written. Raises ConfigError `config_invalid`."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (TypeError, ValueError) as error:
@@ -214,7 +214,7 @@ def read_row(text: Any, kind: type[T], what: str) -> T:
 
 
 def unknown_order(order_id: str) -> ConfigError:
-    """The error for an id that the queue does not know."""
+    """Return the error for an unknown id."""
     return ConfigError(
         "config_invalid", f"the queue has no order {order_id[:80]!r}", hint="list the orders: backplane queue list"
     )

@@ -1,9 +1,8 @@
 """Workers and lost attempts, in some small tables beside the engine's own, by the database's clock alone.
 
-A worker beats; one whose last beat is older than the lease is dead, and one of the others claims what it had. The
-engine's fence is what keeps a second receipt away: a wrong suspicion costs an attempt. An attempt has no row of its own
-until it is lost: its id follows from order and worker, so that the common order costs one read here and no write.
-Everything here blocks.
+A worker sends heartbeats; if the last is older than the lease, the worker is dead, and another one claims its orders.
+The engine's fence prevents a second receipt, so a wrong suspicion costs only an attempt. An attempt gets a row when it
+is lost: its id follows from order and worker, so that the usual order costs one read and no write. All calls block.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from backplane.errors import StoreError
 from backplane.scale.engine import Attempt, Budget, Worker
 
 BEAT_S: Final = 2.0
-"""Between two beats, which is also how soon a cancel is seen: one small transaction each."""
+"""Seconds between two heartbeats, and the delay of a cancel; each is one small transaction."""
 LEASE_S: Final = 20.0
-"""Without a beat a worker is dead: ten beats, so that a database away for a few seconds costs nobody's work."""
+"""Seconds without a heartbeat after which a worker is dead: ten heartbeats, so a short outage is harmless."""
 LOCK_WAIT_S: Final = 30.0
-"""For a SQLite file that others write to; their transactions take milliseconds."""
+"""Seconds to wait for a locked SQLite file; transactions take milliseconds."""
 AGAIN_S: Final = 0.5
-"""Between two tries of an attempt that meets no database; the watchdog ends a worker for which that takes too long."""
+"""Seconds between two tries to reach the database; the watchdog ends a worker after a long outage."""
 _ATTEMPTS: Final = uuid.UUID("7d5f7a52-6c0c-4c11-9c1e-3a0f2f4b8f2d")
-"""The namespace of attempts' ids: random, and never to change."""
+"""The namespace of attempts' ids: random, and fixed for ever."""
 
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS backplane_worker (id VARCHAR(64) PRIMARY KEY, label VARCHAR(64) NOT NULL, "
@@ -57,7 +56,7 @@ _FACTS: Final = (
     "WHERE limit_usd_micros IS NOT NULL "
     "UNION ALL SELECT 'alive', '', 0 FROM backplane_worker WHERE id = :worker AND claimed_ms = 0 ORDER BY 3"
 )
-"""All that an attempt is to know, in one statement without a transaction: it is most of what we add to the engine."""
+"""Reads all facts for an attempt in one statement without a transaction, most of our cost beside the engine's."""
 _NEWS: Final = (
     "SELECT order_id, '' AS attempt, '' AS ask, why AS text FROM backplane_cancel WHERE order_id IN :ids "
     "UNION ALL SELECT order_id, attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids"
@@ -73,67 +72,67 @@ _CLOCKS: Final = {
 
 
 class News(msgspec.Struct, frozen=True):
-    """What a beat brings back."""
+    """The answer to a heartbeat."""
 
     is_alive: bool
-    """False: the others took this worker for dead, and what it does does not count any more."""
+    """False if the other workers declared this one dead; its attempts are void then."""
     cancelled: dict[str, str]
-    """Of the orders asked about: why they are to end."""
+    """Cancelled order → the reason."""
     answers: dict[str, dict[str, Decision]]
-    """Attempt → ask → what was decided."""
+    """Attempt → ask → decision."""
 
 
 class Ledger:
     """The tables.
 
     Args:
-        url: of the database, for SQLAlchemy.
+        url: the database's, in SQLAlchemy's form.
         lease_s: see `LEASE_S`; all workers of a queue need the same.
     """
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S) -> None:
         self.lease_ms = int(lease_s * 1000)
         wait: Any = {"connect_args": {"timeout": LOCK_WAIT_S}} if url.startswith("sqlite") else {}
-        # Each statement is a transaction of its own, as none of ours needs another beside it.
+        # Each statement is a transaction of its own; none of ours needs two.
         self._engine: sa.Engine = sa.create_engine(
             url, pool_size=2, max_overflow=0, isolation_level="AUTOCOMMIT", **wait
         )
         self._now = _CLOCKS[self._engine.dialect.name]
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._engine.dispose()
 
     def prepare(self) -> None:
-        """Make the tables where they are missing. Raises StoreError `receipt_store_failed`."""
+        """Create missing tables. Raises StoreError `receipt_store_failed`."""
         try:
             with self._engine.connect() as connection:
                 if self._engine.dialect.name == "sqlite":
-                    # One wait for the disk a commit in place of four, and readers keep nobody from writing.
-                    with suppress(sa.exc.OperationalError):  # Another does it at this moment.
+                    # A commit waits for the disk once instead of four times, and readers block no writer.
+                    with suppress(sa.exc.OperationalError):  # Another process does it at this moment.
                         connection.execute(sa.text("PRAGMA journal_mode = WAL"))
                 for statement in _TABLES:
                     connection.execute(sa.text(statement))
         except sa.exc.SQLAlchemyError as error:
-            # Two that make them at once meet in the catalogue of Postgres: then they are there.
+            # Two processes that create the tables at once collide in the catalogue of Postgres; the tables exist then.
             if not sa.inspect(self._engine).has_table("backplane_budget"):
                 raise StoreError("receipt_store_failed", f"the queue's tables cannot be made: {error}") from error
 
     def enter(self, worker: str, label: str, slots: int) -> None:
-        """Make a worker known, before it takes its first order."""
+        """Register a worker, before it takes its first order."""
         insert = f"INSERT INTO backplane_worker (id, label, slots, beat_ms) VALUES (:id, :label, :slots, {self._now})"
         self._do(insert, id=worker, label=label, slots=slots)
 
     def leave(self, worker: str) -> None:
-        """Have the others take over at once what this worker still has: it beats no more."""
+        """Let other workers take over the orders of this one at once; it sends no more heartbeats."""
         self._do("UPDATE backplane_worker SET beat_ms = 0 WHERE id = :id", id=worker)
 
     def forget(self, worker: str) -> None:
-        """Remove the row of a worker that has nothing any more."""
+        """Remove the row of a worker without orders."""
         self._do("DELETE FROM backplane_worker WHERE id = :id", id=worker)
 
     def beat(self, worker: str, orders: Collection[str]) -> News:
-        """Say that this worker is alive, and hear of its orders."""
+        """Send a heartbeat, and return news of the worker's orders."""
         update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
         news = News(self._do(update, id=worker) == 1, {}, {})
         for order, attempt, ask, text in self._rows(_NEWS, ids=orders):
@@ -149,15 +148,15 @@ class Ledger:
         return int(now_ms)
 
     def workers(self) -> Sequence[Worker]:
-        """All workers, dead ones that nobody has taken over from included."""
+        """Return all workers, also dead ones whose orders are still theirs."""
         select = f"SELECT id, label, slots, {self._now} - beat_ms FROM backplane_worker ORDER BY id"
         return [Worker(*row) for row in self._rows(select)]
 
     def claim_dead(self, owners: Collection[str]) -> Sequence[str]:
-        """Claim the dead whose orders are to be resumed; each is claimed by one worker, once a lease.
+        """Claim dead workers, to resume their orders; one worker claims each of them, once per lease.
 
         Args:
-            owners: workers that hold orders by the engine's word. One that has no row here is given a lease from now.
+            owners: workers that have orders in the engine's tables. A worker without a row gets a lease from now.
         """
         workers = self.workers()
         for owner in set(owners) - {worker.id for worker in workers}:
@@ -170,17 +169,17 @@ class Ledger:
         return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
 
     def lose(self, order_id: str, worker: str) -> None:
-        """Note that a dead worker's attempt at an order does not count any more; once, however often it is said."""
+        """Record that a dead worker's attempt at an order is void; repeated calls have no effect."""
         self._do(_LOSE.format(now=self._now), order=order_id, worker=worker)
 
     def begin(self, order_id: str, worker: str, wanted_usd_micros: int = 0) -> Attempt | None:
-        """Return the attempt that a worker begins: those before it, whether it is cancelled, whether it may cost this.
+        """Return a new attempt: its predecessors, whether it is cancelled, and whether the budget covers it.
 
-        What it wants is reserved until `settle`; for good where the attempt is lost, as nobody knows its bill. A
-        database that is away is waited for.
+        The wanted amount is reserved until `settle`, and for ever if the attempt is lost, as its cost is unknown.
+        Waits for a database that is away.
 
         Returns:
-            None where this worker was taken for dead.
+            None if this worker was declared dead.
         """
         by_kind: dict[str, list[Any]] = {}
         for kind, text, number in self._rows(_FACTS, is_patient=True, order=order_id, worker=worker):
@@ -189,39 +188,39 @@ class Ledger:
             return None
         earlier = tuple(attempt_id(order_id, lost) for lost in by_kind.get("lost", ()))
         (why,), (left,) = by_kind.get("cancel", (None,)), by_kind.get("left", (None,))
-        # An attempt that was cancelled before it began costs nothing.
+        # An attempt cancelled before its start costs nothing.
         wanted = 0 if why is not None else wanted_usd_micros
         denied = None if why is not None else self._reserve(wanted, left)
         reserved = 0 if denied is not None else wanted
         return Attempt(attempt_id(order_id, worker), order_id, earlier, why, denied, reserved)
 
     def _reserve(self, wanted: int, left: int | None) -> str | None:
-        """Take an attempt's share of the budget, or say why there is none."""
+        """Reserve an attempt's share of the budget; return the reason if there is none."""
         if not wanted and (left is None or left > 0):
             return None
         if wanted and self._do(_TAKE, is_patient=True, wanted=wanted):
             return None
         asked = f"${wanted / 1e6:.6f}" if wanted else "something"
-        return f"the order may cost {asked}, and ${max(left or 0, 0) / 1e6:.6f} of the queue's budget is left"
+        return f"the order may cost {asked}, but only ${max(left or 0, 0) / 1e6:.6f} of the queue's budget is left"
 
     def settle(self, reserved_usd_micros: int, cost_usd_micros: int) -> None:
-        """Put what an attempt has cost in the place of what it had reserved; a database that is away is waited for."""
+        """Replace an attempt's reservation by its cost. Waits for a database that is away."""
         more = cost_usd_micros - reserved_usd_micros
         if more:
             add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
             self._do(add, is_patient=True, more=more)
 
     def budget(self) -> Budget:
-        """What the whole queue may cost and has cost."""
+        """Return the budget of the whole queue and its cost so far."""
         (row,) = self._rows("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
         return Budget(*row)
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
-        """Set what the whole queue may cost from its beginning on; what it has cost stays counted."""
+        """Set the budget of the whole queue, past cost included."""
         self._do("UPDATE backplane_budget SET limit_usd_micros = :limit", limit=limit_usd_micros)
 
     def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
-        """Keep an answer for whoever runs the attempt; False where there is one, which stays."""
+        """Store an answer for the attempt's worker; return False if there is one already, which stays."""
         insert = (
             "INSERT INTO backplane_answer (order_id, attempt, ask, decision) "
             "VALUES (:order, :attempt, :ask, :decision) ON CONFLICT (attempt, ask) DO NOTHING"
@@ -230,12 +229,12 @@ class Ledger:
         return self._do(insert, order=order_id, attempt=attempt, ask=ask, decision=text) == 1
 
     def remove(self, orders: Collection[str]) -> None:
-        """Forget orders that have ended; what they have cost stays counted."""
+        """Remove orders that have ended; their cost stays counted."""
         for table in ("lost", "cancel", "answer"):
             self._do(f"DELETE FROM backplane_{table} WHERE order_id IN :ids", ids=orders)
 
     def lost(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The lost attempts of these orders, oldest first."""
+        """Return the lost attempts of these orders, oldest first."""
         found: dict[str, tuple[str, ...]] = {}
         select = "SELECT order_id, worker FROM backplane_lost WHERE order_id IN :ids ORDER BY number"
         for order_id, worker in self._rows(select, ids=orders):
@@ -243,11 +242,11 @@ class Ledger:
         return found
 
     def cancels(self, orders: Collection[str]) -> dict[str, str]:
-        """Why these orders are to end, those of them that are."""
+        """Return the reasons of cancelled orders among these."""
         return dict(self._rows("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids", ids=orders))
 
     def cancel(self, order_id: str, why: str) -> None:
-        """Have an order end; the first reason stays."""
+        """Cancel an order; the first reason stays."""
         insert = "INSERT INTO backplane_cancel (order_id, why) VALUES (:id, :why) ON CONFLICT (order_id) DO NOTHING"
         self._do(insert, id=order_id, why=why[:1000])
 
@@ -255,20 +254,20 @@ class Ledger:
         return self._run(statement, values, is_patient)[0]
 
     def _do(self, statement: str, *, is_patient: bool = False, **values: Any) -> int:
-        """Run a statement; return how many rows it changed."""
+        """Run a statement and return the number of changed rows."""
         return self._run(statement, values, is_patient)[1]
 
     def _run(self, statement: str, values: dict[str, Any], is_patient: bool) -> tuple[Sequence[Any], int]:
-        """Run a statement, on a fresh connection where the first has ended since it was last used.
+        """Run a statement, on a fresh connection if the pooled one has ended since its last use.
 
         Args:
             values: by name; `ids` is a collection.
-            is_patient: again for as long as the database is away. A statement whose answer was cut off is done twice:
-                then the budget counts too much, never too little.
+            is_patient: repeat while the database is away. A statement whose answer was cut off runs twice: the budget
+                then counts too much, never too little.
         """
         text = sa.text(statement)
         if "ids" in values:
-            # Postgres asks for the type where there are none.
+            # Postgres needs the type of an empty list.
             text = text.bindparams(sa.bindparam("ids", type_=sa.String, expanding=True))
             values["ids"] = list(values["ids"])
         may_be_old = True
@@ -287,5 +286,5 @@ class Ledger:
 
 
 def attempt_id(order_id: str, worker: str) -> str:
-    """The id of a worker's attempt at an order. It has one at most: it is dead before the order is given away again."""
+    """Return the id of a worker's attempt at an order; a worker has one at most, as a resume needs its death."""
     return str(uuid.uuid5(_ATTEMPTS, f"{order_id}/{worker}"))

@@ -1,6 +1,6 @@
-"""A queued order's events as a local run: what `watch`, `runs`, `report` and `why` read while it is at work elsewhere.
+"""A queued order as a local run, which `watch`, `runs`, `report` and `why` read while a worker is at it.
 
-The folder is that of a copy, so one whose follower died is removed by the next start here, never sealed.
+Its folder is marked as a copy: if the follower dies, the next start removes the folder and never seals it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Mirror:
-    """The attempt of an order that counts so far, in a run folder of its own; let go by `close`. Everything blocks.
+    """The newest attempt of an order in a run folder of its own; `close` removes an unfinished one. All calls block.
 
     Args:
-        backend: its name, for lists; None where a worker's router chooses it.
+        backend: its name, for lists; None if a worker's router chooses it.
     """
 
     def __init__(self, home: Path, order: WorkOrder, backend: str | None) -> None:
@@ -44,10 +44,10 @@ class Mirror:
         self._attempt: str | None = None
 
     def take(self, event: Event) -> bool:
-        """Add the next event; those of a lost attempt are removed with its folder.
+        """Add the next event; a new attempt replaces the folder of the lost one.
 
         Returns:
-            Whether it is the first one of a run that is kept here.
+            True if it is the first event of a run that is stored here.
 
         Raises:
             StoreError: `receipt_store_failed`.
@@ -56,7 +56,7 @@ class Mirror:
         if is_new:
             self.close()
             self._attempt = event.attempt
-            if event.seq == 1:  # Else what came before is missing: no half of a run is shown.
+            if event.seq == 1:  # Else the events before are missing, and half a run is not shown.
                 self._journal = self._opened(event.attempt)
         if self._journal is not None:
             self._journal.append(event.record.rstrip(b"\n") + b"\n", 1)
@@ -65,23 +65,23 @@ class Mirror:
     def _opened(self, attempt: str) -> Journal | None:
         started = timestamp_at(time.time_ns())
         head = head_fact(self._order, run_id=attempt, started_at=started, backend=self._backend)
-        with suppress(StoreError):  # Somebody else follows it, or its receipt is here already.
+        with suppress(StoreError):  # Another process follows it, or its receipt is stored already.
             journal = Journal.create(self._home, attempt, {**head, "fact": COPIED, "patch": True})
             journal.note(head)
             return journal
         return None
 
     def end(self, store: Store, result: OrderResult, content: Contents) -> ReceiptRow:
-        """Keep the receipt in the place of what was mirrored; raises as `orders.keep`."""
+        """Replace the copy by the receipt; raises as `orders.keep`."""
         if self._journal is None or self._journal.run_id != result.attempts[-1]:
             self.close()
-            if not store.has(result.attempts[-1]):  # It ended before it had an event.
+            if not store.has(result.attempts[-1]):  # It ended without an event.
                 self._journal = self._opened(result.attempts[-1])
         journal, self._journal = self._journal, None
         return keep(store, self._order.id, result, content, journal)
 
     def close(self) -> None:
-        """Remove what was mirrored of an attempt without a receipt."""
+        """Remove the copy of an attempt without a receipt."""
         if self._journal is not None:
             self._journal.discard()
             self._journal = None
@@ -96,13 +96,13 @@ async def bring(
     *,
     root: str = "",
 ) -> tuple[ReceiptRow, OrderResult]:
-    """Follow an order to its end as a local run, and keep its receipt and patch here, verified.
+    """Follow an order to its end as a local run, and store its verified receipt and patch.
 
-    What the local run is told at its door goes to the queue.
+    Answers and cancels sent to the local run go to the queue.
 
     Args:
-        each: is given every event, those of lost attempts too.
-        root: the folder here that it is for, where that is known.
+        each: called with every event, also those of lost attempts.
+        root: the local folder of the order, if known.
 
     Raises:
         BackendError: `internal`, the engine ended it without a receipt.

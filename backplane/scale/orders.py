@@ -1,4 +1,4 @@
-"""What a submitter does: make an order ready to travel, and keep what comes back in a store of his own, verified."""
+"""Makes an order ready for a queue, and stores its verified result in the submitter's own store."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def make_job(
     ignored: bool = False,
     asks: bool = False,
 ) -> Job:
-    """Make an order ready for another machine: its workspace goes into the content store. Blocks.
+    """Make a job of an order: its workspace goes into the content store. Blocks.
 
     Args:
-        home: the state folder, for the copy in the making.
-        quota: of the workspace.
-        ignored: take files along that git's rules ignore.
+        home: the state folder, for a temporary copy.
+        quota: limits of the workspace.
+        ignored: also send files that git ignores.
         asks: see `Job`.
 
     Raises:
@@ -95,15 +95,15 @@ def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored
         try:
             if not ignored:
                 workspace.drop_ignored()
-            # Their times tell a build what to make anew, where its results travel, too; else an order that is
-            # submitted again is to be the same one.
+            # With build results in the copy, a build needs the files' times; without, an order that is submitted twice
+            # must be the same job.
             return content.put(archive.pack(workspace.root, quota, times=ignored))
         finally:
             workspace.close()
 
 
 def on_lost_worker(order: WorkOrder) -> OnLostWorker | None:
-    """What the order says. Raises ConfigError `config_invalid` where it is neither of the two."""
+    """Return the order's own setting. Raises ConfigError `config_invalid` if it is neither of the two values."""
     asked: Any = order.abp("on_lost_worker")
     if asked not in (None, "rerun", "fail"):
         raise ConfigError("config_invalid", "config.vendor.abp.on_lost_worker is neither 'rerun' nor 'fail'")
@@ -111,7 +111,7 @@ def on_lost_worker(order: WorkOrder) -> OnLostWorker | None:
 
 
 def secret_names(order: WorkOrder) -> tuple[str, ...]:
-    """Variables that a worker is to supply. Raises ConfigError `config_invalid` for what is no list of names."""
+    """Return the variables that a worker must supply. Raises ConfigError `config_invalid` if it is no list of names."""
     names = order.abp("secrets") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         fact = "config.vendor.abp.secrets is not a list of names of variables"
@@ -120,7 +120,7 @@ def secret_names(order: WorkOrder) -> tuple[str, ...]:
 
 
 def check_secrets(order: WorkOrder) -> None:
-    """Refuse an order that carries values of secrets: what lies in a database is read by more than one.
+    """Refuse an order with values of secrets, as many can read the database.
 
     Raises:
         ConfigError: `config_invalid`, with the place, never the value.
@@ -149,7 +149,7 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
 
 
 async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
-    """What the attempt that counts asks, by the questions' ids, oldest first."""
+    """Return the open questions of the valid attempt, by their ids, oldest first."""
     asks: dict[str, Approval] = {}
     for event in await engine.told(status.order_id):
         if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
@@ -163,13 +163,13 @@ async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval
 
 
 async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "") -> str:
-    """Answer a question of an order, or cancel it; gives what was done, in words.
+    """Answer a question of an order, or cancel the order; return the result in words.
 
     Args:
-        by: who asks it, kept with the reason.
+        by: the sender, stored with the reason.
 
     Raises:
-        ConfigError: `config_invalid`: no such order, it has ended, waits for no answer, or has no such question.
+        ConfigError: `config_invalid`: the order is unknown, has ended, waits for no answer, or has no such question.
     """
     show = f"backplane queue show {order_id}"
     if isinstance(asked, CancelCommand):
@@ -198,15 +198,15 @@ def _by(reason: str, by: str) -> str:
 def keep(
     store: Store, order_id: str, result: OrderResult, content: Contents, journal: Journal | None = None
 ) -> ReceiptRow:
-    """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
+    """Store an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Args:
-        journal: its events as they came, see `Store.adopt`.
+        journal: its events in their order, see `Store.adopt`.
 
     Raises:
         ContractError: `contract_invalid_receipt`.
-        StoreError: `receipt_hash_mismatch`, also where it is another order's; `receipt_store_failed`.
-        WorkspaceError: `workspace_staging_failed`, what travelled is not there.
+        StoreError: `receipt_hash_mismatch`, also if it belongs to another order; `receipt_store_failed`.
+        WorkspaceError: `workspace_staging_failed`, the content is missing.
     """
     with archive.incoming(store.home) as folder:
         if result.receipt is None:

@@ -1,4 +1,4 @@
-"""Names the place of a queue, and opens it later; finds orders by the beginning of their ids."""
+"""The place of a queue, opened on demand, and the search for orders by the beginning of their ids."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 LISTED_MAX: Final = 10_000
-"""Most orders in which an id is searched; the newest come first."""
+"""Orders in which an id is searched, the newest first."""
 ID_CHARS_MIN: Final = 4
-"""Fewest characters of an id that name an order; fewer find nothing."""
+"""Characters of an id that a search needs; fewer find nothing."""
 ID_CHARS: Final = 36
 """Characters of a whole id."""
 
@@ -33,7 +33,7 @@ class QueuePlace:
     Args:
         engine: URL of the engine; None means the file in this user's state folder.
         content: folder or URL of the content store; None means a folder beside the file.
-        may_make: a missing file is made; a folder above it never is.
+        may_make: create a missing file, but never its folder.
 
     Attributes:
         file: the file of the queue; None for a queue on a server.
@@ -66,8 +66,8 @@ class QueuePlace:
 
     def none_there(self) -> ConfigError:
         """Return the error for a missing queue."""
-        fact = f"there is no queue at {self.file}"
-        return _invalid(fact, "check --engine; `backplane queue submit`, `worker` and `limit` make a new queue")
+        fact = f"no queue at {self.file}"
+        return _invalid(fact, "check --engine; `backplane queue submit`, `worker` and `limit` create a queue")
 
     def contents(self) -> Contents:
         """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""
@@ -92,14 +92,14 @@ class QueuePlace:
 
 def _require_folder(folder: Path, option: str) -> None:
     if not folder.is_dir():
-        raise _invalid(f"there is no folder {folder}", f"correct {option}, or make the folder")
+        raise _invalid(f"no folder {folder}", f"correct {option}, or create the folder")
 
 
 async def order_id(engine: DurableEngine, name: str) -> str:
     """Return the id of the order, among the newest `LISTED_MAX`, whose id begins with this name.
 
     Raises:
-        ConfigError: `config_invalid`, no id or several ids begin so.
+        ConfigError: `config_invalid`, no id or several ids begin with it.
     """
     found = [name] if len(name) == ID_CHARS else []
     if ID_CHARS_MIN <= len(name) < ID_CHARS:

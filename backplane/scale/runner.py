@@ -1,7 +1,6 @@
-"""What a worker does with one order: fetch its workspace, run it on this machine's control plane, send all back.
+"""Runs one order on a worker: fetches its workspace, runs it on this machine's control plane, stores the result.
 
-Whatever goes wrong with the order is told by a receipt. Only a fenced attempt raises: its receipt stays in this
-worker's store, and nobody waits for it.
+A fault of the order ends in a receipt. Only a fenced attempt raises: its receipt stays in this worker's store, unused.
 """
 
 from __future__ import annotations
@@ -31,49 +30,49 @@ from backplane.scale.orders import check_secrets, secret_names
 from backplane.workspace import Quota, archive
 
 LOOK_S: Final = 0.1
-"""Between two looks whether the attempt is to end."""
+"""Seconds between two checks whether the attempt must end."""
 FENCED_GRACE_S: Final = 0.2
-"""For the host of a fenced attempt: another attempt may be at work already."""
+"""Seconds for the host of a fenced attempt to end; another attempt may be running already."""
 KEEP_AGAIN_S: Final = 5.0
-"""Seconds between two tries to keep a result in the content store."""
+"""Seconds between two tries to store a result in the content store."""
 KEEP_S_MAX: Final = 900.0
 """Seconds of these tries; then the order ends as `broken`, with the reason."""
 RECEIPT_BYTES_MAX: Final = 1024 * 1024
-"""Of a receipt in the engine's database; a longer one goes into the content store."""
+"""Bytes of a receipt in the engine's database; a longer one goes into the content store."""
 
 
 class Runner:
-    """Runs attempts on one control plane; see `engine.Run`.
+    """Run attempts on one control plane; see `engine.RunJob`.
 
     Args:
-        content: where workspaces come from and patches go.
-        told: called for each attempt that begins, with no run, and with its run once its result is kept.
-        delayed: called with the reason when the result of an attempt cannot be kept yet, or was given up.
+        content: the store of workspaces and patches.
+        progress: called when an attempt begins, without a run, and with its run once its result is stored.
+        delayed: called with the reason if the result of an attempt cannot be stored yet, or is given up.
     """
 
     def __init__(
         self,
         plane: ControlPlane,
         content: Contents,
-        told: Callable[[Attempt, Run | None], object] = lambda _, __: None,
+        progress: Callable[[Attempt, Run | None], object] = lambda _, __: None,
         delayed: Callable[[Attempt, str], object] = lambda _, __: None,
     ) -> None:
         self._plane = plane
         self._content = content
-        self._told, self._delayed = told, delayed
+        self._progress, self._delayed = progress, delayed
 
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         """Run one attempt to its receipt.
 
         Raises:
             BackendError: `stream_closed`, the attempt was fenced.
-            BackplaneError: of the engine, where events could not be passed on.
+            BackplaneError: the engine could not store events.
         """
         order, backend = job.order, self._backend(job)
         for name in OF_QUEUE:
             order = order.without_abp(name)
         added: dict[str, Json] = {"queue": _place(job, attempt)}
-        self._told(attempt, None)
+        self._progress(attempt, None)
         async with incoming(self._plane.home) as folder:
             try:
                 if attempt.cancelled is None:
@@ -102,7 +101,7 @@ class Runner:
             return await self._result(run, attempt)
 
     def _check(self, job: Job, attempt: Attempt) -> None:
-        """Raise why this attempt is not begun, where it is not to be."""
+        """Raise an error if this attempt must not begin."""
         if attempt.earlier and job.on_lost_worker == "fail":
             fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
             raise BackendError("backend_crashed", fact, hint="allow one: queue submit --on-lost-worker rerun")
@@ -114,7 +113,7 @@ class Runner:
         check_secrets(job.order)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
-        """Return the order with what its lost attempts have left of its budgets. Raises PolicyError `policy_denied`."""
+        """Return the order with its budgets less the cost of lost attempts. Raises PolicyError `policy_denied`."""
         for lost, usage in zip(attempt.earlier, attempt.reported, strict=False):
             order = after_run(self._plane.state_folder.store(), order, lost, limit_of(usage))
         return order
@@ -125,11 +124,11 @@ class Runner:
         try:
             return self._plane.find_backend(name)
         except BackplaneError:
-            # Nothing is started on it: it gives the name for the receipt that says so.
+            # It is never started: the receipt of the error needs its name.
             return from_command((name or "none",), cwd=self._plane.home, limits=self._plane.settings.limits)
 
     def _arrived(self, job: Job, order: WorkOrder, folder: Path) -> WorkOrder:
-        """The order as it is run here: its workspace unpacked, its secrets filled in."""
+        """Return the order for this machine: its workspace unpacked, its secrets filled in."""
         limits, root = self._plane.settings.limits, folder / "tree"
         if job.tree is None:
             root.mkdir(mode=0o700)
@@ -157,16 +156,16 @@ class Runner:
             return OrderResult(attempts, None, kept, patch, cost, run.receipt.outcome)
 
         result = await self._kept(gathered, attempt)
-        self._told(attempt, run)
+        self._progress(attempt, run)
         return result
 
     async def _kept(self, gathered: Callable[[], OrderResult], attempt: Attempt) -> OrderResult:
-        """Keep a result in the content store; try again for `KEEP_S_MAX`, as a full disk may have room again.
+        """Store a result in the content store; retry for `KEEP_S_MAX`, as a full disk may have room again.
 
         Raises:
-            WorkspaceError: `workspace_staging_failed`, it cannot be kept.
+            WorkspaceError: `workspace_staging_failed`, it cannot be stored.
         """
-        told, ends = "", anyio.current_time() + KEEP_S_MAX
+        known, ends = "", anyio.current_time() + KEEP_S_MAX
         while True:
             try:
                 return await anyio.to_thread.run_sync(gathered)
@@ -175,14 +174,14 @@ class Runner:
                     step = f"get it on this worker: backplane receipts export {attempt.id}"
                     self._delayed(attempt, f"its result was not stored: {error.message}; {step}")
                     raise
-                if error.message != told:
-                    told = error.message
-                    self._delayed(attempt, f"its result cannot be stored, next try in {KEEP_AGAIN_S:g} s: {told}")
+                if error.message != known:
+                    known = error.message
+                    self._delayed(attempt, f"its result cannot be stored, next try in {KEEP_AGAIN_S:g} s: {known}")
             await anyio.sleep(KEEP_AGAIN_S)
 
 
 def _cost_usd_micros(run: Run) -> int | None:
-    """What a run has cost, where it told all of it."""
+    """Return the cost of a run, or None if it did not report all of it."""
     reason = run.end.reason if run.end is not None else None
     if reason == "refused" or not run.was_sent:
         return 0
@@ -191,7 +190,7 @@ def _cost_usd_micros(run: Run) -> int | None:
 
 
 def _asking(control: Control) -> AsyncOnAsk:
-    """Wait for the submitter's answer; for how long is the limit of asks."""
+    """Return a callback that waits for the submitter's answer; the limit of asks bounds the wait."""
 
     async def on_ask(ask: Approval) -> Decision:
         while (decision := control.answers.get(str(ask.body.get("id")))) is None:
@@ -223,7 +222,7 @@ def _place(job: Job, attempt: Attempt) -> Json:
 
 
 def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:
-    """The order with this worker's values of the secrets that it names.
+    """Return the order with this worker's values of its secrets.
 
     Raises:
         ConfigError: `config_invalid`, this worker has no such variable.
@@ -242,7 +241,7 @@ def _server(server: Json, environ: Mapping[str, str], env: dict[str, str]) -> Js
     for kind in ("env", "headers"):
         if isinstance(server.get(kind), dict):
             filled[kind] = {name: _value(value[1:], environ) for name, value in server[kind].items()}
-            # Named in the order's environment, too: then they are known as secrets, and kept out of the receipt.
+            # The order's environment has them, too, so they count as secrets and never enter the receipt.
             env.update({value[1:]: _value(value[1:], environ) for value in server[kind].values()})
     return filled
 
@@ -250,5 +249,5 @@ def _server(server: Json, environ: Mapping[str, str], env: dict[str, str]) -> Js
 def _value(name: str, environ: Mapping[str, str]) -> str:
     if name not in environ:
         fact = f"the order needs the variable {name}, and this worker does not have it"
-        raise ConfigError("config_invalid", fact, hint="set it where the worker is started, or use another label")
+        raise ConfigError("config_invalid", fact, hint="set it in the worker's environment, or use another label")
     return environ[name]

