@@ -17,32 +17,33 @@ EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise ValueError
+    return int(found[1]) * _UNITS[found[2]]
+
+
+_size.__name__ = "size"  # argparse says: invalid size value.
+
+
 def options(p: Parser) -> None:
     add.value(p, "--keep", metavar="N", type=add.number, help="keep the newest N runs")
-    add.value(p, "--older", metavar="SPAN", type=add.ago, help="prune runs that ended longer ago, as 12h or 90d")
-    add.value(p, "--size", metavar="BYTES", help="keep run files of at most this total size, as 500m or 2g")
+    add.value(
+        p, "--older", metavar="SPAN", dest="ended_before_ms", type=add.ago,
+        help="prune runs that ended longer ago, as 12h or 90d",
+    )  # fmt: skip
+    add.value(
+        p, "--size", metavar="BYTES", dest="bytes_max", type=_size,
+        help="keep run files of at most this total size, as 500m or 2g",
+    )  # fmt: skip
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
 
 
-def _bounds(args: Args) -> dict[str, int]:
-    """Return the arguments of `Store.prune`."""
-    found: dict[str, int] = {}
-    if args.keep is not None:
-        found["keep"] = args.keep
-    if args.older is not None:
-        found["ended_before_ms"] = args.older
-    if args.size is not None:
-        size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", args.size.strip().lower())
-        if size is None:
-            raise wrong_words(f"--size {args.size!r} is not a size", "give a size as 500m or 2g")
-        found["bytes_max"] = int(size[1]) * _UNITS[size[2]]
-    if not found:
-        raise wrong_words("no option says which runs to prune", "give --keep N, --older SPAN or --size BYTES")
-    return found
-
-
 def run(args: Args) -> int:
-    bounds = _bounds(args)
+    bounds = {name: vars(args)[name] for name in ("keep", "ended_before_ms", "bytes_max")}
+    if set(bounds.values()) == {None}:
+        raise wrong_words("no option says which runs to prune", "give --keep N, --older SPAN or --size BYTES")
     if args.dry_run:
         with open_store() as store:
             count = store.count_prunable(**bounds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import webbrowser
 
 from backplane import config
 from backplane.cli import options as add
@@ -11,7 +13,6 @@ from backplane.cli.command import Args, Parser, wrong, wrong_words
 from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
-
 
 HELP = """Show this user's runs in a browser on this machine: live ones as they go on, with answers, cancel,
 apply and rewind. Ctrl-C ends it."""
@@ -36,15 +37,9 @@ def run(args: Args) -> int:
     def say(address: str, once: str) -> None:
         streams.write(f"{address}\nthis address lets its reader {can} runs here; Ctrl-C ends the server\n")
         if args.open:
-            _open_browser(once)
+            # Some browsers make their caller wait.
+            threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
 
     home = config.home(dict(os.environ))
     server.serve(home, port=args.port, read_only=args.read_only, ready=say)
     return 0
-
-
-def _open_browser(once: str) -> None:
-    import threading
-    import webbrowser
-
-    threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()  # Some browsers make it wait.

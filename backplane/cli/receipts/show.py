@@ -30,13 +30,7 @@ def run(args: Args) -> int:
         look = terminal.look()
         for event in receipt.trace:
             streams.write(look.event(carried(event)))
-        name = backend_name(store.folder(row.run_id))
-        streams.write(look.end_line() + f"backend {_backend(receipt.backend.id, name)}\n")
+        name = backend_name(store.folder(row.run_id)) or receipt.backend.id
+        streams.write(f"{look.end_line()}backend {streams.one_line(name, 40)}\n")
         streams.write(ended.summary(receipt, look, patch))
     return 0
-
-
-def _backend(own: str, name: str | None) -> str:
-    """Return the backend's name on this machine, with the name that it gave itself if that is another one."""
-    shown = streams.one_line(own, 40)
-    return shown if name in (None, own) else f"{streams.one_line(name, 40)} ({shown})"
