@@ -82,7 +82,7 @@ def test_a_list_has_the_task_the_cause_and_what_is_unknown(backplane_home: Path)
     shown = cli("show", "last").stdout
     assert "cause   backend_crashed: the host ended\\nbefore its final" in shown
     assert "task    broken" in shown
-    assert "model m1" in shown
+    assert ", m1" in shown
 
 
 def test_the_cause_of_a_run_whose_host_says_no_more_is_its_last_error(backplane_home: Path) -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.runs import ID_CHARS, began
+from backplane.cli.runs import ID_CHARS
 from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import Remembered, find
 from backplane.view.console import Look
 from backplane.view.diff import changes
-from backplane.view.figures import count, lasting, money, standing
+from backplane.view.figures import lasting, standing
 from backplane.view.load import patch_of, picture_of
+from backplane.view.page import facts_of
 
 if TYPE_CHECKING:
     from backplane.view.picture import Picture
@@ -48,21 +49,15 @@ def run(args: Args) -> int:
 
 def _rows(run: Remembered, picture: Picture, patch: str, look: Look) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line; an empty text has no line."""
-    line, id, usage, end = streams.one_line, run.run_id[:ID_CHARS], picture.usage, picture.ended
+    line, id, end = streams.one_line, run.run_id[:ID_CHARS], picture.ended
     word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
-    took = f", took {lasting(run.duration_ms)}" if run.duration_ms is not None else ""
-    yield "run", f"{line(run.run_id)}  ({began(run)}{took})"
     yield "task", line(run.task, 4000) if run.task is not None else "(unknown)"
     yield "tags", ", ".join(map(line, run.tags))
-    yield "folder", f"{line(run.root)}  ({line(run.mode)})" if run.root is not None else ""
-    yield "backend", line(run.backend) + (f"  model {line(run.model)}" if run.model else "")
     yield "state", look.dress(tone, word) + (f"  ({line(run.outcome)})" if run.outcome not in (None, word) else "")
     yield "cause", ": ".join(line(text) for text in (run.code, run.cause) if text)
     yield "next", line(end.hint) if end is not None and end.hint else ""
-    tokens = f"{count(usage.input_tokens)} in, {count(usage.output_tokens)} out"
-    yield "tokens", f"{tokens}, {money(picture.cost_usd_micros)}"
-    calls = f"{streams.count(picture.calls, 'call')} of tools, {picture.calls_failed} failed, {picture.denials} denied"
-    yield "did", f"{calls}; {streams.count(picture.events, 'event')}"
+    facts = facts_of(picture, lasting(run.duration_ms) if run.duration_ms is not None else "")
+    yield from ((label, line(text)) for label, text in facts.items())
     yield from _files(picture, patch, look)
     for number, text in enumerate(picture.message.strip().splitlines()[-MESSAGE_LINES_MAX:]):
         yield "" if number else "says", line(text) or " "

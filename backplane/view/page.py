@@ -132,13 +132,13 @@ def part(name: str, run: Shown) -> Html:
     return tag("details", tag("summary", head), inner) if name in FOLDED else join(head, inner)
 
 
-def _head(run: Shown) -> Html:
-    picture, usage = run.picture, run.picture.usage
-    word, tone = verdict(run)
+def facts_of(picture: Picture, took: str) -> dict[str, str]:
+    """Return what a page and `show` say of a run beside its task: label → text, which is foreign and may be empty."""
+    usage = picture.usage
     cached = f" ({count(usage.cache_read_tokens)} cached)" if usage.cache_read_tokens is not None else ""
-    facts = {
+    return {
         "backend": picture.backend + (f", {picture.model}" if picture.model else ""),
-        "took": _took(run),
+        "took": took,
         "tokens": f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
         "cost": money(picture.cost_usd_micros),
         "calls": f"{picture.calls}, failed {picture.calls_failed}, denied {picture.denials}",
@@ -146,6 +146,12 @@ def _head(run: Shown) -> Html:
         "folder": f"{picture.root} ({picture.mode})" if picture.root else "",
         "run": picture.run_id,
     }
+
+
+def _head(run: Shown) -> Html:
+    picture = run.picture
+    word, tone = verdict(run)
+    facts = facts_of(picture, _took(run))
     rows = [tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts.items() if value]
     return join(
         tag("span", text(word), class_=f"chip {tone}"),
