@@ -267,3 +267,10 @@ def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) 
             assert "receipts show" not in cli("show", run_id).stdout
     finally:
         live.close()
+
+
+def test_a_long_call_says_how_long_it_took() -> None:
+    rows = Story()
+    rows.take(ToolCall(ts="2026-01-15T12:00:00Z", tool_name="bash", tool_use_id="1", input={"command": "make"}))
+    rows.take(ToolResult(ts="2026-01-15T12:01:05Z", tool_name="bash", tool_use_id="1", output="", is_error=True))
+    assert [row.mark for row in rows.rows] == ["failed after 1 min 5 s"]

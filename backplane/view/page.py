@@ -17,7 +17,6 @@ import msgspec
 from backplane.contract.receipt import findings_of
 from backplane.routing.intervals import Comparison
 from backplane.view import compared, live
-from backplane.view.charts import timeline
 from backplane.view.diff import changes
 from backplane.view.figures import count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.findings import outcome_words, remarks
@@ -168,12 +167,6 @@ def _took(run: Shown) -> str:
     return elapsed((run.now_ms - began_ms) // 1000) if run.state == "live" and began_ms is not None else "?"
 
 
-def _time(run: Shown) -> Html:
-    """Draw the timeline, which ends with the last event if the run's own duration is shorter."""
-    ended, last_ms = run.picture.ended, run.rows.lasts_ms or 0
-    return timeline(run.rows.rows, max(ended.duration_ms or 0 if ended is not None and last_ms else 0, last_ms))
-
-
 def _why(run: Shown) -> Html:
     found = run.diagnosis
     if found is None or found.kind in HEALTHY:
@@ -236,8 +229,7 @@ def draw_row(row: StoryRow) -> Html:
         case "said":
             head.append(tag("div", said(row.head), class_="message"))
         case "call" | "command" | "file":
-            name = "file" if row.kind == "file" else row.tool
-            head += [tag("b", text(name))] if name else []
+            head += [tag("b", text(row.tool))] if row.tool else []
             head += [tag("code", text(row.head))] if row.head else []
         case _:
             head.append(tag("span", text(row.head), class_={"note": "dim"}.get(row.kind, row.tone) or None))
@@ -304,7 +296,6 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
     "said": ("What it said", _said),
     "compared": ("Compared", lambda run: compared.drawn(run.compared, run.picture.run_id)),
     "changed": ("What it changed", _changed),
-    "time": ("When", _time),
     "story": ("What happened", _story),
     "beyond": ("", _beyond),
     "claims": ("Claimed and seen", _claims),

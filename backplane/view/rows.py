@@ -12,7 +12,7 @@ import msgspec
 from backplane.contract import events as kinds
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carried
-from backplane.view.figures import milliseconds
+from backplane.view.figures import lasting, milliseconds
 from backplane.view.text import in_workspace
 from backplane.view.values import TEXT_CHARS_MAX, about, words_of
 
@@ -38,10 +38,8 @@ class StoryRow(msgspec.Struct, kw_only=True):
     tool: str = ""
     body: list[str] = []
     mark: str = ""
-    """Its result in a word, as `done` or `exit 1`."""
+    """Its result in a few words, as `done after 3.1 s` or `exit 1`."""
     tone: Tone = ""
-    lasted_ms: int | None = None
-    """Length of its bar: a call until its result, a question until its answer; None while it is open."""
 
 
 class Story(msgspec.Struct, kw_only=True):
@@ -54,13 +52,12 @@ class Story(msgspec.Struct, kw_only=True):
     """Rows that are new or changed; a reader that draws them empties the set."""
     beyond: int = 0
     """Rows that were only counted."""
-    lasts_ms: int | None = None
-    """Time from the first event to the last one; None without a readable time."""
     _open: dict[str, int | None] = {}
     """Open calls and questions by id: the row; None if it was only counted."""
     _number: int = 0
     _chars: int = 0
     _began_ms: int | None = None
+    _after_ms: int | None = None
     _ts: str = ""
 
     def take(self, event: AgentEvent) -> None:
@@ -81,7 +78,7 @@ class Story(msgspec.Struct, kw_only=True):
                 body = self._body(ran.output_preview or "")
                 self._put("command", ran.command, body=body, mark=mark, tone="good" if code == 0 else "bad")
             case kinds.FileChanged() as file:
-                self._put("file", file.path, mark=file.summary)
+                self._put("file", file.path, tool="file", mark=file.summary)
             case kinds.Approval() as ask:
                 self._asked(ask)
             case kinds.ApprovalAnswered() as answer:
@@ -96,7 +93,7 @@ class Story(msgspec.Struct, kw_only=True):
             return
         self._ts, now_ms = ts, milliseconds(ts)
         self._began_ms = now_ms if self._began_ms is None else self._began_ms
-        self.lasts_ms = max(now_ms - self._began_ms, 0) if now_ms is not None and self._began_ms is not None else None
+        self._after_ms = max(now_ms - self._began_ms, 0) if now_ms is not None and self._began_ms is not None else None
 
     def _put(
         self, kind: Kind, head: str, *, tool: str = "", body: list[str] | None = None, mark: str = "", tone: Tone = ""
@@ -106,7 +103,7 @@ class Story(msgspec.Struct, kw_only=True):
             return None
         shown = head if kind == "said" else in_workspace(head)[:HEAD_CHARS_MAX]
         self.rows.append(
-            StoryRow(kind=kind, number=self._number, after_ms=self.lasts_ms, head=shown, tool=tool, body=body or [],
+            StoryRow(kind=kind, number=self._number, after_ms=self._after_ms, head=shown, tool=tool, body=body or [],
                 mark=mark, tone=tone)
         )  # fmt: skip
         self.touched.add(len(self.rows) - 1)
@@ -132,8 +129,9 @@ class Story(msgspec.Struct, kw_only=True):
             return
         row = self.rows[place]
         row.body += self._body(words_of(event.output))
-        row.mark, row.tone = ("failed", "bad") if event.is_error else ("done", "good")
-        self._end(place)
+        word, row.tone = ("failed", "bad") if event.is_error else ("done", "good")
+        self._end(row, word)
+        self.touched.add(place)
 
     def _asked(self, event: kinds.Approval) -> None:
         what = about(event.body.get("input")) or str(event.body.get("question") or "")
@@ -143,14 +141,14 @@ class Story(msgspec.Struct, kw_only=True):
     def _answered(self, event: kinds.ApprovalAnswered) -> None:
         place = self._open.pop(f"ask {event.body.get('id')}", None)
         if place is not None:
-            self._end(place)
+            self._end(self.rows[place], "answered")
+            self.touched.add(place)
         self._put("answer", event.message, tone="warn" if event.body.get("decision") == "deny" else "")
 
-    def _end(self, place: int) -> None:
-        row = self.rows[place]
-        if row.after_ms is not None and self.lasts_ms is not None:
-            row.lasted_ms = max(self.lasts_ms - row.after_ms, 0)
-        self.touched.add(place)
+    def _end(self, row: StoryRow, word: str) -> None:
+        """Mark a row by how it ended, and after which time if it was a second or longer."""
+        lasted_ms = 0 if self._after_ms is None or row.after_ms is None else self._after_ms - row.after_ms
+        row.mark = f"{word} after {lasting(lasted_ms)}" if lasted_ms >= 1000 else word
 
 
 _NOTES: Final[frozenset[type[Any]]] = frozenset(
