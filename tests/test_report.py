@@ -219,7 +219,7 @@ def test_a_page_without_paths_and_prompts_has_none_of_them(runs: Path, tmp_path:
 
 def test_a_page_without_outputs_has_none(runs: Path) -> None:
     assert cli("run", "-b", "shell", "printf 'se%sput' cret-out", cwd=runs).returncode == 0
-    assert "secret-output" in cli("report", "last", "--full").stdout
+    assert "secret-output" in cli("report", "last").stdout
     assert "secret-output" not in cli("report", "last", "--omit", "outputs").stdout
 
 

@@ -27,7 +27,6 @@ def options(p: Parser) -> None:
     form = p.add_mutually_exclusive_group()
     add.flag(form, "--summary", help="write Markdown, for the summary of a CI step")
     add.flag(form, "--junit", help="write a JUnit test report; an incomplete run is a failure")
-    add.flag(p, "--full", help="draw every row; the page of a long run opens slowly")
     add.value(
         p, "--omit", metavar="WHAT", default="",
         help="leave out outputs, prompts or paths (absolute ones), for a page to share; separate several by commas",
@@ -40,13 +39,11 @@ def run(args: Args) -> int:
         fact = f"--omit {streams.one_line(min(unknown))}: unknown kind of content"
         raise wrong_words(fact, f"choose from: {', '.join(OMISSIBLE)}")
     as_page = not (args.summary or args.junit)
-    if not as_page and args.full:
-        raise wrong_words("--full has no effect with --summary or --junit", "leave one of them out")
     if as_page and len(args.runs) > SIDES:
         raise wrong_words(f"a page has at most {SIDES} runs", "use --summary or --junit for more runs")
     if as_page and streams.is_terminal(streams.STDOUT):
         raise wrong_words("refusing to print HTML to a terminal", "backplane report RUN > run.html")
-    rows_max = None if args.full else ROWS_MAX if as_page else 0
+    rows_max = ROWS_MAX if as_page else 0
     with open_store() as store:
         shown = [
             shown_of(store, find(store, name), rows=Story(rows_max=rows_max), omission=Omission(omit))

@@ -217,7 +217,7 @@ def _story(run: Shown) -> Html:
 
 
 def _beyond(run: Shown) -> Html:
-    more = f"{run.rows.beyond} more rows are in the receipt; backplane report --full draws them"
+    more = f"{run.rows.beyond} more rows are in the receipt: backplane receipts show {run.picture.run_id[:8]}"
     return tag("p", text(more), class_="dim") if run.rows.beyond else NOTHING
 
 

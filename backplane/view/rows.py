@@ -45,8 +45,8 @@ class StoryRow(msgspec.Struct, kw_only=True):
 class Story(msgspec.Struct, kw_only=True):
     """The rows of one run; filled by `take`."""
 
-    rows_max: int | None = ROWS_MAX
-    """Further rows are only counted; None keeps all of them, with all of their texts."""
+    rows_max: int = ROWS_MAX
+    """Further rows are only counted."""
     rows: list[StoryRow] = []
     touched: set[int] = set()
     """Rows that are new or changed; a reader that draws them empties the set."""
@@ -98,7 +98,7 @@ class Story(msgspec.Struct, kw_only=True):
     def _put(
         self, kind: Kind, head: str, *, tool: str = "", body: list[str] | None = None, mark: str = "", tone: Tone = ""
     ) -> int | None:
-        if self.rows_max is not None and len(self.rows) >= self.rows_max:
+        if len(self.rows) >= self.rows_max:
             self.beyond += 1
             return None
         shown = head if kind == "said" else in_workspace(head)[:HEAD_CHARS_MAX]
@@ -114,8 +114,7 @@ class Story(msgspec.Struct, kw_only=True):
             return []
         shown = cut(in_workspace(words))
         self._chars += len(shown)
-        is_over = self.rows_max is not None and self._chars > BODIES_CHARS_MAX
-        return [f"{len(words)} characters are in the receipt" if is_over else shown]
+        return [f"{len(words)} characters are in the receipt" if self._chars > BODIES_CHARS_MAX else shown]
 
     def _called(self, event: kinds.ToolCall) -> None:
         body = self._body(_json(event.input)) if event.input not in ({}, None) else []
