@@ -33,13 +33,15 @@ def _columns(character: str) -> int:
 
 def fitted(text: str, columns: int) -> str:
     """Return printable text of one line cut to a number of columns; `…` stands for what is left out."""
-    if width(text) <= columns:
-        return text
-    end, used = (max(columns - 1, 0), columns) if text.isascii() else (0, 0)
-    while used + _columns(text[end]) < columns:
-        used += _columns(text[end])
-        end += 1
-    return text[:end] + "…"[: max(columns, 0)]
+    if text.isascii():
+        return text if len(text) <= columns else text[: max(columns - 1, 0)] + "…"[: max(columns, 0)]
+    end = used = 0
+    for number, character in enumerate(text, 1):
+        used += _columns(character)
+        if used > columns:
+            return text[:end] + "…"[: max(columns, 0)]
+        end = number if used < columns else end
+    return text
 
 
 def padded(text: str, columns: int) -> str:

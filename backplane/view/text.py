@@ -16,14 +16,14 @@ UNPRINTABLE: Final = (
 )
 STAGED: Final = r"/[^\s'\"=:;|&<>()]*/stage/[0-9a-f]{8}-[0-9a-f-]{27}/tree(?![^/\s'\":;|&<>()])(/(?=[^\s'\"]))?"
 _MARK: Final = "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-MARKS: Final = f"({_MARK}{{8}}){_MARK}+"
+MARKS: Final = f"{_MARK}{_MARK}{{8,}}"
 """More marks over one character than a writing system has; a thousand of them cover a screen or a page."""
 
 
 def printable(text: str) -> str:
     """Return foreign text with its control characters written out; newlines and tabs stay."""
     shown = re.sub(UNPRINTABLE, _escaped, text)
-    return shown if shown.isascii() else re.sub(MARKS, r"\1…", shown)
+    return shown if shown.isascii() else re.sub(MARKS, lambda found: found[0][:8] + "…", shown)
 
 
 def in_workspace(text: str) -> str:
