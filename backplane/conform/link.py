@@ -118,8 +118,8 @@ class Wire:
         # Its output ends a moment before its exit is known.
         return await self.child.wait(max(self.bounds.slack_s, deadline_s - time.monotonic()))
 
-    async def send(self, message: Json, *, newline: bytes = b"\n", piece_bytes: int = READ_BYTES_MAX) -> bool:
-        """Write a message, or bytes unchanged; return False if the host does not read them in time."""
+    async def send(self, message: Json, *, newline: bytes = b"\n", piece_bytes: int = READ_BYTES_MAX) -> None:
+        """Write a message, or bytes unchanged, as far as the host reads them in time."""
         data = message if isinstance(message, bytes) else msgspec.json.encode(message)
         unsent = memoryview(data + newline)
         with anyio.move_on_after(self.bounds.run_s):
@@ -132,8 +132,7 @@ class Wire:
                 except BlockingIOError:
                     continue
                 except OSError:
-                    return False
-        return not unsent
+                    return
 
     def _take(self) -> None:
         try:

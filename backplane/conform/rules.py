@@ -10,7 +10,7 @@ import msgspec
 
 from backplane.conform.link import Program, linked
 from backplane.conform.steps import VERBS, Bench, Play
-from backplane.conform.verdict import Result, RuleLevel, Unasked, Unfit, Verdict
+from backplane.conform.verdict import Result, RuleLevel, Unfit, Verdict
 from backplane.resources import find
 
 Step = dict[str, Any]
@@ -44,12 +44,8 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Raises:
             Unfit: the host broke the rule.
-            Unasked: the rule does not apply to this host.
             BackendError: `sidecar_spawn_failed`.
         """
-        for extension in self.needs:
-            if extension not in bench.extensions:
-                raise Unasked(f"{extension} is not announced")
         for folder in self.folders:
             bench.place(folder)
         program = bench.program

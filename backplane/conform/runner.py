@@ -22,7 +22,7 @@ from backplane.conform.link import Bounds, Program, vendor_of
 from backplane.conform.plain import DID, NOISE, PLAIN_RULES, Plain, record
 from backplane.conform.rules import NEEDED, HostRule, rules
 from backplane.conform.steps import Bench
-from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unasked, Unfit, shown
+from backplane.conform.verdict import LEVELS, Report, Result, RuleLevel, Unfit, shown
 from backplane.errors import BackendError
 
 __all__ = ["LEVELS", "Bounds", "Report", "Result", "checks", "conform"]
@@ -133,10 +133,11 @@ async def _try_rules(wanted: Sequence[HostRule], bench: Bench, note: Callable[[R
 
 async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
     """Return the result, and the name of the rule whose failure would explain a failure."""
+    for extension in rule.needs:
+        if extension not in bench.extensions:
+            return rule.result("skip", f"{extension} is not announced"), None
     try:
         return rule.result("pass", await rule.play(bench)), None
-    except Unasked as unasked:
-        return rule.result("skip", str(unasked)), None
     except Unfit as unfit:
         return rule.result(
             "fail", unfit.seen, shown(unfit.lines, unfit.stderr)

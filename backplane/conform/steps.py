@@ -86,8 +86,6 @@ class Play:
         self.mark = 0
         """Number of lines that came before the present case of the rule."""
 
-    # Steps that send --------------------------------------------------------------------------------------------------
-
     async def send(self, text: Any, *, times: int = 1, newline: bool = True) -> None:
         for n in range(times):
             await self.link.send(self.bench.data(text, n), newline=b"\n" * newline)
@@ -168,8 +166,6 @@ class Play:
 
     async def pause(self, seconds: float) -> None:
         await anyio.sleep(seconds)
-
-    # Steps that expect an end, or nothing -----------------------------------------------------------------------------
 
     async def end(self, run_id: str | bool, *, within: str = "run", once: bool = False, **must: Any) -> str:
         wanted = self.run_id if isinstance(run_id, bool) else run_id
@@ -265,8 +261,6 @@ class Play:
         how = f"it ended with {exited.describe()}" if exited is not None else "it hangs"
         raise Unfit(f"no fatal came, and the run after it was not done: {how}", lines)
 
-    # Pings and asks ---------------------------------------------------------------------------------------------------
-
     async def pongs(self, wanted: int | Sequence[str]) -> str:
         numbers = list(range(wanted)) if isinstance(wanted, int) else [int(number) for number in wanted]
 
@@ -310,8 +304,6 @@ class Play:
         if not may_fail:
             _require_final(line)
         return f"{len(seen)} asks, all in the right shape, then {line.t}" if seen else "no ask came up"
-
-    # Several runs -----------------------------------------------------------------------------------------------------
 
     async def finals(self, names: Names, *, others: Names = (), whole: bool = False) -> str:
         finals, found = _names(names), dict[str, HostLine]()

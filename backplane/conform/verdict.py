@@ -68,10 +68,6 @@ class Unfit(Exception):
         return bool(self.lines) and all(line.t is None for line in self.lines)
 
 
-class Unasked(Exception):
-    """Raised when the check does not apply to this host."""
-
-
 def shown(lines: Sequence[HostLine], stderr: bytes) -> tuple[str, ...]:
     """Return the last lines of both streams, cut and printable."""
     errors = [line for line in stderr.splitlines() if line.strip()]

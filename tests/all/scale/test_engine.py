@@ -297,7 +297,8 @@ def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_b
     assert ledger.begin("p", "w", 400_000) == taken
     ledger.settle(400_000, 300_000)
     assert (denied := ledger.begin("p", "w", 800_000)) is not None
-    assert denied.over_budget is not None and {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", denied.over_budget))
+    assert denied.over_budget is not None
+    assert {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", denied.over_budget))
     ledger.answer("p", "d", "ask-1", Decision("allow"))
     ledger.answer("p", "d", "ask-1", Decision("deny"))
     news = ledger.beat("w", {"o", "p"})
