@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -23,7 +23,7 @@ from backplane.contract.events import Approval
 from backplane.errors import BackplaneError
 from backplane.process.aio import ending_signals
 from backplane.providers import ProviderRegistry, Session, SessionConfig, store
-from backplane.view import ended
+from backplane.view import ended, figures
 
 HELP = "Hold a conversation in the terminal."
 HELP_TEXT: Final = """\
@@ -61,14 +61,6 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     images = order.images(args.image)
     return sessions.with_registry(args, lambda registry: _Chat(registry, args, images).hold())
-
-
-def resume(args: Args) -> int:
-    """Continue a session, as `sessions resume ID` asks for."""
-    given = dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns"))
-    for name, value in {**given, "resume": args.id, "image": args.image}.items():
-        setattr(args, name, value)
-    return run(args)
 
 
 class _Chat:
@@ -110,16 +102,21 @@ class _Chat:
 
     async def _open(self, on_ask: Callable[[Approval], Awaitable[Decision]] | None) -> Session:
         """Begin the session that the options ask for, or continue it."""
-        args, home = self._args, self._registry.plane.home
-        root = str(streams.folder() / args.root) if args.root else None
-        given: dict[str, Any] = {"model": args.model, "system_prompt": args.system, "policy": args.policy}
-        given |= {"max_turns": args.max_turns, "mode": add.mode_of(args.in_place), "on_ask": on_ask}
+        args, home, cwd = self._args, self._registry.plane.home, streams.folder()
+        config: SessionConfig = SessionConfig(
+            root=str(cwd / args.root) if args.root else None if args.resume else str(cwd),
+            mode=add.mode_of(args.in_place),
+            model=args.model,
+            system_prompt=args.system,
+            policy=args.policy,
+            max_turns=args.max_turns,
+            on_ask=on_ask,
+        )
         if args.resume is None:
-            config: SessionConfig = SessionConfig(root=root or str(streams.folder()), **given)
             return await self._registry.get(args.backend).create_session(config)
         id = store.find(home, args.resume)
         name = args.backend or store.read(store.path_of(home, id)).provider
-        return await self._registry.get(name).resume(id, SessionConfig(root=root, **given))
+        return await self._registry.get(name).resume(id, config)
 
     def _write_end(self) -> None:
         id = self._session.id
@@ -225,7 +222,6 @@ class _Chat:
 
 
 def _usage(used: TokenUsage) -> str:
-    most = "≥ " if used.is_at_least else ""
-    cost = "unknown" if used.cost_usd_micros is None else f"{most}${used.cost_usd_micros / 1e6:.4f}"
-    tokens = ["unknown" if count is None else f"{most}{count}" for count in (used.input_tokens, used.output_tokens)]
-    return f"tokens in {tokens[0]}, out {tokens[1]}; cost {cost}\n"
+    least = "at least " if used.is_at_least else ""
+    tokens_in, tokens_out = figures.count(used.input_tokens), figures.count(used.output_tokens)
+    return f"{least}{tokens_in} tokens in, {tokens_out} out, cost {figures.money(used.cost_usd_micros)}\n"

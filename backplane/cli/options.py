@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli.command import Parser
+
+if TYPE_CHECKING:
+    from backplane.contract.work import Mode
 
 Group = argparse._ActionsContainer
 """A parser, or a group of its options."""
@@ -132,7 +135,7 @@ def in_place(p: Group) -> None:
     switch(p, "--in-place", help="work in the folder itself, or in a copy (default: in a copy, or as before)")
 
 
-def mode_of(in_place: bool | None) -> str | None:
+def mode_of(in_place: bool | None) -> Mode | None:
     """Return the workspace's mode that `--in-place` or `--no-in-place` stands for."""
     return None if in_place is None else "pass_through" if in_place else "staged"
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.view.text import UNPRINTABLE
+from backplane.view.text import counted as counted
 from backplane.view.text import one_line as one_line
 from backplane.view.text import printable as printable
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from backplane.errors import BackplaneError, ConfigError
 
 STDIN, STDOUT, STDERR = 0, 1, 2
+
+count: Final = counted
 
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest input file in bytes: four times the longest line of the protocol, so that any receipt on one line fits."""
@@ -193,11 +196,6 @@ def read_text(name: str, bytes_max: int = INPUT_BYTES_MAX) -> str:
 def source(name: str) -> str:
     """Return the name of an input in words."""
     return "stdin" if name == "-" else one_line(name) or "''"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, as `1 file` and `2 files`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def folder() -> Path:

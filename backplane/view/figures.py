@@ -6,6 +6,7 @@ import re
 from datetime import datetime
 from typing import Final
 
+from backplane.view.text import counted as counted
 from backplane.view.text import one_line
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -71,11 +72,6 @@ def money(micros: int | None) -> str:
     if 0 < micros < 50:
         return "<$0.0001"
     return f"${micros / 1e6:.2f}" if micros >= 999_950 else f"${micros / 1e6:.4f}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as `1 call` and `2 calls`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def count(number: int | None) -> str:

@@ -43,3 +43,8 @@ def _escaped(match: re.Match[str]) -> str:
     if match[0] == "\r":
         return "\\r"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as `1 call` and `2 calls`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -16,9 +16,11 @@ def options(p: Parser) -> None:
     add.value(p, "words", metavar="WORDS", nargs="?", help="message to send (default: open the chat)")
     add.many(p, "--image", metavar="FILE", help="show this picture with the message")
     sessions.turn_options(p)
+    p.set_defaults(**dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns")))
 
 
 def run(args: Args) -> int:
     if args.words is None:
-        return chat.resume(args)
+        args.resume = args.id
+        return chat.run(args)
     return sessions.send(args, UserMessage(content=args.words, images=order.images(args.image)))
