@@ -152,18 +152,20 @@ def read_bundle(folder: Path) -> tuple[Receipt, bytes]:
     return receipt, patch
 
 
-def verified_bundle(folder: Path) -> Receipt:
-    """Verify an exported folder, its journal included; return its receipt.
+def verified_bundle(path: Path) -> tuple[Receipt, Path]:
+    """Verify a receipt's file, or an exported folder with its journal; return the receipt and its signature's path.
 
     Raises:
         ConfigError, ContractError: as `import_bundle`.
         StoreError: as `import_bundle`; `receipt_hash_mismatch` if the journal has other events than the receipt.
     """
-    receipt, _ = read_bundle(folder)
-    trace = folder / JOURNAL / TRACE
+    if not path.is_dir():
+        return parse_receipt(read_bounded(path), "the file"), path.with_suffix(signatures.SUFFIX)
+    receipt, _ = read_bundle(path)
+    trace = path / JOURNAL / TRACE
     if os.path.lexists(trace) and _read_inside(trace) != b"".join(line_batches(receipt.trace)):
         raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
-    return receipt
+    return receipt, path / SIGNATURE
 
 
 def parse_receipt(data: bytes, name: str) -> Receipt:
@@ -250,9 +252,10 @@ def read_bounded(path: Path) -> bytes:
     """Read a file of `RECEIPT_BYTES_MAX` at most. Raises ConfigError, `config_invalid`."""
     try:
         with path.open("rb") as file:
-            data = file.read(RECEIPT_BYTES_MAX + 1)
+            is_too_long = os.fstat(file.fileno()).st_size > RECEIPT_BYTES_MAX
+            data = b"" if is_too_long else file.read(RECEIPT_BYTES_MAX + 1)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if len(data) > RECEIPT_BYTES_MAX:
+    if is_too_long or len(data) > RECEIPT_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
     return data

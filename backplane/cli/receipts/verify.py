@@ -16,7 +16,7 @@ from backplane.cli.result_file import ResultFile
 from backplane.errors import BackplaneError
 from backplane.receipts import signatures
 from backplane.receipts.audit import Audit, AuditFinding
-from backplane.receipts.bundle import RECEIPT_BYTES_MAX, SIGNATURE, parse_receipt, verified_bundle
+from backplane.receipts.bundle import verified_bundle
 from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
@@ -115,21 +115,16 @@ def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
 
 
 def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
-    """Yield the faults of an exported folder, a file or, if there is neither of this name, a stored receipt."""
-    is_folder = os.path.isdir(name)
-    if is_folder or os.path.isfile(name):
+    """Yield the faults of a file, an exported folder or, if neither has this name, a stored receipt."""
+    if os.path.isdir(name) or os.path.isfile(name):
         try:
-            if is_folder:
-                receipt = verified_bundle(Path(name))
-            else:
-                receipt = parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), "the file")
+            receipt, signature = verified_bundle(Path(name))
         except BackplaneError as error:
             if error.facts.exit_code == USAGE:
                 raise
             yield AuditFinding(error.code, name, error.message)
             return
         sha256 = receipt.receipt_sha256
-        signature = Path(name) / SIGNATURE if is_folder else Path(name).with_suffix(signatures.SUFFIX)
     else:
         with open_store() as store:
             row = store.find(name)
