@@ -69,7 +69,7 @@ class _Chat:
     def __init__(self, registry: ProviderRegistry, args: Args, images: tuple[Image, ...]) -> None:
         self._registry, self._args, self._images = registry, args, images
         self._is_person = streams.is_interactive()
-        self._lines = lines.reader(registry.plane.home)
+        self._lines = lines.Reader(registry.plane.home)
         self._look = terminal.look(plain=not self._is_person)
         self._shown = terminal.Terminal(self._look, None)
         self._session: Session

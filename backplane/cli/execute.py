@@ -32,7 +32,10 @@ def execute(args: Args) -> int:
     cwd, environ = streams.folder(), dict(os.environ)
     # No next order waits for a warm host.
     settings = load_settings(args, {"run_s": args.timeout, "isolation": args.isolation, "warm_max": 0})
-    on_ask, wishes, home = _on_ask(args, cwd, environ), _wishes(args), config.home(environ)
+    on_ask, home = _on_ask(args, cwd, environ), config.home(environ)
+    wishes: dict[str, Json] = {"preference": args.prefer} if args.prefer is not None else {}
+    if args.max_cost_usd is not None:
+        wishes["max_cost_usd_micros"] = round(args.max_cost_usd * 1e6)
     work, own = hooks.taken(order.build(args, environ, cwd, settings.policy))
     name = args.backend or work.abp("backend") or (None if wishes else settings.default_backend)
     wanted = _conversation(args, home, None if args.sidecar else name)
@@ -86,12 +89,6 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
     if (missing := backends.missing_program(named, environ)) is not None:
         raise missing
     return named
-
-
-def _wishes(args: Args) -> dict[str, Json]:
-    """Return the members of `config.vendor.abp.route` that options stand for."""
-    wishes: dict[str, Json] = {"preference": args.prefer} if args.prefer is not None else {}
-    return wishes | ({"max_cost_usd_micros": round(args.max_cost_usd * 1e6)} if args.max_cost_usd is not None else {})
 
 
 def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:

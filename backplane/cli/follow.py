@@ -96,7 +96,7 @@ class Live:
         try:
             anyio.run(self._drive)
         except Exception as error:
-            if self._run is None or not (self._run.is_sealed or self._run.end_error is not None):
+            if self._run is None:
                 raise
             fault = unforeseen(error)
         try:
@@ -132,9 +132,12 @@ class Live:
         if attempts is None:
             await self._attempt(plane, self.order, self.backend, None)
             return
+        from backplane.cli.dry_run import summary
+
         goes_on = True
         while goes_on:
-            streams.note(_choice(attempts))
+            failed = f"{attempts.tried[-1].backend} failed: {attempts.tried[-1].code}; " if attempts.tried else ""
+            streams.note(f"backend {attempts.backend} ({failed}{summary(attempts.decision)})")
             run = await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             goes_on = run.is_sealed and not self._is_left and await attempts.after(plane, run)
         if attempts.stopped is not None:
@@ -219,20 +222,14 @@ class Live:
     # After the end ----------------------------------------------------------------------------------------------------
 
     def _end(self, fault: BackplaneError | None) -> int:
-        """Print the end of the run and return the exit code.
-
-        Args:
-            fault: raised after the run had ended.
-        """
+        """Print the end of the run, and the exception after it, and return the exit code."""
         run, interrupted = self._run, 128 + self._signal if self._signal is not None else None
-        if run is None or not (run.is_sealed or run.end_error is not None):  # Stopped before there was a run.
-            return interrupted or READER_GONE
-        if not run.is_sealed:  # Its journal could not be sealed either: the next start does that.
-            fault = fault or run.end_error
-            assert fault is not None
-            self._write_end(run)
-            streams.error(fault)
+        if run is not None and not run.is_sealed and (error := fault or run.end_error) is not None:
+            self._write_end(run)  # Its journal could not be sealed either: the next start does that.
+            streams.error(error)
             return FAILED
+        if run is None or not run.is_sealed:  # Stopped before there was a run.
+            return interrupted or READER_GONE
         for line in decided(run.receipt) if self.args.verbose else ():
             streams.note(line)
         try:
@@ -333,11 +330,3 @@ class _Outlet:
         while not self.gone:
             await anyio.sleep(LOOK_S)
             self.gone |= bool(watch.poll(0))
-
-
-def _choice(attempts: Attempts) -> str:
-    """Return the backend that was chosen, and the reason."""
-    from backplane.cli.dry_run import summary
-
-    failed = f"{attempts.tried[-1].backend} failed: {attempts.tried[-1].code}; " if attempts.tried else ""
-    return f"backend {attempts.backend} ({failed}{summary(attempts.decision)})"

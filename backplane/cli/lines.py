@@ -10,7 +10,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
 from backplane.cli.command import wrong
@@ -32,36 +32,33 @@ class Interrupted(Exception):
     """Ctrl-C was typed in place of a line."""
 
 
-class LineReader(Protocol):
-    """A source of lines."""
+class Reader:
+    """Reads lines: with an editor on a terminal that it can draw on, if the extra is installed, else whole ones."""
 
-    async def line(self, prompt: str) -> str | None:
-        """Return the next line; None at the end of the input. Raises Interrupted: Ctrl-C was typed."""
-
-    def drop(self) -> None:
-        """Forget what was typed before now: it is no answer to the next question."""
-
-
-def reader(home: Path) -> LineReader:
-    """Return the editor on a terminal that it can draw on, if the extra is installed; else a plain reader of lines."""
-    if not (streams.is_interactive() and streams.is_painted(streams.STDOUT)):
-        return _Plain()
-    try:
-        return _Editor(home)
-    except ImportError:
-        streams.note(f"no line editing and no history: {install_hint('chat')}")
-        return _Plain()
-
-
-class _Plain:
-    """Whole lines of stdin, each as soon as it comes."""
-
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
         self._ends, self._lines = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX)
         self._ready: list[bytes | Overlong] = []
         self._ended = False
+        self._editors: tuple[PromptSession[str], ...] = ()
+        """One for messages, one for answers, which do not go into the history."""
+        if streams.is_interactive() and streams.is_painted(streams.STDOUT):
+            try:
+                self._editors = _editors(home)
+            except ImportError:
+                streams.note(f"no line editing and no history: {install_hint('chat')}")
 
     async def line(self, prompt: str) -> str | None:
+        """Return the next line; None at the end of the input.
+
+        Raises:
+            Interrupted: Ctrl-C was typed.
+            ConfigError: `config_invalid`, the line is too long.
+        """
+        if self._editors:
+            try:
+                return await self._editors[prompt != MESSAGE].prompt_async(prompt, handle_sigint=False)
+            except EOFError:
+                return None
         if streams.is_interactive():
             streams.write(prompt)
         while not self._ready and not self._ended:
@@ -74,37 +71,25 @@ class _Plain:
         return line.decode("utf-8", "replace") if line is not None else None
 
     def drop(self) -> None:
+        """Forget what was typed before now: it is no answer to the next question."""
+        if self._editors:
+            from prompt_toolkit.input.typeahead import clear_typeahead
+
+            for editor in self._editors:
+                clear_typeahead(editor.input)
         self._ready = []
         if streams.is_terminal(streams.STDIN):
             termios.tcflush(streams.STDIN, termios.TCIFLUSH)
 
 
-class _Editor:
-    """A line editor; Enter sends a paste of several lines as a whole."""
+def _editors(home: Path) -> tuple[PromptSession[str], PromptSession[str]]:
+    """Return line editors in which Enter sends a paste of several lines as a whole. Raises ImportError."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory
 
-    def __init__(self, home: Path) -> None:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import FileHistory
-
-        (home / HISTORY).touch(0o600)
-        given: dict[str, Any] = {"interrupt_exception": Interrupted, "enable_suspend": True}
-        self._messages: PromptSession[str] = PromptSession(history=FileHistory(str(home / HISTORY)), **given)
-        self._answers: PromptSession[str] = PromptSession(**given)
-        """Reads answers to approvals, which do not go into the history."""
-
-    async def line(self, prompt: str) -> str | None:
-        session = self._messages if prompt == MESSAGE else self._answers
-        try:
-            return await session.prompt_async(prompt, handle_sigint=False)
-        except EOFError:
-            return None
-
-    def drop(self) -> None:
-        from prompt_toolkit.input.typeahead import clear_typeahead
-
-        for session in (self._messages, self._answers):
-            clear_typeahead(session.input)
-        termios.tcflush(streams.STDIN, termios.TCIFLUSH)
+    (home / HISTORY).touch(0o600)
+    given: dict[str, Any] = {"interrupt_exception": Interrupted, "enable_suspend": True}
+    return PromptSession(history=FileHistory(str(home / HISTORY)), **given), PromptSession(**given)
 
 
 @contextmanager
