@@ -26,10 +26,8 @@ from backplane.config import BackendSettings, ServerSettings
 from backplane.errors import BackplaneError
 from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
-from backplane.receipts.store import Store
 from backplane.runtime import backends
 from backplane.runtime.faults import setting_faults
-from backplane.runtime.state import left_behind
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream import baseurl, presets
@@ -110,7 +108,7 @@ def _git(environ: Mapping[str, str]) -> DoctorCheck:
 
 
 def _folders(home: Path) -> Checks:
-    """Check the folder of temporary files and the state folder, and name what a killed process left there."""
+    """Check the folder of temporary files and the state folder; `receipts verify` checks what is stored there."""
     try:
         tempfile.gettempdir()
     except OSError:
@@ -123,15 +121,6 @@ def _folders(home: Path) -> Checks:
     is_open = home == place and place.stat().st_mode & 0o077 != 0
     more = " is open to other users" if is_open else "" if home == place else " (made at the first run)"
     yield _check("state", not is_open, f"{home}{more}", f"chmod 700 {home}", needed=False)
-    try:
-        with Store.open(home, readonly=True) as store:
-            lines = left_behind(home, store)
-    except BackplaneError as error:
-        yield _failed("store", error)
-        return
-    for line in lines:
-        fact, _, fix = line.partition("; ")
-        yield _check("cut off", False, fact, fix, needed=False)
 
 
 # Layers of the sandbox: each is tried. What a run had is in its receipt. ----------------------------------------------
