@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import anyio
 import msgspec
 
 from backplane import config
@@ -63,8 +64,6 @@ def _ability(name: str, level: Any) -> str:
 
 def _probe(chosen: list[BackendStatus], settings: Settings, args: Args) -> int:
     """Try each agent; without names only those that can be tried."""
-    import anyio
-
     from backplane.conform import trials
 
     environ, has_failed = dict(os.environ), False

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+import anyio
 import msgspec
 
 from backplane import __version__, config
@@ -214,8 +215,6 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
         yield _check(place, False, f"{service.key_env} is not set", f"export {service.key_env}=…")
         return
     else:
-        import anyio
-
         from backplane.upstream import probe
 
         limits = {"connect_s": probe.CONNECT_S, "first_byte_s": probe.FIRST_BYTE_S}
@@ -246,8 +245,6 @@ def _server(name: str, asked: ServerSettings, environ: Mapping[str, str], cwd: s
 
 def _asked_server(place: str, name: str, row: Mapping[str, Any], environ: Mapping[str, str], cwd: str) -> DoctorCheck:
     """Start or reach an MCP server, and list its tools."""
-    import anyio
-
     from backplane.tools.mcp import open_servers
 
     faults: list[str] = []
