@@ -172,11 +172,10 @@ class Look:
                 else call.id == event.tool_use_id
             )
             if is_ours and call.ended_by is not type(event):
-                if call.ended_by is not None:
+                is_shown, call.ended_by = call.ended_by is not None, type(event)
+                if is_shown:
                     self._calls.remove(call)
-                    return call, True
-                call.ended_by = type(event)
-                return call, False
+                return call, is_shown
         return None, False
 
     def preview(self, text: str) -> list[str]:

@@ -53,7 +53,7 @@ class Story(msgspec.Struct, kw_only=True):
     beyond: int = 0
     """Rows that were only counted."""
     _open: dict[str, int | None] = {}
-    """Open calls and questions by id: the row; None if it was only counted."""
+    """Open calls by id: the row; None if it was only counted."""
     _number: int = 0
     _chars: int = 0
     _began_ms: int | None = None
@@ -79,10 +79,11 @@ class Story(msgspec.Struct, kw_only=True):
                 self._put("command", ran.command, body=body, mark=mark, tone="good" if code == 0 else "bad")
             case kinds.FileChanged() as file:
                 self._put("file", file.path, tool="file", mark=file.summary)
-            case kinds.Approval() as ask:
-                self._asked(ask)
+            case kinds.Approval(body=body) as ask:
+                what = about(body.get("input")) or str(body.get("question") or "")
+                self._put("question", f"{ask.message}: {what}" if what else ask.message, tone="warn")
             case kinds.ApprovalAnswered() as answer:
-                self._answered(answer)
+                self._put("answer", answer.message, tone="warn" if answer.body.get("decision") == "deny" else "")
             case kinds.Failed() as failed:
                 self._put("fault", failed.message, tone="bad")
             case note if type(note) in _NOTES:
@@ -128,26 +129,10 @@ class Story(msgspec.Struct, kw_only=True):
             return
         row = self.rows[place]
         row.body += self._body(words_of(event.output))
-        word, row.tone = ("failed", "bad") if event.is_error else ("done", "good")
-        self._end(row, word)
-        self.touched.add(place)
-
-    def _asked(self, event: kinds.Approval) -> None:
-        what = about(event.body.get("input")) or str(event.body.get("question") or "")
-        words = f"{event.message}: {what}" if what else event.message
-        self._open[f"ask {event.body.get('id')}"] = self._put("question", words, tone="warn")
-
-    def _answered(self, event: kinds.ApprovalAnswered) -> None:
-        place = self._open.pop(f"ask {event.body.get('id')}", None)
-        if place is not None:
-            self._end(self.rows[place], "answered")
-            self.touched.add(place)
-        self._put("answer", event.message, tone="warn" if event.body.get("decision") == "deny" else "")
-
-    def _end(self, row: StoryRow, word: str) -> None:
-        """Mark a row by how it ended, and after which time if it was a second or longer."""
+        row.mark, row.tone = ("failed", "bad") if event.is_error else ("done", "good")
         lasted_ms = 0 if self._after_ms is None or row.after_ms is None else self._after_ms - row.after_ms
-        row.mark = f"{word} after {lasting(lasted_ms)}" if lasted_ms >= 1000 else word
+        row.mark += f" after {lasting(lasted_ms)}" if lasted_ms >= 1000 else ""
+        self.touched.add(place)
 
 
 _NOTES: Final[frozenset[type[Any]]] = frozenset(
