@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from backplane.contract.receipt import RunFindings, failed_on, findings_of
+from backplane.view.figures import counted
 from backplane.view.text import one_line
 from backplane.view.values import as_object
 
 
 def outcome_words(outcome: str, found: RunFindings) -> str:
     """Name an outcome with what speaks against it, as `complete, 2 calls denied`."""
-    counted = (
+    numbers = (
         (found.denied, "call denied", "calls denied"),
         (found.false_claims, "false claim", "false claims"),
         (found.violations, "violation", "violations"),
         (found.errors if outcome == "complete" else 0, "error reported", "errors reported"),
     )
-    return ", ".join([outcome, *(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)])
+    return ", ".join([outcome, *(f"{count} {one if count == 1 else many}" for count, one, many in numbers if count)])
 
 
 def fail_on_words(added: Mapping[str, Any]) -> str:
@@ -39,15 +40,14 @@ def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
     if found.false_claims:
         counts = as_object(as_object(added.get("claimed")).get("counts"))
         kinds = ", ".join(kind for kind, row in counts.items() if as_object(row).get("false"))
-        claims = "1 claim" if found.false_claims == 1 else f"{found.false_claims} claims"
+        claims = counted(found.false_claims, "claim")
         lines.append(f"{claims} of the agent found false ({kinds}): backplane receipts audit {run_id[:8]}")
     if found.errors and outcome == "complete":
         last, errors = as_object(added.get("errors")).get("last"), "an error" if found.errors == 1 else "errors"
         lines.append(f"the agent reported {errors} and then ended complete; the last: {last}")
     patch = as_object(added.get("patch"))
     if (ignored := patch.get("ignored")) and patch.get("bytes"):
-        files = "1 ignored file" if ignored == 1 else f"{ignored} ignored files"
-        lines.append(f"{files} changed; the patch has no ignored files")
+        lines.append(f"{counted(ignored, 'ignored file')} changed; the patch has no ignored files")
     if outcome == "complete" and (words := fail_on_words(added)):
         lines.append(f"exit 3: {words}")
     return [one_line(line) for line in lines if line]

@@ -6,14 +6,12 @@ The only module of this room that reads files, the clock or processes. Nothing i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from backplane.contract.events import AgentEvent
 from backplane.errors import StoreError
 from backplane.process.snapshot import snapshot
 from backplane.receipts.journal import PATCH, boot_id
@@ -38,13 +36,11 @@ FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes read of a patch or a comparison; a page shows fewer, and a thousand runs compared are half a megabyte."""
 
 
-def picture_of(
-    store: Store, run: Remembered, hear: Callable[[AgentEvent], None] | None = None, omission: Omission | None = None
-) -> Picture:
+def picture_of(store: Store, run: Remembered, rows: Story | None = None, omission: Omission | None = None) -> Picture:
     """Return the picture of a run as it is now.
 
     Args:
-        hear: also takes the run's events.
+        rows: also takes the run's events.
         omission: removes content from facts, events and receipt before anything reads them (default: nothing).
 
     Raises:
@@ -60,8 +56,8 @@ def picture_of(
         live = (event for batch in iter(tail.events, []) for event in batch)
         for event in map(omission.of, receipt.trace if receipt is not None else live):
             picture.take(event)
-            if hear is not None:
-                hear(event)
+            if rows is not None:
+                rows.take(event)
     if receipt is not None:
         picture.end(receipt)
         picture.ended = omission.of(picture.ended)
@@ -79,7 +75,7 @@ def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omissi
         StoreError: as `picture_of`.
     """
     rows, omission = rows if rows is not None else Story(), omission or Omission()
-    picture = picture_of(store, run, rows.take, omission)
+    picture = picture_of(store, run, rows, omission)
     return Shown(
         picture=picture,
         state=run.state,

@@ -150,7 +150,7 @@ def facts_of(picture: Picture, took: str) -> dict[str, str]:
 def _head(run: Shown) -> Html:
     picture = run.picture
     word, tone = verdict(run)
-    facts = facts_of(picture, _took(run))
+    facts = facts_of(picture, took_of(run))
     rows = [tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts.items() if value]
     return join(
         tag("span", text(word), class_=f"chip {tone}"),
@@ -160,7 +160,8 @@ def _head(run: Shown) -> Html:
     )
 
 
-def _took(run: Shown) -> str:
+def took_of(run: Shown) -> str:
+    """Return how long a run took, or has lasted so far; `?` if that is unknown."""
     ended, began_ms = run.picture.ended, milliseconds(run.picture.started_at)
     if ended is not None:
         return lasting(ended.duration_ms) if ended.duration_ms is not None else "?"

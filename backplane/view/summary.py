@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from backplane.contract.receipt import failed_on
 from backplane.view.diff import changes
-from backplane.view.figures import count, lasting, money
 from backplane.view.html import text
-from backplane.view.page import Shown, remarks_of, verdict
+from backplane.view.page import Shown, facts_of, remarks_of, took_of, verdict
 from backplane.view.text import printable
 from backplane.view.why_kinds import HEALTHY
 
@@ -21,10 +20,9 @@ def markdown(runs: Iterable[Shown]) -> Iterator[str]:
         word, tone = verdict(run)
         mark = {"good": "✅", "warn": "⚠️", "dim": "⏳"}.get(tone, "❌")
         yield f"### {mark} {_plain(picture.task[:120] or picture.run_id)}\n\n"
-        took = lasting(end.duration_ms) if end is not None and end.duration_ms is not None else "?"
-        yield "| outcome | backend | took | tokens in / out | cost |\n|---|---|---|---|---|\n"
-        tokens = f"{count(picture.usage.input_tokens)} / {count(picture.usage.output_tokens)}"
-        cells = (word, picture.backend, took, tokens, money(picture.cost_usd_micros))
+        facts = facts_of(picture, took_of(run))
+        yield "| outcome | backend | took | tokens | cost |\n|---|---|---|---|---|\n"
+        cells = (word, picture.backend, *(facts[name] for name in ("took", "tokens", "cost")))
         yield f"| {' | '.join(map(_plain, cells))} |\n\n"
         yield from (f"⚠️ {_plain(line)}\n\n" for line in remarks_of(run))
         if run.diagnosis is not None and run.diagnosis.kind not in HEALTHY:
