@@ -12,21 +12,21 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import anyio
 import anyio.from_thread
 
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
-from backplane.contract.work import Lane, PolicyProfile, WorkOrder
+from backplane.contract.work import WorkOrder
+from backplane.errors import require_type
 from backplane.routing.driver import attempts_for
 from backplane.runtime.backends import Backend
-from backplane.runtime.functions import served
-from backplane.runtime.hooks import Hook, taken
-from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order
+from backplane.runtime.hooks import taken
+from backplane.runtime.options import OF_RUN, OPTIONS, OrderOptions, check_names, order_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from backplane.routing.driver import Attempts
 
 
-_OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd")
-"""Arguments that go over the order's members."""
+class StartOptions(OrderOptions, total=False):
+    """What `start` and `run` take beside the order and the shape of its answer; `start` describes each."""
+
+    backend: str | Backend | None
+    settings: Settings | None
+    home: str | os.PathLike[str] | None
 
 
+ValueT = TypeVar("ValueT")
+OnEvent = Callable[[AgentEvent], object]
+
+
+@overload
+def start(
+    order: WorkOrder | str, *, output: type[ValueT], **given: Unpack[StartOptions]
+) -> AbstractAsyncContextManager[Run[ValueT]]: ...
+@overload
+def start(
+    order: WorkOrder | str, *, output: Any = None, **given: Unpack[StartOptions]
+) -> AbstractAsyncContextManager[Run]: ...
 @asynccontextmanager
-async def start(
-    order: WorkOrder | str,
-    *,
-    backend: str | Backend | None = None,
-    root: str | os.PathLike[str] | None = None,
-    model: str | None = None,
-    policy: PolicyProfile | str | None = None,
-    lane: Lane | None = None,
-    max_turns: int | None = None,
-    max_budget_usd: float | None = None,
-    output: Any = None,
-    on_ask: OnAsk | None = None,
-    hooks: Sequence[Hook] = (),
-    tools: Sequence[Callable[..., Any]] = (),
-    settings: Settings | None = None,
-    home: str | os.PathLike[str] | None = None,
-) -> AsyncIterator[Run]:
+async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]:
     """Run one order: iterate over the run for its events, then read `run.receipt`.
 
     Leaving the block early cancels the run in order; nothing of it stays.
@@ -64,16 +64,21 @@ async def start(
         order: a work order, or just the task. What is given by name goes over its members.
         backend: a name, or a backend of your own; None takes the configured default, else the router's choice. Where
             that fails, `run` goes on with the next choice; a stream of events is one attempt.
-        root: the folder to work on.
+        root: the folder to work on; `~` is the home folder.
+        model: the model that the agent asks; None takes the backend's own choice.
         policy: a profile, the name of a shipped one, or the path of a file; None takes the configured one.
         lane: `patch_first` keeps the original as it is until `apply`; `workspace_first` puts the patch in at the end.
+        max_turns: answers of the model that the agent may use.
         max_budget_usd: US dollars that the agent may spend.
         output: the shape of the answer, `run.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or a
             JSON Schema.
         on_ask: answers what the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
         hooks: asked before tools run and after, beside the configuration's and the order's own.
         tools: functions of yours that the agent may call, under the policy: their annotations are the schema, their
-            docstrings the description. For hosts that take MCP servers; the others refuse the order.
+            docstrings the description. For hosts that take MCP servers; the others refuse the order. A plain function
+            is called in a thread of its own, an `async` one in the loop of the run.
+        timeout: seconds for the whole run, in place of `run_s` of the limits.
+        limits: in place of the backend's and the settings'.
         settings: None loads the configuration as the command line does.
         home: the state folder; None takes the usual one.
 
@@ -83,51 +88,38 @@ async def start(
         BackendError: `backend_not_found`, `backend_unavailable`, `rate_limit_exceeded`.
         CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
     """
-    given = _Given(
-        backend=backend, root=root, model=model, policy=policy, lane=lane, max_turns=max_turns,
-        max_budget_usd=max_budget_usd, output=output, on_ask=on_ask, hooks=hooks, tools=tools, settings=settings,
-        home=home,
-    )  # fmt: skip
     async with attempting(order, **given) as attempts, attempts.begin() as run:
         yield run
 
 
-class _Given(TypedDict, total=False):
-    """The arguments of `start` by name."""
-
-    backend: str | Backend | None
-    root: str | os.PathLike[str] | None
-    model: str | None
-    policy: PolicyProfile | str | None
-    lane: Lane | None
-    max_turns: int | None
-    max_budget_usd: float | None
-    output: Any
-    on_ask: OnAsk | None
-    hooks: Sequence[Hook]
-    tools: Sequence[Callable[..., Any]]
-    settings: Settings | None
-    home: str | os.PathLike[str] | None
-
-
+@overload
 def run(
-    order: WorkOrder | str,
-    *,
-    on_event: Callable[[AgentEvent], object] | None = None,
-    **given: Unpack[_Given],
-) -> Run:
-    """Run one order to its end and return the run; all other arguments as `start`.
+    order: WorkOrder | str, *, output: type[ValueT], on_event: OnEvent | None = None, **given: Unpack[StartOptions]
+) -> Run[ValueT]: ...
+@overload
+def run(
+    order: WorkOrder | str, *, output: Any = None, on_event: OnEvent | None = None, **given: Unpack[StartOptions]
+) -> Run: ...
+def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any) -> Run[Any]:
+    """Run one order to its end and return the run.
 
     Inside a running event loop (a notebook) the run has a thread with a loop of its own, and this call waits for it.
 
     Args:
-        on_event: called for each event as it comes, a plain or `async` function.
+        order: a work order, or just the task. What is given by name goes over its members.
+        on_event: called for each event as it comes, a plain or `async` function, in the caller's thread.
+        given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`, `output`,
+            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings` and `home`.
+
+    Raises:
+        ConfigError, PolicyError, BackendError, CapabilityError: as `start`; how the run ended is in `run.error`.
     """
+    require_type(on_event, Callable | None, "`on_event`", "a function from an event")
     whole = functools.partial(_run, order, on_event, given)
     if not _inside_a_loop():
         return anyio.run(whole)
     with _interruptible(), anyio.from_thread.start_blocking_portal() as portal:
-        ended = portal.start_task_soon(whole)
+        ended: Future[Run[Any]] = portal.start_task_soon(whole)
         try:
             return ended.result()
         except BaseException:
@@ -162,7 +154,7 @@ def _inside_a_loop() -> bool:
     return True
 
 
-async def _run(order: WorkOrder | str, on_event: Callable[[AgentEvent], object] | None, given: _Given) -> Run:
+async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str, Any]) -> Run:
     async with attempting(order, **given) as attempts:
         while True:
             async with attempts.begin() as run:
@@ -193,23 +185,18 @@ class Attempting:
 
 
 @asynccontextmanager
-async def attempting(order: WorkOrder | str, **given: Unpack[_Given]) -> AsyncIterator[Attempting]:
+async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Attempting]:
     """Prepare the runs of one order; arguments and errors as `start`."""
-    for name in given:
-        if name not in _Given.__annotations__:
-            raise TypeError(f"unexpected keyword argument {name!r}")
-    backend, tools = given.get("backend"), given.get("tools", ())
-    async with ControlPlane(given.get("settings"), given.get("home")) as plane:
-        named: dict[str, Any] = {name: given.get(name) for name in _OF_ORDER}
-        whole = make_order(order, **named)
-        whole, own = taken(whole)
-        async with AsyncExitStack() as opened:
-            if tools:
-                row = await opened.enter_async_context(served(tools, whole.config.env.values()))
-                whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
-            attempts, backend = None, backend if backend is not None else whole.abp("backend")
-            if backend is None and plane.settings.default_backend is None:
-                attempts = await attempts_for(plane, whole)
-            hooks = (*own, *given.get("hooks", ()))
-            start = functools.partial(plane.start, on_ask=given.get("on_ask"), hooks=hooks, output=given.get("output"))
-            yield Attempting(plane, attempts, start if attempts else functools.partial(start, whole, backend))
+    check_names(given, *StartOptions.__annotations__)
+    backend = given.get("backend")
+    options: Any = {name: value for name, value in given.items() if name in OPTIONS}
+    hooks = options.get("hooks", ())
+    require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
+    async with ControlPlane(given.get("settings"), given.get("home")) as plane, AsyncExitStack() as opened:
+        whole, own = taken(await order_of(order, opened, **options))
+        attempts, backend = None, backend if backend is not None else whole.abp("backend")
+        if backend is None and plane.settings.default_backend is None:
+            attempts = await attempts_for(plane, whole)
+        of_run = {name: value for name, value in options.items() if name in OF_RUN}
+        start = functools.partial(plane.start, **{**of_run, "hooks": (*own, *hooks)})
+        yield Attempting(plane, attempts, start if attempts else functools.partial(start, whole, backend))

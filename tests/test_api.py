@@ -22,9 +22,12 @@ import pytest
 import backplane
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.errors import CODES
+from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.receipts.store import Store
+from backplane.routing.driver import TaskRouter
+from backplane.runtime.hooks import Hook
 from backplane.runtime.orders import make_order, read_output, schema_of
-from backplane.testing import ModelServer
+from backplane.testing import ModelServer, Turn
 from tests.peers import WAIT_S
 from tests.runs import script
 
@@ -180,6 +183,71 @@ async def test_wrong_limits_of_a_start_are_refused(limits: Any, backplane_home: 
                 pass
 
 
+def test_a_run_has_a_time_limit_of_its_own(backplane_home: Path, tmp_path: Path) -> None:
+    ended = backplane.run("sleep 60", backend="shell", root=tmp_path, timeout=0.5)
+    assert ended.end is not None
+    assert (ended.end.reason, ended.end.code) == ("deadline", "backend_timeout")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"timeout": -1}, "run_s"),
+        ({"timeout": "5"}, "timeout"),
+        ({"hooks": Hook("pre_tool", ["true"])}, "hooks"),
+        ({"tools": len}, "tools"),
+        ({"on_event": 3}, "on_event"),
+    ],
+)
+def test_an_argument_of_another_kind_is_our_error(given: Any, words: str, backplane_home: Path, tmp_path: Path) -> None:
+    with pytest.raises(backplane.ConfigError, match=words) as caught:
+        backplane.run("true", backend="shell", root=tmp_path, **given)
+    assert caught.value.code == "config_invalid"
+
+
+@pytest.mark.anyio
+async def test_a_control_plane_and_the_router_take_the_same_options(backplane_home: Path, tmp_path: Path) -> None:
+    def price(of: str) -> int:
+        return len(of)
+
+    options: Any = {"root": tmp_path, "lane": "workspace_first", "max_turns": 3, "timeout": 20, "tools": [price]}
+    with ModelServer([Turn(text="Hello.", times=None)]) as server:
+        model = {"protocol": "anthropic", "base_url": server.base_url("anthropic"), "model": "m", "key_env": "KEY"}
+        declared = {"one": BackendSettings(host="api", options=model, env={"KEY": "k"})}
+        async with backplane.ControlPlane(Settings(backends=declared), backplane_home) as plane:
+            async with plane.start("hello", "one", **options) as run:
+                await run.wait()
+            routed = await TaskRouter(plane).run("hello", type="simple_query", **options)
+    for one in (run, routed):
+        assert one.order.lane == "workspace_first"
+        assert one.order.config.max_turns == 3
+        assert [row["name"] for row in one.order.abp("mcp_servers")] == ["functions"]
+        assert one.check().text == "Hello."
+
+
+def test_a_receipt_is_written_as_it_is_stored(backplane_home: Path, tmp_path: Path) -> None:
+    ended = backplane.run("true", backend="shell", root=tmp_path)
+    assert ended.receipt.to_json() == b"".join(ended.receipt_chunks())
+
+
+def test_the_trace_of_a_receipt_keeps_the_kinds_of_events(backplane_home: Path, tmp_path: Path) -> None:
+    seen: list[type] = []
+    ended = backplane.run("echo a", backend="shell", root=tmp_path, on_event=lambda event: seen.append(type(event)))
+    assert [type(event) for event in ended.receipt.trace] == seen
+    assert backplane.OutputReported in seen
+
+
+@pytest.mark.anyio
+async def test_a_session_refuses_a_missing_folder_and_half_a_character(backplane_home: Path) -> None:
+    async with ProviderRegistry() as providers:
+        provider = providers.get("shell")
+        with pytest.raises(backplane.ConfigError, match="/no/such"):
+            await provider.create_session(SessionConfig(root="/no/such"))
+        async with await provider.create_session() as session:
+            with pytest.raises(backplane.ConfigError, match="surrogates"):
+                await session.run("echo \ud800")
+
+
 @pytest.mark.anyio
 async def test_a_run_id_that_is_no_uuid_is_refused_before_anything_starts(backplane_home: Path, tmp_path: Path) -> None:
     async with backplane.ControlPlane(home=backplane_home) as plane:
@@ -201,7 +269,7 @@ def test_a_child_has_the_users_name_and_shell(
 
 def test_a_misspelt_argument_is_pythons_own_error(backplane_home: Path) -> None:
     with pytest.raises(TypeError, match="max_budget"):
-        backplane.run("echo hi", max_budget=1, home=backplane_home)  # type: ignore[call-arg]
+        backplane.run("echo hi", max_budget=1, home=backplane_home)  # type: ignore[call-overload]
 
 
 def test_the_configured_policy_holds_for_an_order_that_brings_none(backplane_home: Path, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ PURE_NEVER_CALLS = {"open", "input", "print", "now", "utcnow", "today", "uuid1",
 THIRD_PARTY = {
     "msgspec": set(ROOMS) - {"process.guard", "__main__"},
     "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
+    "typing_extensions": {"runtime"},  # for type checkers alone, which bring it
     "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-_NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*)' - at `\$(.*)`", re.DOTALL)
+_NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*?)'(?: - at `\$(.*)`)?", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _SHOWN_CHARS_MAX: Final = 40
 """Of a wrong word; all of the contract's are shorter."""
@@ -22,12 +22,13 @@ def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
     from backplane.contract.unheard import nearest_name  # It reads orders, and explains their mistakes by this.
 
     found = _NO_CHOICE.fullmatch(str(error))
-    choices = _choices(shape, found[2]) if found is not None else ()
+    choices = _choices(shape, found[2] or "") if found is not None else ()
     if found is None or not choices:
         return str(error)
     nearest = nearest_name(found[1], choices)
     meant = f" (did you mean {nearest!r}?)" if nearest is not None else ""
-    return f"{found[1][:_SHOWN_CHARS_MAX]!r} is none of {', '.join(map(repr, choices))}{meant} - at `${found[2]}`"
+    place = f" - at `${found[2]}`" if found[2] else ""
+    return f"{found[1][:_SHOWN_CHARS_MAX]!r} is none of {', '.join(map(repr, choices))}{meant}{place}"
 
 
 def _choices(shape: type[Any], path: str) -> tuple[str, ...]:

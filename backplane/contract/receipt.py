@@ -14,7 +14,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_level
 from backplane.contract.choices import explain
-from backplane.contract.events import AgentEvent, normal
+from backplane.contract.events import AgentEvent, carried, normal
 from backplane.contract.version import CONTRACT_VERSION as CONTRACT_VERSION
 
 NAMES_MAX: Final = 1000
@@ -167,6 +167,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["passthrough", "mapped"] = "mapped"
     receipt_sha256: str | None = None
 
+    def to_json(self) -> bytes:
+        """Return the receipt as canonical JSON, the same bytes as `receipt.json`, trace included."""
+        return canonical.encode(msgspec.structs.replace(self, trace=list(self.trace)))
+
     @property
     def backplane(self) -> dict[str, Any]:
         """What the control plane adds: end, claims, enforcement, counts, patch and the like."""
@@ -197,7 +201,7 @@ def read_receipt(value: Json) -> Receipt:
     levels = {name: read_level(level) for name, level in receipt.capabilities.items()}
     return msgspec.structs.replace(
         receipt,
-        trace=[normal(event) for event in receipt.trace],
+        trace=[carried(normal(event)) for event in receipt.trace],
         capabilities={
             name: receipt.capabilities[name] if level is None else level.to_wire() for name, level in levels.items()
         },

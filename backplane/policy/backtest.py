@@ -13,7 +13,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
+from backplane.contract.events import (
+    AgentEvent,
+    Approval,
+    ApprovalAnswered,
+    CommandExecuted,
+    FileChanged,
+    ToolCall,
+    Warned,
+)
 from backplane.policy.rules import Policy, Ruling, tool_names
 
 CALLS_OPEN_MAX: Final = 1000
@@ -225,5 +233,5 @@ _JUDGES: Final[dict[type[Any], Any]] = {
     ToolCall: Backtest._call,
     FileChanged: Backtest._file,
     CommandExecuted: Backtest._command,
-    Warned: Backtest._warned,
+    **dict.fromkeys((Warned, Approval, ApprovalAnswered), Backtest._warned),
 }

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.choices import explain
 from backplane.contract.conversation import (
     AgentMessage,
     Image,
@@ -86,9 +87,9 @@ class SessionConfig:
     save: bool = True
 
     def __post_init__(self) -> None:
-        """Take a path as a root. Raises ConfigError: `config_invalid`, a member is none that it can be."""
-        if isinstance(self.root, os.PathLike):
-            object.__setattr__(self, "root", os.fspath(self.root))
+        """Check the members; `~` in `root` is the home folder. Raises ConfigError: `config_invalid`."""
+        if isinstance(self.root, str | os.PathLike):
+            object.__setattr__(self, "root", os.path.expanduser(os.fspath(self.root)))
         for name, kind in _MEMBERS.items():
             shaped(getattr(self, name), kind, f"SessionConfig.{name}")
         for name, (kinds, fix) in _LISTS.items():
@@ -134,9 +135,12 @@ def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> 
         ConfigError: `config_invalid`, it has another.
     """
     try:
-        return msgspec.convert(msgspec.to_builtins(value, builtin_types=(bytes,)), kind)
+        plain = msgspec.to_builtins(value, builtin_types=(bytes,))
+        msgspec.json.encode(plain)  # A text with half of a surrogate pair cannot be written anywhere.
+        return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise ConfigError("config_invalid", f"{what}: {error}", hint=hint) from error
+        fact = explain(error, kind) if isinstance(error, msgspec.ValidationError) else str(error)
+        raise ConfigError("config_invalid", f"{what}: {fact}", hint=hint) from error
 
 
 class Abilities(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -116,11 +117,15 @@ class Provider:
         """Begin a session, or go on with the one that `config.session_id` names.
 
         Raises:
-            ConfigError: `config_invalid`, a tool cannot be one, there is no such session, or it is open elsewhere.
+            ConfigError: `config_invalid`, a tool cannot be one, there is no such folder or session, or it is open
+                elsewhere.
             BackendError, ProtocolError: as `prepare`; `capability_unsupported`, it cannot take the session's tools.
             StoreError: `receipt_store_failed`.
         """
         config = config or SessionConfig()
+        if config.root is not None and not (self.backend.remote or await anyio.Path(config.root).is_dir()):
+            fact = f"SessionConfig.root: no folder {config.root!r}"
+            raise ConfigError("config_invalid", fact, hint="give an existing folder, or None for the current one")
         await self.prepare()
         if config.tools and "mcp_servers" not in self.can.heeds:
             fact = f"{self.name!r} takes no tools of the program"

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, cast, overload
 import msgspec
 
 from backplane.contract import canonical
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import AgentEvent, carried
 from backplane.errors import StoreError
 
 CHUNK_BYTES: Final = 1 << 17
@@ -113,7 +113,7 @@ class Trace(Sequence[AgentEvent]):
 
     def _event(self, line: bytes) -> AgentEvent:
         try:
-            return _decode_event(line)
+            return carried(_decode_event(line))
         except msgspec.MsgspecError as error:
             raise StoreError("receipt_store_failed", f"{self._name()} holds a line that is no event: {error}") from None
 

@@ -6,14 +6,13 @@ Only `TaskRouter` starts anything; the rest reads.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, Unpack
 
 import anyio.to_thread
 import msgspec
@@ -23,7 +22,7 @@ from backplane.config import BackendSettings, Settings
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import Failed
-from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
 from backplane.providers.orders import SessionConfig
@@ -37,13 +36,21 @@ from backplane.routing.estimates import Measures, Observation, circuit_until, li
 from backplane.routing.failover import LIMITS, FailoverAttempt, first_effect, moves_on
 from backplane.routing.handover import check_place, hand_over
 from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
-from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
+from backplane.routing.task import (
+    Preference,
+    Priority,
+    Strategy,
+    TaskDescriptor,
+    TaskType,
+    Wishes,
+    read_strategy,
+    read_wishes,
+)
 from backplane.runtime import backends
 from backplane.runtime.budgets import Limit, after_run, used_by
 from backplane.runtime.hello import ask_hello
-from backplane.runtime.hooks import CAPABILITY, Hook
-from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order
+from backplane.runtime.hooks import CAPABILITY
+from backplane.runtime.options import OF_RUN, RunOptions, check_names, order_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.upstream import presets
@@ -457,17 +464,53 @@ def attempt_of(run: Run) -> FailoverAttempt:
     )
 
 
+class RoutedOptions(RunOptions, total=False):
+    """How one order is run, and what is wished of the router: members of `config.vendor.abp.route`.
+
+    Attributes:
+        type: the kind of task, which says what a backend must be able to do.
+        preference: `cost`, `latency`, `quality`, `balanced`, or `specific` for the order's own model.
+        priority: `low`, `normal` or `high`, among orders that wait for a place.
+        strategy: a name; None takes the router's own.
+        max_cost_usd_micros: the most that a run may be expected to cost, in millionths of a US dollar.
+        max_latency_ms: the longest that a first answer may be expected to take.
+        allow_unknown: an unknown cost or latency satisfies its limit.
+        input_tokens: tokens that the task will send, if known.
+        output_tokens: tokens that it will get, if known.
+        after_effect: what follows if a backend fails after it changed files: `stop`, or `hand_over` to the next one.
+        seed: of the strategies that draw by chance.
+    """
+
+    type: TaskType | None
+    preference: Preference | None
+    priority: Priority | None
+    strategy: str | None
+    max_cost_usd_micros: int | None
+    max_latency_ms: int | None
+    allow_unknown: bool
+    input_tokens: int | None
+    output_tokens: int | None
+    after_effect: Literal["stop", "hand_over"]
+    seed: int
+
+
+WISHES: Final = tuple(Wishes.__struct_fields__)
+
+
 class TaskRouter:
     """Runs orders on the backends that the router chooses, and moves on where one fails, as the order says.
 
     Args:
         plane: has the configuration with the backends, and the receipts that are measured.
         strategy: a name, or a function; None takes the order's own, else the configured one.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no strategy of this name.
     """
 
     def __init__(self, plane: ControlPlane, strategy: Strategy | None = None) -> None:
         self._plane = plane
-        self._strategy = strategy
+        self._strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
 
     def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
         """Choose a backend and start nothing. Blocks.
@@ -481,37 +524,31 @@ class TaskRouter:
         decision.chosen()
         return decision
 
-    async def run(
-        self,
-        order: WorkOrder | str,
-        *,
-        root: str | os.PathLike[str] | None = None,
-        policy: PolicyProfile | str | None = None,
-        on_ask: OnAsk | None = None,
-        hooks: Sequence[Hook] = (),
-        **wishes: Any,
-    ) -> Run:
+    async def run(self, order: WorkOrder | str, **given: Unpack[RoutedOptions]) -> Run:
         """Run an order to its end; the last attempt's run comes back.
 
         Args:
-            root, policy, on_ask, hooks: as `backplane.start` takes them.
-            wishes: members of `config.vendor.abp.route`, over the order's own.
+            given: `RoutedOptions`: those of `backplane.start`, and wishes over the order's own.
 
         Raises:
             CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
         """
-        whole = make_order(order, root=root, policy=policy)
-        if wishes:
-            own = whole.abp("route")
-            whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
-        plane = self._plane
-        attempts = await attempts_for(plane, whole, self._strategy)
-        while True:
-            start = plane.start(attempts.order, attempts.backend, on_ask=on_ask, hooks=hooks, route=attempts.route)
-            async with start as run:
-                await run.wait()
-            if not await attempts.after(plane, run):
-                return run
+        check_names(given, *WISHES)
+        wishes = {name: value for name, value in given.items() if name in WISHES}
+        options: Any = {name: value for name, value in given.items() if name not in WISHES}
+        async with AsyncExitStack() as opened:
+            whole = await order_of(order, opened, **options)
+            if wishes:
+                own = whole.abp("route")
+                whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
+            of_run: Any = {name: value for name, value in options.items() if name in OF_RUN}
+            attempts = await attempts_for(self._plane, whole, self._strategy)
+            while True:
+                start = self._plane.start(attempts.order, attempts.backend, route=attempts.route, **of_run)
+                async with start as run:
+                    await run.wait()
+                if not await attempts.after(self._plane, run):
+                    return run
 
     async def create_session_for_task(
         self, task: TaskDescriptor, config: SessionConfig | None = None
@@ -528,14 +565,17 @@ class TaskRouter:
             config = dataclasses.replace(config, model=option.model.name)
         return await provider.create_session(config), provider
 
-    async def simple_query(self, task: str, **given: Any) -> Run:
+    async def simple_query(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
         """Have a question answered by the cheapest backend; other arguments as `run`."""
-        return await self.run(task, **{"type": "simple_query", "preference": "cost", **given})
+        options: RoutedOptions = {"type": "simple_query", "preference": "cost", **given}
+        return await self.run(task, **options)
 
-    async def generate_code(self, task: str, **given: Any) -> Run:
+    async def generate_code(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
         """Have code written by the backend that the strategy prefers; other arguments as `run`."""
-        return await self.run(task, **{"type": "code_generation", **given})
+        options: RoutedOptions = {"type": "code_generation", **given}
+        return await self.run(task, **options)
 
-    async def review_code(self, task: str, **given: Any) -> Run:
+    async def review_code(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
         """Have code reviewed by the best backend, as the configuration says, before others that wait; see `run`."""
-        return await self.run(task, **{"type": "code_review", "preference": "quality", "priority": "high", **given})
+        options: RoutedOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
+        return await self.run(task, **options)

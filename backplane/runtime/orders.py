@@ -64,7 +64,7 @@ def make_order(
         require_type(getattr(whole, name), kind, f"`{name}` of the order", f"a {kind.__name__}")
     replace = msgspec.structs.replace
     if root is not None:
-        whole = replace(whole, workspace=replace(whole.workspace, root=os.fspath(root)))
+        whole = replace(whole, workspace=replace(whole.workspace, root=os.path.expanduser(os.fspath(root))))
     if lane is not None:
         whole = replace(whole, lane=lane)
     named = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}

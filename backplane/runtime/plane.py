@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -34,7 +34,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order
+from backplane.runtime.options import RunOptions, check_names, limits_of, order_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
@@ -235,14 +235,11 @@ class ControlPlane:
         order: WorkOrder | str,
         backend: Backend | str | None = None,
         *,
-        on_ask: OnAsk | None = None,
-        hooks: Sequence[Hook] = (),
-        limits: Limits | None = None,
         run_id: str | None = None,
-        output: Any = None,
         route: Json = None,
         added: Mapping[str, Json] = NOTHING,
         more: bool = False,
+        **given: Unpack[RunOptions],
     ) -> AsyncIterator[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
@@ -251,76 +248,91 @@ class ControlPlane:
         Args:
             order: a work order, or just the task.
             backend: a name, or a backend of your own; None takes the one that the order names, else the default.
-            on_ask: answers what the policy leaves open; without it the ask's default decides.
-            hooks: asked before tools run and after, beside those of the settings and those of the order that lie
-                with whoever gave it.
-            limits: in place of the backend's and the settings'.
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
-            output: the type that `run.value` is to have; the order asks for its schema.
             route: why this backend was chosen, for the receipt.
             added: members for the receipt's own part, `usage_raw.backplane`, from whoever stands above.
             more: another order like this one will come, so a host is started for it once this one is sent; without it
                 from the second such order on.
+            given: `RunOptions`, as `backplane.start` takes them.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
             ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
                 declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
         """
-        try:
-            self.require_open()
-            run_id = run_id if run_id is None else _uuid_of(run_id)
-            whole = make_order(order, output=output, configured_policy=self.settings.policy)
-            _require_callbacks(on_ask, hooks)
-            asked = settings_of(whole.config.vendor)
-            named = backend if backend is not None else asked.get("backend")
-            # In a thread: it may read a stored run, or load a plug-in.
-            chosen = await anyio.to_thread.run_sync(self.find_backend, named)
-            self._check_room()
-            await self._slots.acquire(rank_of(asked.get("route")))
-        except Exception as error:
-            raise unforeseen(error) from error
-        try:
+        check_names(given)
+        on_ask, hooks, output = given.get("on_ask"), given.get("hooks", ()), given.get("output")
+        async with AsyncExitStack() as opened:
             try:
-                told: Mapping[str, Json] = NOTHING
-                held: Reservation | BackplaneError | None = None
-                if asked.get("pure") is not None:
-                    chosen, told = await self._from_store(whole, chosen, limits, hooks)
-                # A turn of a conversation has its parent there; what is told again costs nothing.
-                if not isinstance(asked.get("parent"), dict | None) and not isinstance(chosen, ReplayBackend):
-                    whole, run_id, held = await self._hold_budget(whole, run_id, chosen)
-                run = await self._run(whole, chosen, on_ask, limits, run_id, output, {**added, **told})
+                self.require_open()
+                run_id = run_id if run_id is None else _uuid_of(run_id)
+                _require_callbacks(on_ask, hooks)
+                whole = await order_of(order, opened, self.settings.policy, **given)
+                asked = settings_of(whole.config.vendor)
+                named = backend if backend is not None else asked.get("backend")
+                # In a thread: it may read a stored run, or load a plug-in.
+                chosen = await anyio.to_thread.run_sync(self.find_backend, named)
+                limits = limits_of(given.get("limits") or chosen.limits, self.settings.limits, given.get("timeout"))
+                self._check_room()
+                await self._slots.acquire(rank_of(asked.get("route")))
+            except Exception as error:
+                raise unforeseen(error) from error
+            try:
+                run = await self._made(whole, chosen, on_ask, hooks, limits, run_id, output, added)
                 run.more = more
-                if isinstance(held, BackplaneError):
-                    run.refuse(held)
-                elif held is not None:
-                    run.facts.added["budget"] = msgspec.structs.asdict(held)
-                    run.hold_calls(partial(self._hold_call, run))
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
+                self._slots.release()
                 raise unforeseen(error) from error
-        except BaseException:
-            self._slots.release()
-            raise
-        try:
+            except BaseException:
+                self._slots.release()
+                raise
             try:
-                await run.start(hooks)
-            except Exception as error:
-                run.fail(error)
-            yield run
-        finally:
-            await self._end(run)
+                try:
+                    await run.start(hooks)
+                except Exception as error:
+                    run.fail(error)
+                yield run
+            finally:
+                await self._end(run)
+
+    async def _made(
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        on_ask: OnAsk | None,
+        hooks: Sequence[Hook],
+        limits: Limits,
+        run_id: str | None,
+        output: Any,
+        added: Mapping[str, Json],
+    ) -> Run:
+        """Make the run of an order that has its place: from the store if it is pure, with its share of a budget."""
+        asked = settings_of(order.config.vendor)
+        told: Mapping[str, Json] = NOTHING
+        held: Reservation | BackplaneError | None = None
+        if asked.get("pure") is not None:
+            backend, told = await self._from_store(order, backend, limits, hooks)
+        # A turn of a conversation has its parent there; what is told again costs nothing.
+        if not isinstance(asked.get("parent"), dict | None) and not isinstance(backend, ReplayBackend):
+            order, run_id, held = await self._hold_budget(order, run_id, backend)
+        run = await self._run(order, backend, on_ask, limits, run_id, output, {**added, **told})
+        if isinstance(held, BackplaneError):
+            run.refuse(held)
+        elif held is not None:
+            run.facts.added["budget"] = msgspec.structs.asdict(held)
+            run.hold_calls(partial(self._hold_call, run))
+        return run
 
     async def _from_store(
-        self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]
+        self, order: WorkOrder, backend: Backend, limits: Limits, hooks: Sequence[Hook]
     ) -> tuple[Backend, dict[str, Json]]:
         """A stored run in place of the backend, where a pure order was answered before; its key for the receipt."""
         from backplane.runtime import cache
 
         if not cache.is_pure(order) or hooks:
             return backend, {}
-        limits = limits or backend.limits or self.settings.limits
         key = await anyio.to_thread.run_sync(cache.key_of, order, backend, self.settings, limits)
         if key is None:
             return backend, {}
@@ -464,8 +476,7 @@ class ControlPlane:
     ) -> Run:
         if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
             run_id = str(uuid.uuid4())
-        own = limits if limits is not None else backend.limits
-        limits = config.checked_limits(own) if own is not None else self.settings.limits
+        limits = limits_of(limits or backend.limits, self.settings.limits, None)
         run = Run(self, order, backend, on_ask, limits, run_id, output)
         run.facts.added.update(added)
         return run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.contract.events import CheckpointReported, carried
+from backplane.contract.events import CheckpointReported
 from backplane.contract.receipt import reasons_of
 from backplane.errors import ConfigError, PolicyError, StoreError, WorkspaceError
 from backplane.receipts.audit import patch_hash, record_hash
@@ -113,7 +113,7 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
     named, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
     rows: Any = named.get("made") if isinstance(named, dict) else named
     if rows is None and isinstance(end, dict) and end.get("reason") == "interrupted":
-        events = [carried(event) for event in receipt.trace]
+        events = list(receipt.trace)
         bodies = [event.body for event in events if isinstance(event, CheckpointReported)]
         rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
     try:

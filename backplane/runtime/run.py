@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.abc
@@ -64,6 +64,8 @@ from backplane.runtime.writer import LineWriter
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
+    import typing_extensions
+
     from backplane.runtime.finalize import Sealed
     from backplane.runtime.plane import ControlPlane
     from backplane.runtime.remote import Remote
@@ -102,13 +104,18 @@ _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` 
 
 EventT = TypeVar("EventT", AssistantMessage, Failed)
 
+if TYPE_CHECKING:
+    ValueT = typing_extensions.TypeVar("ValueT", default=Any)
+else:
+    ValueT = TypeVar("ValueT")
+
 _PUBLIC: Final = (
     "backend_id", "cancel", "check", "checkpoint", "checkpoints", "end", "error", "folder", "id", "input", "interrupt",
     "is_sealed", "order", "patch", "ping", "receipt", "rewind", "text", "value", "wait",
 )  # fmt: skip
 
 
-class Run:
+class Run(Generic[ValueT]):
     """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
 
     Only one task at a time may iterate over it; any number may wait for its end meanwhile.
@@ -258,14 +265,15 @@ class Run:
         return last
 
     @property
-    def value(self) -> Any:
+    def value(self) -> ValueT:
         """The structured answer, as the `output` type that was asked for; None when none was given.
 
         Raises:
             RuntimeError: as `receipt`.
             ConfigError: `validation_failed`, the answer is none of that type.
         """
-        return answer_of(self.receipt, self._output)
+        value: ValueT = answer_of(self.receipt, self._output)
+        return value
 
     @property
     def error(self) -> BackplaneError | None:
@@ -280,7 +288,7 @@ class Run:
             return RunCancelledError("run_cancelled", f"{fact}: {reason or 'cancelled'}", hint=hint)
         return from_code("execution_tool_failed", f"{fact}, and its host did not say why", hint=hint)
 
-    def check(self) -> Run:
+    def check(self) -> Run[ValueT]:
         """Return this run if it ended as complete.
 
         Raises:

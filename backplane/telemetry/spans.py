@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.contract import events as kinds
-from backplane.contract.events import AgentEvent, carried
+from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt, Usage
 from backplane.receipts.folded import Folded, fold
 from backplane.telemetry.context import span_id
@@ -85,7 +85,7 @@ def spans_of(receipt: Receipt, about: RunAbout) -> list[RunSpan]:
     """Return the spans of a sealed run: its own first, parents before their children."""
     story = _Story(receipt, about)
     for number, event in enumerate(receipt.trace, 1):
-        story.take(number, carried(event))
+        story.take(number, event)
     return story.end()
 
 
