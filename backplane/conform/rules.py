@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,14 +34,13 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     needs: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     start_in: str | None = None
-    alone: bool = False
     follows: str | None = None
 
     def result(self, verdict: Verdict, seen: str, lines: tuple[str, ...] = ()) -> Result:
         return Result(self.name, self.level, self.rule, self.did, verdict, seen, lines)
 
     async def play(self, bench: Bench) -> str:
-        """Play all cases and return the last observation.
+        """Play each case against a fresh host and return the last observation.
 
         Raises:
             Unfit: the host broke the rule.
@@ -51,36 +51,28 @@ class HostRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         program = bench.program
         if self.start_in is not None:
             program = program.started_in(str(bench.place(self.start_in)))
-        parts = [(*case.get("steps", [case]), *self.steps) for case in self.cases] or [self.steps]
-        if not self.alone:
+        seen = ""
+        for case in self.cases or ({},):
             try:
-                return await _played(program, bench, parts)
-            except Unfit:
-                if not self.cases:
-                    raise
-                # Perhaps only because the host serves one run a process: each case has one of its own now.
-        for case, part in zip(self.cases, parts, strict=True):
-            try:
-                await _played(program, bench, [part])
+                seen = await _played(program, bench, (*case.get("steps", [case] if case else ()), *self.steps))
             except Unfit as unfit:
-                unfit.seen = f"{case['what']}: {unfit.seen}"
+                unfit.seen = f"{case['what']}: {unfit.seen}" if case else unfit.seen
                 raise
-        return f"{len(parts)} cases, a process for each"
+        return seen
 
 
-async def _played(program: Program, bench: Bench, parts: list[tuple[Step, ...]]) -> str:
-    """Play transcripts one after the other against one fresh host and return the last observation."""
+async def _played(program: Program, bench: Bench, steps: Sequence[Step]) -> str:
+    """Play a transcript against a fresh host and return the last observation."""
     async with linked(program) as link:
         play, seen = Play(link, bench), ""
         try:
             if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
                 raise Unfit("this time no hello came", link.lines)
-            for steps in parts:
-                play.mark = len(link.lines)
-                for step in steps:
-                    (verb,) = VERBS.keys() & step.keys()
-                    options = {name: value for name, value in step.items() if name not in (verb, "what")}
-                    seen = await VERBS[verb](play, step[verb], **options) or seen
+            play.mark = len(link.lines)
+            for step in steps:
+                (verb,) = VERBS.keys() & step.keys()
+                options = {name: value for name, value in step.items() if name not in (verb, "what")}
+                seen = await VERBS[verb](play, step[verb], **options) or seen
         except Unfit as unfit:
             await link.child.stop(grace_s=0)
             unfit.stderr = bytes(link.child.stderr_tail)
