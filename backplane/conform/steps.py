@@ -65,6 +65,8 @@ class Bench(msgspec.Struct, frozen=True):
         """Return the bytes of a text in a rule, its placeholders filled."""
         if isinstance(text, list):
             return b"".join(self.data(part, n) for part in text)
+        if isinstance(text, dict) and "encoding" in text:
+            return self.data(text["text"], n).decode().encode(text["encoding"])
         if isinstance(text, dict):
             return bytes.fromhex(text["hex"]) if "hex" in text else self.data(text["of"], n) * text["times"]
         marks = {"task": json.dumps(self.task)[1:-1], "root": json.dumps(self.root)[1:-1], "n": str(n)}
@@ -97,10 +99,6 @@ class Play:
         extensions: Sequence[str] = (),
         set: Mapping[str, Any] = {},
         edit: Sequence[tuple[str, str]] = (),
-        before: Any = "",
-        after: Any = "",
-        cut: int = 0,
-        encoding: str = "utf-8",
         newline: bool = True,
         piece_bytes: int = READ_BYTES_MAX,
     ) -> None:
@@ -120,9 +118,6 @@ class Play:
             data = data.replace(old.encode(), new.encode())
         for mark, text in marks.items():
             data = data.replace(mark, text)
-        data = self.bench.data(before) + data[: len(data) - cut] + self.bench.data(after)
-        if encoding != "utf-8":
-            data = data.decode().encode(encoding)
         await self.link.send(data, newline=b"\n" * newline, piece_bytes=piece_bytes)
 
     def _message(self, run_id: str, extensions: Sequence[str] = ()) -> dict[str, Any]:
