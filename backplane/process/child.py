@@ -110,8 +110,6 @@ class Child:
         """Descendants that had to be killed at the end, the program itself not counted."""
         self.guard_lost = False
         """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
-        self.on_words: Callable[[], None] | None = None
-        """Called when something came on its stderr."""
         self.fault: Exception | None = None
         """Raised while the child was watched, and foreseen by nobody: its exit may never be known then."""
         self._on_exit: Callable[[], None] | None = None
@@ -344,8 +342,6 @@ class Child:
             self.stderr_dropped += max(0, min(len(chunk), excess))
             if excess > LOOK_BYTES:
                 del self._tail[: excess - LOOK_BYTES]
-            if self.on_words is not None:
-                self.on_words()
         elif chunk is not None:
             self._stderr_ended = True
             self._announce()

@@ -25,7 +25,6 @@ PROCESSES_MAX: Final = 500
 COMMAND_CHARS_MAX: Final = 160
 """Characters kept of a command line."""
 
-_STOPPED: Final = (ord("T"), ord("t"))
 _SLEEPING: Final = ord("S")
 _READ: Final = frozenset({0, 19}) if os.uname().machine == "x86_64" else frozenset({63, 65})
 _SELECT: Final = frozenset({7, 23, 270, 271}) if os.uname().machine == "x86_64" else frozenset({72, 73})
@@ -63,7 +62,6 @@ def _process(pid: int, table: Table, boot_ms: int, *, busy: bool, pipes: dict[in
         pid=pid,
         command=_command(pid),
         started_ms=boot_ms + table[pid][START] * 1000 // os.sysconf("SC_CLK_TCK"),
-        is_stopped=table[pid][STATE] in _STOPPED,
         is_busy=busy,
         waits_for_input=table[pid][STATE] == _SLEEPING and _reads(pid, table, pipes),
     )

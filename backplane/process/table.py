@@ -13,8 +13,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Its command line, cut."""
     started_ms: int
     """Its start time in milliseconds since 1970."""
-    is_stopped: bool = False
-    """Stopped by a signal or a debugger."""
     is_busy: bool = False
     """It used the processor between the two looks."""
     waits_for_input: bool = False

@@ -32,8 +32,6 @@ COPIED: Final = "copied"
 """The first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
 """Before the hash of a task that is not kept in the order (`config.vendor.abp.task_text`); events may repeat it."""
-WORDS: Final = "stderr"
-"""What a live run's host said last on its stderr; gone once the receipt has it."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Events hold the user's text: nobody else reads them."""
@@ -215,15 +213,6 @@ class Journal:
     def note_sealed(self, body: bytes) -> None:
         """Add the sealed receipt, its canonical bytes with an empty trace, as the last fact."""
         self._write(self._head, b'{"fact":"sealed","receipt":' + body + b"}\n")
-
-    def keep_words(self, words: bytes) -> None:
-        """Keep what the host said last on its stderr, in place of what was kept before."""
-        replace_file(self.folder / WORDS, words)
-
-    def drop_words(self) -> None:
-        """Remove them: the receipt has them."""
-        with suppress(OSError):
-            os.unlink(self.folder / WORDS)
 
     def keep_patch(self, patch: bytes) -> None:
         """Write the patch that belongs to a copied run."""

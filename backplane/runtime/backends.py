@@ -70,8 +70,6 @@ class Link(Protocol):
     stderr_dropped: int
     swept: int
     guard_lost: bool
-    on_words: Callable[[], None] | None
-    """Called when something came on its stderr."""
     fault: Exception | None
     """Raised while it was watched, and foreseen by nobody; its exit may never be known then."""
 
@@ -301,7 +299,6 @@ class _MemoryLink:
         self.stderr_dropped = 0
         self.swept = 0
         self.guard_lost = False
-        self.on_words: Callable[[], None] | None = None
         self.fault: Exception | None = None
         self.scope = anyio.CancelScope()
         self._tail = b""

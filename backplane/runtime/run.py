@@ -90,12 +90,6 @@ HURRIED_S_MAX: Final = 1.0
 LADDER_S_MAX: Final = 8.0
 """For the stop ladder beyond its grace: more than all its steps may take; then the host is killed without it."""
 
-WORDS_S: Final = 0.2
-"""Between a host's words on stderr and their being kept for others: of a chatty one five times a second."""
-
-WORDS_BYTES_MAX: Final = 4096
-"""Of its last words kept for a look at a live run."""
-
 _NEVER: Final = float("inf")
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
@@ -132,7 +126,7 @@ class Run(Generic[ValueT]):
         "_fault", "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened",
         "_output", "_pings", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
         "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
-        "_words_due", "_writer", "end", "end_error", "facts", "id", "more", "order", "patch",
+        "_writer", "end", "end_error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -205,8 +199,6 @@ class Run(Generic[ValueT]):
         self._environment.on_spent = self._inbound.keep_limit
         self._remote: Remote | None = None
         self._begun = False
-        self._words_due = False
-        """The host's last words are about to be kept."""
         self._pings = 0
         self._readers: weakref.WeakSet[_RunReader] = weakref.WeakSet()
         """Iterators over the events that are still referenced."""
@@ -665,22 +657,6 @@ class Run(Generic[ValueT]):
         self._inbound.connect(self._writer, self._start_soon)
         self._start_soon(self._watch)
         link.call_on_exit(lambda: self._due.set())
-        link.on_words = self._heard_words
-
-    def _heard_words(self) -> None:
-        if not self._words_due and not self._stopping:
-            self._words_due = True
-            self._start_soon(self._keep_words)
-
-    async def _keep_words(self) -> None:
-        """Keep what the host said last on its stderr where another program can read it."""
-        await anyio.sleep(WORDS_S)
-        self._words_due = False
-        journal = self._environment.journal
-        if journal is not None and self._link is not None and not self._stopping:
-            words = self.facts.redactor.data(self._link.stderr_tail)[0]
-            with suppress(StoreError):  # For a look at it; the receipt has them all the same.
-                journal.keep_words(words[-WORDS_BYTES_MAX:])
 
     def _mode(self) -> Mode | None:
         """How the place to work in is made; None when it is not here."""
@@ -1089,8 +1065,6 @@ class Run(Generic[ValueT]):
             if self._inbound.hooks is not None:
                 self.facts.added["hooks"] = self._inbound.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
-            if self._environment.journal is not None:
-                self._environment.journal.drop_words()
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
         if self.end_error is not None:
