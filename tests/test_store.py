@@ -109,6 +109,14 @@ def test_reading_only_makes_nothing_and_sees_what_others_store(tmp_path: Path) -
             reader.append(seal(receipt_of([])))
 
 
+def test_a_store_that_is_made_after_it_was_opened_to_read_is_seen(tmp_path: Path) -> None:
+    with Store.open(tmp_path, readonly=True) as reader:
+        assert list(reader.list()) == []
+        with Store.open(tmp_path) as writer:
+            row = stored_run(writer, ["a"])
+        assert reader.has(row.run_id)
+
+
 def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
     with Store.open(tmp_path / "home") as store:
         stored_run(store, ["a"])

@@ -43,9 +43,11 @@ _PAGE_ROWS: Final = 256
 class Store:
     """An open store; made by `open`, let go by `close` or the end of a `with`."""
 
-    def __init__(self, home: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, home: Path, connection: sqlite3.Connection, *, is_absent: bool = False) -> None:
         self.home = home
         self._connection = connection
+        self._is_absent = is_absent
+        """True while it is read-only and its file did not exist when it was opened."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -59,7 +61,8 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`: network file system, newer schema, failing disk.
         """
-        return cls(home, database.connect(home, readonly=readonly))
+        is_absent = readonly and not (home / database.FILE).exists()
+        return cls(home, database.connect(home, readonly=readonly), is_absent=is_absent)
 
     def __enter__(self) -> Store:
         return self
@@ -511,6 +514,9 @@ class Store:
     @contextmanager
     def _locked(self) -> Iterator[sqlite3.Connection]:
         with self._lock, database.translated(self.home / database.FILE):
+            if self._is_absent and (self.home / database.FILE).exists():  # The first run has ended meanwhile.
+                self._connection.close()
+                self._connection, self._is_absent = database.connect(self.home, readonly=True), False
             yield self._connection
 
 
