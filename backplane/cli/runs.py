@@ -73,12 +73,6 @@ def _chosen(store: Store, args: Args) -> Iterator[Remembered]:
             yield run
 
 
-def began(run: Remembered) -> str:
-    """Return how long ago a run began."""
-    started_ms = milliseconds(run.started_at)
-    return ago(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
-
-
 def _row(run: Remembered, look: Look) -> str:
     """Return one run on one line: cut to the width of a terminal, else whole."""
     columns = streams.columns() if look.terminal else WIDE_COLUMNS
@@ -88,7 +82,9 @@ def _row(run: Remembered, look: Look) -> str:
     cells = [id, word]
     if columns >= WIDE_COLUMNS:
         backend, cost = padded(streams.one_line(run.backend), 10), f"{money(run.cost_usd_micros):>8}"
-        cells = [id, padded(began(run), 10), word, backend, cost]
+        started_ms = milliseconds(run.started_at)
+        when = ago(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
+        cells = [id, padded(when, 10), word, backend, cost]
     text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
     if run.check_of is not None:
         text = f"(check of {streams.one_line(run.check_of)[:ID_CHARS]}) {text}"
