@@ -55,9 +55,13 @@ def build(
     env = {**order.config.env, **dict(_variable(text, environ) for text in args.env)}
     with redacted(env):
         vendor = _with_parameters(order.config.vendor, args.param)
+        root = os.path.normpath(cwd / (args.root or order.workspace.root))
+        if root.encode(errors="replace").decode() != root:
+            fact = f"the name of the workspace {os.fsencode(root)!r} is not UTF-8, and an order is UTF-8 text"
+            raise wrong(fact, "rename the folder, or give a symbolic link to it as --root")
         made = make_order(
             replace(order, config=replace(order.config, env=env, vendor=vendor)),
-            root=os.path.normpath(cwd / (args.root or order.workspace.root)),
+            root=root,
             model=args.model,
             policy=args.policy,
             lane=None if args.apply is None else "workspace_first" if args.apply else "patch_first",
