@@ -202,7 +202,7 @@ def vendor_of(greeting: Json) -> dict[str, Json]:
 
 
 def order(root: str, task: str, vendor: dict[str, Json]) -> dict[str, Json]:
-    """Return a whole work order, as hosts get them."""
+    """Return a complete work order for a host."""
     id = "0f8a4c52-7d6b-4f0e-9a3c-5b1d2e3f4a5b"
     made = WorkOrder(task, id, workspace=WorkspaceSpec(root), config=RuntimeConfig(vendor=vendor))
     return dict(msgspec.to_builtins(made))

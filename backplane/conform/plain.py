@@ -221,7 +221,7 @@ class Plain:
                 standing += text
             elif event.get("type") == "assistant_message":
                 if standing not in ("", text):
-                    yield f"a message differs from its pieces {standing!r:.60}, which nothing took back", (line,)
+                    yield f"a message differs from its pieces {standing!r:.60}, which no retry took back", (line,)
                 standing = ""
             elif _object(_object(event.get("ext")).get("retry")).get("taken_back"):
                 standing = ""

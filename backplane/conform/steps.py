@@ -86,7 +86,7 @@ class Play:
         self.run_id = ""
         """Id of the run that was sent last."""
         self.mark = 0
-        """Number of lines that came before the present case of the rule."""
+        """Number of lines before the first step."""
 
     async def send(self, text: Any, *, times: int = 1, newline: bool = True) -> None:
         for n in range(times):
@@ -329,10 +329,10 @@ class Play:
             elif line.is_end:
                 over.add(name)
         if events and min(events[name] for name in wanted) == 0:
-            raise Unfit("some of many like runs have no events", self.link.lines)
+            raise Unfit("some of the runs have no events", self.link.lines)
 
     async def again(self, run_id: str) -> str:
-        # In one write, so that the first is open when the second is read.
+        # One write, so that the first run is open when the host reads the second.
         run = msgspec.json.encode(self._message(run_id, ("cancel/1", "ping/1", "many/1")))
         await self.link.send(run + b"\n" + run)
         if await self._next_end() is not None:

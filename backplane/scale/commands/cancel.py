@@ -1,4 +1,4 @@
-"""`queue cancel`: end an order."""
+"""`queue cancel`: cancel an order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backplane.cli.command import Args, Parser
 from backplane.runtime.door import CancelCommand
 from backplane.scale.commands.answer import send
 
-HELP = "End an order. It gets a receipt, too."
+HELP = "Cancel an order. It still gets a receipt."
 EXAMPLE = "backplane queue cancel ORDER"
 
 

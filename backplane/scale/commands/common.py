@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from backplane.scale.engine import Job, OrderResult
 
 HELD_S: Final = 3.0
-"""Seconds between two looks at what a followed order waits for: a beat is 2 s, so the answer is rarely out of date."""
+"""Seconds between two checks of a followed order; a heartbeat comes every 2 s, so its state is rarely out of date."""
 CLOCK_MS_MAX: Final = 60_000
 """Largest difference of two clocks that is not reported; a person would not notice it in a log."""
 
 
 def find_queue(args: Args, *, may_make: bool = True) -> QueuePlace:
-    """The queue that these options name.
+    """Return the queue that these options name.
 
     Raises:
         ConfigError: `config_invalid`: no such label or priority, or as `QueuePlace`.
@@ -48,7 +48,7 @@ def find_queue(args: Args, *, may_make: bool = True) -> QueuePlace:
 
 
 def open_queue(place: QueuePlace, **settings: float) -> DurableEngine:
-    """Open a queue, and say on stderr if it is a new one."""
+    """Open a queue; write a line to stderr if it is new."""
     engine = place.open(**settings)
     if place.is_new:
         streams.note(f"the queue {place.file} is new")
@@ -115,7 +115,7 @@ class QueuedOrder(msgspec.Struct, frozen=True):
 
     order: Status
     holds: HoldReason | None
-    """None once it has ended."""
+    """Why it has not ended; None after its end."""
     outcome: str | None = None
     run_id: str | None = None
     receipt_sha256: str | None = None
@@ -123,14 +123,14 @@ class QueuedOrder(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def followed(engine: DurableEngine, order_id: str) -> AsyncIterator[None]:
-    """Say on stderr what an order waits for while the block follows it, and what becomes of it when that is left."""
+    """Write to stderr what a followed order waits for, and how to continue if the block ends early."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_print_waits, engine, order_id)
         try:
             yield
         except anyio.get_cancelled_exc_class():
             show = f"backplane queue show {order_id}"
-            streams.note(f"the order goes on: {show}; backplane queue cancel {order_id} ends it")
+            streams.note(f"the order continues: {show}; backplane queue cancel {order_id} ends it")
             raise
         tasks.cancel_scope.cancel()
 

@@ -24,10 +24,10 @@ EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budg
 
 def options(p: Parser) -> None:
     add.queue(p)
-    add.value(p, "--label", metavar="LABEL", default="default", help="label whose limits these are (default: default)")
+    add.value(p, "--label", metavar="LABEL", default="default", help="label to show or to limit (default: default)")
     add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, over all workers of the label")
     add.value(p, "--rate", metavar="N/S", help="begin at most N orders in S seconds")
-    add.value(p, "--budget-usd", metavar="USD", help="limit what all orders of the queue, ever, may cost")
+    add.value(p, "--budget-usd", metavar="USD", help="limit the cost of all orders of the queue, past ones included")
     add.json(p, "the limits in force as one JSON object", "cli_queue_limit")
 
 
@@ -37,7 +37,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     concurrency: int | None
     rate_orders: int | None
-    """Orders begun at most in `rate_ms`."""
+    """Orders that may begin in `rate_ms`."""
     rate_ms: int | None
     budget_usd_micros: int | None
     spent_usd_micros: int
@@ -84,20 +84,20 @@ def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
 
 
 def _limits_of(args: Args) -> tuple[int | None, tuple[int, int] | None, int | None]:
-    """Concurrency, rate and budget of an option each, None for no limit. Raises ConfigError `usage_invalid`."""
+    """Return concurrency, rate and budget of the options; None for no limit. Raises ConfigError `usage_invalid`."""
     concurrency, rate = _number(args.concurrency, "--concurrency", int), _rate(args.rate)
     is_money = _number(args.budget_usd, "--budget-usd", float) is not None
     return concurrency, rate, round(float(args.budget_usd) * 1_000_000) if is_money else None
 
 
 def _usd(micros: int) -> str:
-    """All of an amount, with two decimal places at least."""
+    """Format an amount with all its decimal places, at least two."""
     digits = f"${micros / 1e6:.6f}"
     return digits[:-4] + digits[-4:].rstrip("0")
 
 
 def _number(text: str | None, name: str, kind: type[Any]) -> Any:
-    """A positive number; None for none and for `off`. Raises ConfigError `usage_invalid`."""
+    """Return a positive number, or None for `off` and without a value. Raises ConfigError `usage_invalid`."""
     if text is None or text == "off":
         return None
     try:

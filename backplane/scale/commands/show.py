@@ -1,4 +1,4 @@
-"""`queue show`: show where an order is, and fetch its receipt."""
+"""`queue show`: show the state of an order, and fetch its receipt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backplane.scale.waits import held
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
-HELP = "Show where an order is. The receipt and patch of an ended one are fetched, verified and stored."
+HELP = "Show the state of an order. The receipt and patch of an ended order are fetched, verified and stored."
 EXAMPLE = "backplane queue show ORDER && backplane why last"
 
 

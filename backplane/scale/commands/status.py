@@ -33,7 +33,7 @@ def options(p: Parser) -> None:
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Orders by where they are, and the workers that beat. Ages are since an order was submitted."""
+    """Counts of orders by state, and the registered workers. Ages count from the submission."""
 
     waiting: int
     running: int

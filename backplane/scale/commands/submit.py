@@ -87,7 +87,7 @@ def run(args: Args) -> int:
 
 
 def _lines_of(args: Args) -> list[WorkOrder]:
-    """Read a file of orders, one a line. Raises ConfigError `config_invalid`, before any of them is submitted."""
+    """Read a file of orders, one per line. Raises ConfigError `config_invalid`, before any of them is submitted."""
     data, source = streams.read_input(args.jsonl), streams.source(args.jsonl)
     lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
@@ -96,7 +96,7 @@ def _lines_of(args: Args) -> list[WorkOrder]:
 
 
 def _job_of(args: Args, given: WorkOrder | None, settings: Settings, content: Contents, home: Path) -> tuple[str, Job]:
-    """Make a job of an order, and return it behind the folder that its patch is for.
+    """Make a job of an order; return the folder for its patch, and the job.
 
     Args:
         given: None reads the order that the options name.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from backplane.scale.engine import Attempt
 
 LEASE_S_MIN: Final = 1.0
-"""Ten beats of a lease are ten transactions."""
+"""Shortest lease in seconds; its ten heartbeats are ten transactions."""
 POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
@@ -66,10 +66,14 @@ def run(args: Args) -> int:
         ):
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
-                await anyio.to_thread.run_sync(engine.prepare)  # Or it would be said of a database that is not there.
+                await anyio.to_thread.run_sync(
+                    engine.prepare
+                )  # First, or the line below would appear without a database.
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
-                streams.note(f"takes orders of the label {args.label}, {slots}; a signal ends it in order")
+                streams.note(
+                    f"takes orders of the label {args.label}, {slots}; a signal stops it after its running orders"
+                )
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):
                     await engine.serve(runner, slots=args.slots, label=args.label, say=_log)
@@ -89,7 +93,7 @@ def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractC
 
 
 def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
-    """Say on stderr that an attempt begins or how its run ended: a worker's log, which repeats nobody's words."""
+    """Log to stderr that an attempt begins, or how its run ended, without texts of the run."""
     if run is None:
         _log(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
         return
@@ -108,7 +112,7 @@ def _log(text: str) -> None:
 
 
 async def _end_on_signal(taking: Any) -> None:
-    """The first signal drains; the second leaves the orders to the others, as our death ends their hosts."""
+    """Drain at the first signal; leave the orders to other workers at the second, as our death ends their hosts."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
             if taking.cancel_called:

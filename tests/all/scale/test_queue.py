@@ -456,7 +456,7 @@ def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: 
         follower.kill()
         follower.wait(10)
     assert log.read_text().count("it waits in the queue for a worker") == 1
-    assert "\nthe order goes on: " in log.read_text()
+    assert "\nthe order continues: " in log.read_text()
 
 
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
