@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from backplane.cli.command import wrong, wrong_words
-from backplane.cli.streams import STDERR, STDOUT, write_to
+from backplane.cli.streams import STDERR, STDOUT, write_bytes, write_to
 from backplane.errors import StoreError
 
 _NAMED: Final = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
@@ -33,8 +34,8 @@ class ResultFile:
         self._name, self.path = name, Path(os.path.realpath(name)) if is_file else None
         if stdout_taken and _NAMED.get(name) == STDOUT:
             raise wrong_words(f"{name!r}: stdout is used by --json", "name a file")
-        if self.path is not None and not os.access(self.path.parent, os.W_OK):
-            fact = f"{name!r} cannot be written: its folder is missing or not writable"
+        if os.path.isdir(name or ".") or (self.path is not None and not os.access(self.path.parent, os.W_OK)):
+            fact = f"{name!r} cannot be written: it is a folder, or its folder is missing or not writable"
             raise wrong(fact, "name a file in a folder that this user can write to")
 
     def write(self, chunks: Iterable[bytes]) -> None:
@@ -45,8 +46,9 @@ class ResultFile:
                 return
             # A pipe that no process reads would block for ever.
             fd = _NAMED.get(self._name) or os.open(self._name, os.O_WRONLY | os.O_NONBLOCK)
+            write = write_bytes if fd == STDOUT else partial(write_to, fd)
             for chunk in chunks:
-                write_to(fd, chunk)
+                write(chunk)
         except OSError as error:
             # The same disk or limit may keep the store from it, too; then it has been printed.
             hint = "`backplane receipts show` prints the receipt; if it was not stored either, it is on stdout"

@@ -66,7 +66,11 @@ class _Watch:
         """Show the run from its beginning to its end, and return its exit code."""
         state: str = self._run.state
         with closing(Tail(self._store.folder(self._run.run_id))) as tail:
-            self._show_task(tail)
+            for fact in tail.facts():
+                self._picture.begin(fact)
+            task = streams.one_line(self._run.task or "", TASK_CHARS_MAX)
+            head = f"{self._run.run_id[:ID_CHARS]}  {streams.one_line(self._run.backend)}  {task}"
+            self.terminal.add(self.terminal.look.dress("dim", head) + "\n")
             while True:
                 # The state first: what the run wrote before its end is shown before its end.
                 state = state_of(self._store, self._run.run_id) if state == "live" else state
@@ -79,13 +83,6 @@ class _Watch:
                     streams.write(self.terminal.frame())
                 if not seen:
                     self._wait()
-
-    def _show_task(self, tail: Tail) -> None:
-        for fact in tail.facts():
-            self._picture.begin(fact)
-        task = streams.one_line(self._run.task, TASK_CHARS_MAX) if self._run.task is not None else ""
-        head = f"{self._run.run_id[:ID_CHARS]}  {streams.one_line(self._run.backend)}  {task}"
-        self.terminal.add(self.terminal.look.dress("dim", head) + "\n")
 
     def _show_events(self, tail: Tail) -> bool:
         events, text = tail.events(), ""
