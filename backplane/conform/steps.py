@@ -6,6 +6,7 @@ Every wait is bounded by `Bounds`; a host that does not answer breaks its rule.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
 import json
@@ -99,10 +100,14 @@ class Play:
         extensions: Sequence[str] = (),
         set: Mapping[str, Any] = {},
         edit: Sequence[tuple[str, str]] = (),
+        times: int = 1,
         newline: bool = True,
         piece_bytes: int = READ_BYTES_MAX,
     ) -> None:
-        message = self._message(self.bench.data(run_id).decode(), extensions)
+        self.run_id = self.bench.data(run_id).decode()
+        message: dict[str, Any] = {"t": "run", "id": self.run_id, "work_order": self.bench.order()}
+        if extensions:
+            message["extensions"] = extensions
         marks = {}
         for number, (pointer, text) in enumerate(set.items()):
             *parents, member = pointer.split("/")[1:]
@@ -118,12 +123,8 @@ class Play:
             data = data.replace(old.encode(), new.encode())
         for mark, text in marks.items():
             data = data.replace(mark, text)
+        data = b"\n".join([data] * times)  # In one write, so that the first is open when the host reads the second.
         await self.link.send(data, newline=b"\n" * newline, piece_bytes=piece_bytes)
-
-    def _message(self, run_id: str, extensions: Sequence[str] = ()) -> dict[str, Any]:
-        self.run_id = run_id
-        announced = {"extensions": list(extensions)} if extensions else {}
-        return {"t": "run", "id": run_id, "work_order": self.bench.order(), **announced}
 
     async def runs(self, names: Names, *, extensions: Sequence[str] = (), each: Any = "") -> None:
         for n, name in enumerate(_names(names)):
@@ -191,11 +192,8 @@ class Play:
             raise Unfit(f"no end of run {run_id!r:.60} came; {ending}", link.lines)
         return line
 
-    async def final(self, run_id: str | bool) -> str:
-        return await self.end(run_id, t="final")
-
-    async def fatal(self, run_id: str | bool, **must: Any) -> str:
-        return await self.end(run_id, t="fatal", **must)
+    final = functools.partialmethod(end, t="final")
+    fatal = functools.partialmethod(end, t="fatal")
 
     async def exit(
         self, why: str, *, code: int | None = None, clean: bool = False, mute: bool = False, within: str = "exit"
@@ -216,17 +214,16 @@ class Play:
         return how.describe()
 
     async def wait(self, wanted: str) -> None:
-        if wanted == "line":
-            await self.link.next(self.bounds.quiet_s)
-        else:
-            await self._next_end()
+        await {"line": self._next, "end": self._next_end, "ask": self._asked}[wanted]()
+
+    async def _next(self) -> HostLine | None:
+        return await self.link.next(self.bounds.quiet_s)
 
     async def _next_end(self) -> HostLine | None:
         return await self.link.until(lambda line: line.is_end, self.bounds.run_s)
 
     async def silent(self, fault: str) -> str:
-        line = await self.link.next(self.bounds.quiet_s)
-        if line is not None:
+        if (line := await self._next()) is not None:
             raise Unfit(fault, [line])
         return "silence, as it should be"
 
@@ -268,9 +265,6 @@ class Play:
         if came() != numbers:
             raise Unfit(f"{len(came())} pongs for {len(numbers)} pings, or not in their order", self.link.lines)
         return f"{len(numbers)} pongs in order"
-
-    async def ask(self, value: bool) -> None:
-        await self._asked()
 
     async def _asked(self, seen: Sequence[str] = ()) -> HostLine:
         """Wait for an ask in the right shape and with an id of its own, or for the end of the run."""
@@ -332,12 +326,9 @@ class Play:
             raise Unfit("some of the runs have no events", self.link.lines)
 
     async def again(self, run_id: str) -> str:
-        # One write, so that the first run is open when the host reads the second.
-        run = msgspec.json.encode(self._message(run_id, ("cancel/1", "ping/1", "many/1")))
-        await self.link.send(run + b"\n" + run)
         if await self._next_end() is not None:
             await self._next_end()
-        await self.link.next(self.bounds.quiet_s)
+        await self._next()
         ends = [line for line in self.link.lines if line.is_end]
         found = Counter((line.t, line.get("ref_id")) for line in ends)
         if found == {("final", run_id): 2}:
@@ -402,5 +393,5 @@ FAULTS: Final[dict[str, Callable[[HostLine, Any], bool]]] = {
 """Fault that `never` names → does a line have it?"""
 
 VERBS: Final[dict[str, Callable[..., Awaitable[str | None]]]] = {
-    name: verb for name, verb in vars(Play).items() if not name.startswith("_")
+    name: getattr(Play, name) for name in vars(Play) if not name.startswith("_")
 }
