@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
 from backplane.errors import BackplaneError
-from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.host import Done, Host, HostRun
+from backplane.host.link import serve
+from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
 from backplane.runtime.hello import ask_hello
 from tests.runs import QUICK, check, ended, go, not_begun, order, plane, script, texts, within
 
@@ -178,6 +183,24 @@ async def test_a_host_that_closes_its_input_after_the_order_goes_on(
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root), script(tmp_path, body))
     assert ended(run) == ("complete", None, "complete")
+
+
+async def test_a_function_that_ignores_its_cancellation_is_left_behind(backplane_home: Path, root: Path) -> None:
+    over = threading.Event()
+
+    async def work(_: HostRun) -> Done:
+        await anyio.to_thread.run_sync(over.wait, 60)
+        return Done()
+
+    backend = MemoryBackend(id="stuck", serve=functools.partial(serve, Host(id="stuck", capabilities={}), work))
+    try:
+        async with plane(backplane_home, run_s=0.5) as control, within(0.5 + QUICK.cancel_grace_s + 5.0):
+            run, _ = await go(control, order(root), backend)
+    finally:
+        over.set()
+    assert ended(run)[:2] == ("deadline", "backend_timeout")
+    assert not run.receipt.verification.harness_ok
+    assert "left behind" in run.receipt.backplane["stderr"]["tail"]
 
 
 # Before a start -------------------------------------------------------------------------------------------------------

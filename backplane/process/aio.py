@@ -19,8 +19,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
@@ -187,6 +187,27 @@ class beside:  # a context manager; of a generator, much would be kept as long a
     async def __aexit__(self, *_: object) -> None:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -> AsyncIterator[None]:
+    """Run a function in a task beside a block; one that does not end within `end_s` of the block's end is left behind.
+
+    On trio the block waits for it: there every task has an end.
+    """
+    loop = asyncio_loop()
+    if loop is None:
+        async with beside(work):
+            yield
+        return
+    task, ended = loop.create_task(work()), anyio.Event()
+    task.add_done_callback(lambda _: ended.set())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with anyio.move_on_after(end_s, shield=True):
+            await ended.wait()
 
 
 VISITORS_WAITING_MAX: Final = 64

@@ -33,7 +33,7 @@ from backplane.config import (
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
-from backplane.process.aio import beside
+from backplane.process.aio import alone
 from backplane.process.child import Exit, open_child
 from backplane.process.launch import StartCommand
 from backplane.resources import find as find_shared
@@ -280,9 +280,9 @@ async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
     ours_in, theirs_out = os.pipe()
     for fd in (theirs_in, ours_out, ours_in, theirs_out):
         os.set_blocking(fd, False)
-    link = _MemoryLink(ours_out, ours_in)
+    link = _MemoryLink(ours_out, ours_in, theirs_out)
     try:
-        async with beside(functools.partial(link.run, serve, theirs_in, theirs_out)):
+        async with alone(functools.partial(link.run, serve, theirs_in, theirs_out), LADDER_STEP_S):
             yield link
     finally:
         link.close_stdin()
@@ -290,9 +290,11 @@ async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
 
 
 class _MemoryLink:
-    def __init__(self, stdin: int, stdout: int) -> None:
+    def __init__(self, stdin: int, stdout: int, out: int) -> None:
         self.stdin = stdin
         self.stdout = stdout
+        self._out = out
+        """The function's own end of `stdout`."""
         self.pid = os.getpid()
         self.start = 0
         self.exit: Exit | None = None
@@ -345,7 +347,10 @@ class _MemoryLink:
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """The same ladder as a child's, without its last step: a function cannot be killed."""
+        """Stop it by a child's ladder, without its last step: a function that ignores its cancellation is left behind.
+
+        What it writes from then on goes nowhere.
+        """
         with anyio.CancelScope(shield=True):
             if cancel is not None and self.exit is None:
                 with anyio.move_on_after(grace_s) as self._step:
@@ -353,7 +358,11 @@ class _MemoryLink:
             self.close_stdin()
             await self.wait(LADDER_STEP_S)
             self.scope.cancel()
-            await self._ended.wait()
+            if await self.wait(LADDER_STEP_S) is None:
+                self.guard_lost = True
+                self._tail = b"the host's function ignored its cancellation and was left behind in this process"
+                with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230
+                    os.dup2(nowhere.fileno(), self._out, inheritable=False)
 
 
 def _words(error: BaseException) -> Iterator[str]:
