@@ -14,13 +14,13 @@ from typing import Final
 from backplane import config
 from backplane.cli import COMMANDS, GROUPS, streams
 from backplane.cli.command import Args, Parser, load, open_store
-from backplane.cli.runs import ID_CHARS
 from backplane.contract.conversation import SessionFile
 from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
 from backplane.providers import store as sessions
 from backplane.receipts.memory import remembered
 from backplane.runtime.backends import OF_OPTIONS, SHIPPED
+from backplane.view.figures import ID_CHARS
 from backplane.view.omit import OMISSIBLE
 
 HELP = "Print the completion script of a shell; put it where the shell looks for it, as below."

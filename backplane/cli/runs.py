@@ -16,7 +16,7 @@ from backplane.receipts.memory import Remembered, mentions, remembered
 from backplane.receipts.store import Store
 from backplane.view.columns import fitted, padded, width
 from backplane.view.console import Look
-from backplane.view.figures import ago, milliseconds, money, standing
+from backplane.view.figures import ID_CHARS, ago, milliseconds, money, standing
 
 HELP = "List runs, live ones first, then the newest."
 EXAMPLE = """
@@ -24,9 +24,6 @@ backplane runs
 backplane runs --failed --since 2d --text "parser"
 backplane runs --live
 """
-
-ID_CHARS: Final = 8
-"""Characters of an id in a list; any beginning that only one run has names it."""
 
 TASK_CHARS_MAX: Final = 400
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.runs import ID_CHARS
 from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import Remembered, find
 from backplane.view.console import Look
 from backplane.view.diff import changes
-from backplane.view.figures import lasting, standing
+from backplane.view.figures import ID_CHARS, lasting, standing
 from backplane.view.load import patch_of, picture_of
 from backplane.view.page import facts_of
 

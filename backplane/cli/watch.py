@@ -13,7 +13,6 @@ from backplane.cli import FAILED, asking, code_of, ended, streams
 from backplane.cli import options as add
 from backplane.cli import terminal as stdout
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.runs import ID_CHARS
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError
 from backplane.receipts.build import failure_of
@@ -21,6 +20,7 @@ from backplane.receipts.journal import PATCH
 from backplane.receipts.memory import Remembered, find, follow_step, state_of
 from backplane.receipts.tail import LOOK_S, Tail
 from backplane.runtime.door import AnswerCommand, knock
+from backplane.view.figures import ID_CHARS
 from backplane.view.findings import remarks
 from backplane.view.picture import Picture, ShownQuestion
 

@@ -7,11 +7,10 @@ from typing import Final
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
-from backplane.cli.runs import ID_CHARS
 from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import find
 from backplane.view.columns import fitted
-from backplane.view.figures import lasting
+from backplane.view.figures import ID_CHARS, lasting
 from backplane.view.load import why
 from backplane.view.why_kinds import HEALTHY
 

@@ -12,6 +12,9 @@ from backplane.view.text import one_line
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
 
+ID_CHARS: Final = 8
+"""Characters of an id in a list; any beginning that only one run, session or order has names it."""
+
 
 def standing(state: str, outcome: str | None, reason: str | None, *, waits: bool = False) -> tuple[str, str]:
     """Return a word for how a run stands, and its tone: good, warn, bad or live.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
@@ -15,9 +15,6 @@ from backplane.cli.command import Args, Parser, load_settings
 from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.providers import ErrorEvent, MessageDoneEvent, ProviderRegistry, Session, SessionConfig, store
-
-ID_CHARS: Final = 8
-"""Characters of a session's id in a list; any beginning that only one session has names it."""
 
 
 def read(home: Any, name: str) -> SessionFile:

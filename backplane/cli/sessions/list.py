@@ -11,9 +11,9 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.cli.sessions import ID_CHARS
 from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.providers import store
+from backplane.view.figures import ID_CHARS
 
 HELP = "List conversations, the last used first."
 EXAMPLE = "backplane sessions list"

@@ -12,6 +12,7 @@ from backplane.cli.command import Args, Parser
 from backplane.contract import canonical
 from backplane.contract.conversation import AgentMessage, UserMessage, unresolved
 from backplane.providers.reading import text_of
+from backplane.view.figures import ID_CHARS
 
 HELP = "Print a conversation: as text, or as the JSON file that `sessions import` reads."
 EXAMPLE = "backplane sessions show last\nbackplane sessions show last --json > session.json"
@@ -33,7 +34,7 @@ def run(args: Args) -> int:
     for number, turn in enumerate(file.turns):
         if number == file.cleared and number:
             streams.write("— the history was cleared here —\n")
-        run = f"run {turn.run_id[: sessions.ID_CHARS]}" if turn.run_id is not None else "no run here"
+        run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "no run here"
         streams.write(f"\nturn {number + 1}: {turn.provider}, {run}, {turn.stop_reason or '?'}\n")
         for message in turn.messages:
             streams.write("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))

@@ -13,14 +13,12 @@ from backplane.cli.command import Args, Parser
 from backplane.scale.commands.common import name_clocks, on_queue
 from backplane.scale.engine import State, Status, Worker
 from backplane.scale.place import LISTED_MAX, QueuePlace
-from backplane.view.figures import elapsed
+from backplane.view.figures import ID_CHARS, elapsed
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 STATES: Final = get_args(State)
-ID_CHARS_SHOWN: Final = 8
-"""Characters of an order's id in the list of a worker's orders."""
 
 HELP = "Count orders, and list the workers."
 EXAMPLE = "backplane queue status"
@@ -88,6 +86,6 @@ def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
     streams.write(f"ended    {within}\n")
     for worker in found.workers:
         beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
-        has = f"  runs {' '.join(order_id[:ID_CHARS_SHOWN] for order_id in worker.orders)}" if worker.orders else ""
+        has = f"  runs {' '.join(order_id[:ID_CHARS] for order_id in worker.orders)}" if worker.orders else ""
         streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}{has}") + "\n")
     return 0
