@@ -59,46 +59,9 @@ def runs(home: Path, words: str, state: str) -> dict[str, Any]:
 
 def follow(home: Path, run: Remembered, *, read_only: bool) -> Iterator[bytes]:
     """Yield one run to its end: each line of JSON has what changed, and the last line has `over`. Blocks meanwhile."""
-    sent: dict[str, object] = {}
-    picture, story = Picture(run_id=run.run_id), Story()
-
-    def line(shown: Shown, checkpoints: tuple[str, ...] = (), **more: object) -> bytes:
-        """Return the parts that have changed, and the rows."""
-        asks = list(shown.picture.open_asks.values()) if shown.state == "live" else []
-        made = {
-            "title": one_line(shown.picture.task, 80),
-            "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
-            "asks": [(ask.number, draw.question(ask, read_only)) for ask in asks],
-            "part acts": draw.acts(shown, checkpoints, read_only=read_only),
-            **{f"part {name}": part(name, shown) for name in PARTS if name != "story"},
-        }
-        changed: dict[str, object] = {name: value for name, value in made.items() if sent.get(name) != value}
-        changed |= NAMES if not sent else {}
-        sent.update(made)
-        return msgspec.json.encode(changed | _rows(shown.rows) | more) + b"\n"
-
+    story, sent = Story(), _Sent(read_only)
     if run.state == "live":
-        with closing(Tail(home / "runs" / run.run_id)) as tail:
-            diagnosis, asks, drawn_s, lived_s = None, list[str](), 0.0, time.monotonic()
-            diagnosed_s = lived_s
-            while True:
-                now_s, lives = time.monotonic(), is_live(home, run.run_id)
-                lived_s = now_s if lives else lived_s
-                is_new = _read(tail, picture, story)
-                # A run that is just being sealed looks cut off for a moment.
-                if not (lives or is_new) and (_has_ended(home, run) or now_s - lived_s >= SETTLED_S):
-                    break
-                if now_s - diagnosed_s >= DIAGNOSIS_S:
-                    with Store.open(home, readonly=True) as store:
-                        diagnosis, diagnosed_s = diagnose(picture, moment_of(store, picture, run)), now_s
-                if now_s - drawn_s >= PARTS_S or asks != list(picture.open_asks):
-                    drawn_s, asks = now_s, list(picture.open_asks)
-                    now_ms, why = time.time_ns() // 1_000_000, None if asks else diagnosis
-                    yield line(Shown(picture=picture, state="live", diagnosis=why, rows=story, now_ms=now_ms))
-                elif rows := _rows(story):
-                    yield msgspec.json.encode(rows) + b"\n"
-                if not is_new:
-                    time.sleep(LOOK_S)
+        yield from _live(home, run, story, sent)
     try:
         with Store.open(home, readonly=True) as store:
             run = msgspec.structs.replace(run, state=state_of(store, run.run_id))
@@ -108,7 +71,55 @@ def follow(home: Path, run: Remembered, *, read_only: bool) -> Iterator[bytes]:
         yield msgspec.json.encode({**NAMES, "part head": draw.failure(error), "over": True}) + b"\n"
     else:
         names = tuple(one.name for one in checkpoints)
-        yield line(msgspec.structs.replace(shown, rows=story), names, over=True)
+        yield sent.line(msgspec.structs.replace(shown, rows=story), names, over=True)
+
+
+def _live(home: Path, run: Remembered, story: Story, sent: _Sent) -> Iterator[bytes]:
+    """Yield a live run until all of its events are read."""
+    picture, diagnosis, asks = Picture(run_id=run.run_id), None, list[str]()
+    drawn_s, diagnosed_s, lived_s = 0.0, time.monotonic(), time.monotonic()
+    with closing(Tail(home / "runs" / run.run_id)) as tail:
+        while True:
+            now_s, lives = time.monotonic(), is_live(home, run.run_id)
+            lived_s = now_s if lives else lived_s
+            is_new = _read(tail, picture, story)
+            # A run that is just being sealed looks cut off for a moment.
+            if not (lives or is_new) and (_has_ended(home, run) or now_s - lived_s >= SETTLED_S):
+                return
+            if now_s - diagnosed_s >= DIAGNOSIS_S:
+                with Store.open(home, readonly=True) as store:
+                    diagnosis, diagnosed_s = diagnose(picture, moment_of(store, picture, run)), now_s
+            if now_s - drawn_s >= PARTS_S or asks != list(picture.open_asks):
+                drawn_s, asks = now_s, list(picture.open_asks)
+                now_ms, why = time.time_ns() // 1_000_000, None if asks else diagnosis
+                yield sent.line(Shown(picture=picture, state="live", diagnosis=why, rows=story, now_ms=now_ms))
+            elif story.touched:
+                yield msgspec.json.encode({"rows": _rows(story)}) + b"\n"
+            if not is_new:
+                time.sleep(LOOK_S)
+
+
+class _Sent:
+    """The parts of a run's page as they were sent last."""
+
+    def __init__(self, read_only: bool) -> None:
+        self._read_only = read_only
+        self._parts: dict[str, object] = {}
+
+    def line(self, shown: Shown, checkpoints: tuple[str, ...] = (), **more: object) -> bytes:
+        """Return the parts that have changed, and the rows."""
+        asks = list(shown.picture.open_asks.values()) if shown.state == "live" else []
+        made: dict[str, object] = {
+            "title": one_line(shown.picture.task, 80),
+            "says": f"asks: {one_line(asks[0].message)}" if asks else verdict(shown)[0],
+            "asks": [(ask.number, draw.question(ask, self._read_only)) for ask in asks],
+            "part acts": draw.acts(shown, checkpoints, read_only=self._read_only),
+            **{f"part {name}": part(name, shown) for name in PARTS if name != "story"},
+        }
+        changed = {name: value for name, value in made.items() if self._parts.get(name) != value}
+        changed |= more if self._parts else {**NAMES, **more}
+        self._parts = made
+        return msgspec.json.encode({**changed, "rows": _rows(shown.rows)}) + b"\n"
 
 
 def _has_ended(home: Path, run: Remembered) -> bool:
@@ -127,8 +138,8 @@ def _read(tail: Tail, picture: Picture, rows: Story) -> bool:
     return bool(events)
 
 
-def _rows(story: Story) -> dict[str, object]:
-    """Return the rows that are new or changed since the last call, if there are any."""
+def _rows(story: Story) -> list[tuple[int, str]]:
+    """Return the rows that are new or changed since the last call."""
     touched = sorted(story.touched)
     story.touched.clear()
-    return {"rows": [(number, draw_row(story.rows[number])) for number in touched]} if touched else {}
+    return [(number, draw_row(story.rows[number])) for number in touched]
