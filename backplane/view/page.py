@@ -34,8 +34,6 @@ OPEN_LINES_MAX: Final = 300
 """Lines of a patch that are unfolded at first."""
 ROWS_MAX: Final = 500
 """Rows of one table."""
-FALSE_MAX: Final = 20
-"""False claims on a page; `receipts audit` has all of them."""
 
 NOTHING: Final = Html("")
 
@@ -249,7 +247,7 @@ def _claims(run: Shown) -> Html:
     claims = [
         {"verdict": name.replace("_", " "), **as_object(row)}
         for name in ("false", "not_seen")
-        for row in as_list(claimed.get(name))[:FALSE_MAX]
+        for row in as_list(claimed.get(name))
     ]
     unnamed = [{"file": path} for path in as_list(claimed.get("unexplained"))]
     return join(

@@ -58,12 +58,13 @@ class Story(msgspec.Struct, kw_only=True):
     _chars: int = 0
     _began_ms: int | None = None
     _after_ms: int | None = None
-    _ts: str = ""
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
         self._number += 1
-        self._time(event.ts)
+        now_ms = milliseconds(event.ts)
+        self._began_ms = now_ms if self._began_ms is None else self._began_ms
+        self._after_ms = max(now_ms - self._began_ms, 0) if now_ms is not None and self._began_ms is not None else None
         match carried(event) if event.ext is not None else event:
             case kinds.AssistantDelta():
                 pass
@@ -88,13 +89,6 @@ class Story(msgspec.Struct, kw_only=True):
                 self._put("fault", failed.message, tone="bad")
             case note if type(note) in _NOTES:
                 self._put("note", note.message)
-
-    def _time(self, ts: str) -> None:
-        if ts == self._ts:
-            return
-        self._ts, now_ms = ts, milliseconds(ts)
-        self._began_ms = now_ms if self._began_ms is None else self._began_ms
-        self._after_ms = max(now_ms - self._began_ms, 0) if now_ms is not None and self._began_ms is not None else None
 
     def _put(
         self, kind: Kind, head: str, *, tool: str = "", body: list[str] | None = None, mark: str = "", tone: Tone = ""
