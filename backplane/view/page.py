@@ -115,7 +115,7 @@ def verdict(run: Shown) -> tuple[str, str]:
 
 
 def remarks_of(run: Shown) -> list[str]:
-    """Return what has to be said about an ended run beside its outcome."""
+    """Return the remarks on an ended run that stand beside its outcome."""
     ended = run.picture.ended
     return remarks(run.picture.run_id, ended.outcome, ended.added) if ended is not None else []
 
@@ -303,4 +303,4 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
 }
 """The parts of a run's page in their order: the title, and what draws it."""
 FOLDED: Final = ("claims", "enforced")
-"""Parts that are folded at first; what went wrong there is said in the head."""
+"""Parts that are folded at first; the head names what went wrong there."""

@@ -146,7 +146,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     denied: list[Evidence] = []
     denials: int = 0
     unasked: int = 0
-    """Denials because there was nobody to ask."""
+    """Denials by default: no terminal and no caller was there to answer."""
     plan: tuple[Step, ...] = ()
     folded: Folded = Folded()
     retry: Evidence | None = None
