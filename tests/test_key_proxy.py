@@ -19,6 +19,7 @@ import pytest
 import backplane
 from backplane.agents import shipped
 from backplane.config import BackendSettings, Isolation, ServerSettings, Settings
+from backplane.contract.receipt import Usage
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
@@ -284,6 +285,22 @@ async def test_an_answer_that_cannot_be_counted_leaves_the_sum_unknown(fault: Fa
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_error_of_the_proxy_itself_is_in_the_record_and_ends_no_other_connection() -> None:
+    use = KeyUse()
+
+    def broken(_: Usage) -> None:
+        raise RuntimeError(f"a bug, beside {KEY}")
+
+    with ModelServer([Turn(text="one", times=None)]) as server:
+        async with open_key_proxy(f"{server.url}/v1", KEY, use) as proxy:
+            use.on_answer = broken
+            await ask(proxy)
+            use.on_answer = None
+            assert (await ask(proxy)).status_code == 200
+    found = use.to_wire()
+    assert (found["failed"], found["failure"]) == (1, "RuntimeError: a bug, beside [key]")
 
 
 async def test_a_service_that_is_not_there_is_told() -> None:

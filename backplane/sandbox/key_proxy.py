@@ -37,6 +37,9 @@ CONNECTIONS_MAX: Final = 64
 PATHS_MAX: Final = 32
 """Paths that are named in the receipt; requests for others count as `other`."""
 
+FAILURE_CHARS_MAX: Final = 400
+"""Length of the text of a failure in the receipt."""
+
 DECODED_MAX: Final = 8
 """Times that a path is percent-decoded; one that is encoded more often is refused."""
 
@@ -70,6 +73,9 @@ class KeyUse:
         """Were refused."""
         self.unanswered = 0
         """The service could not be reached, or broke off."""
+        self.failed = 0
+        """Connections that ended by an error of this proxy; `failure` is the first of them."""
+        self.failure = ""
         self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
         self.over: str | None = None
         """Why nothing more is asked: a budget is used up. None while it may be."""
@@ -86,8 +92,18 @@ class KeyUse:
         if self.on_answer is not None:
             self.on_answer(self.meter.spent.usage())
 
+    def note_failure(self, error: Exception, key: str) -> None:
+        self.failed += 1
+        self.failure = self.failure or f"{type(error).__name__}: {error}".replace(key, "[key]")[:FAILURE_CHARS_MAX]
+
     def to_wire(self) -> dict[str, Json]:
-        counts = {"with_key": self.with_key, "without_key": self.without_key, "unanswered": self.unanswered}
+        counts: dict[str, Json] = {
+            "with_key": self.with_key,
+            "without_key": self.without_key,
+            "unanswered": self.unanswered,
+        }
+        if self.failed:
+            counts |= {"failed": self.failed, "failure": self.failure}
         answers = {"counted": self.meter.spent.requests, "uncounted": self.meter.uncounted}
         models: dict[str, Json] = {"models": dict(self.meter.models)} if self.meter.models else {}
         return {**counts, "paths": dict(self.paths), "answers": answers | models}
@@ -196,11 +212,15 @@ class _Visit:
         """The whole request has been read."""
 
     async def attend(self) -> None:
-        # Half an answer has no end that could be told otherwise: then the connection breaks off here, too. This is an
-        # outermost edge: what one connection says, or its service, ends neither others nor the run.
-        with suppress(Exception):
+        # Half an answer has no other end than a connection that breaks off. This is an outermost edge: an error of one
+        # connection ends neither the others nor the run.
+        try:
             while await self._one_request():
                 self._http.start_next_cycle()
+        except (OSError, h11.ProtocolError, httpx.HTTPError):
+            return
+        except Exception as error:
+            self._proxy.use.note_failure(error, self._proxy.key)
 
     async def _one_request(self) -> bool:
         """Attend to one; whether another may follow."""
