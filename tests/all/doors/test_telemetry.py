@@ -33,6 +33,7 @@ from backplane.contract.events import (
     ToolCall,
     ToolResult,
     Warned,
+    carried,
     carry,
 )
 from backplane.contract.receipt import BackendIdentity, Receipt, Usage
@@ -87,7 +88,7 @@ EVENTS: tuple[AgentEvent, ...] = (
 
 def receipt(**changes: Any) -> Receipt:
     made = receipt_of(
-        EVENTS, RUN, backend=BackendIdentity("agent-x", "1.2"),
+        [carried(event) for event in EVENTS], RUN, backend=BackendIdentity("agent-x", "1.2"),
         usage=Usage(input_tokens=250, output_tokens=30, cache_read_tokens=60, estimated_cost_usd=0.5),
         usage_raw={"backplane": {"end": {"reason": "complete"}, "session": {"id": "conv-1"}}}, **changes,
     )  # fmt: skip
