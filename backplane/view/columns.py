@@ -52,16 +52,9 @@ def padded(text: str, columns: int) -> str:
 
 def fitted_line(line: Line, columns: int) -> Line:
     """Return a line cut to a number of columns."""
-    shown: list[Span] = []
-    for span in line:
-        if columns <= 0:
-            break
-        text = fitted(span.text, columns)
-        shown.append(Span(text, span.colour))
-        if text != span.text:
-            break
-        columns -= width(text)
-    return tuple(shown)
+    text = "".join(span.text for span in line)
+    shown = fitted(text, columns)
+    return line if shown == text else (*_part(line, 0, len(shown) - 1), Span(shown[-1:]))
 
 
 def wrapped(line: Line, columns: int, indent: int = 0) -> Iterator[Line]:

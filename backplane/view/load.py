@@ -76,14 +76,15 @@ def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omissi
     """
     rows, omission = rows if rows is not None else Story(), omission or Omission()
     picture = picture_of(store, run, rows, omission)
+    moment = moment_of(store, picture, run)
     return Shown(
         picture=picture,
         state=run.state,
-        diagnosis=omission.of(diagnose(picture, moment_of(store, picture, run))),
+        diagnosis=omission.of(diagnose(picture, moment)),
         rows=rows,
         patch=omission.of(patch_of(store, run.run_id)),
         compared=omission.of(comparison_of(store, picture)),
-        now_ms=_now_ms(),
+        now_ms=moment.now_ms,
     )
 
 
@@ -117,7 +118,7 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 
         models = known_models()
     return Moment(
-        now_ms=_now_ms(),
+        now_ms=time.time_ns() // 1_000_000,
         state=run.state,
         boot_id=boot_id(),
         processes=snapshot(*picture.host) if run.state == "live" and picture.host is not None else (),
@@ -140,10 +141,6 @@ def comparison_of(store: Store, picture: Picture) -> Comparison | None:
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(_text(store.home / COMPARISONS / f"{id}.json") or "", type=Comparison)
     return None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _text(path: Path) -> str | None:
