@@ -160,14 +160,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the words after the program's name; None takes this process's.
-
-    Returns:
-        The exit code, one of `EXITS`.
-    """
+    """Run the command of these words (default: those of this process), and return its exit code, one of `EXITS`."""
     words, came = list(sys.argv[1:] if argv is None else argv), list[int]()
     try:
         streams.repair()

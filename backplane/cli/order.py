@@ -69,7 +69,9 @@ def build(
             max_budget_usd=args.max_budget_usd,
             configured_policy=policy,
         )
-        space = made.workspace
+        space, rules = made.workspace, made.policy
+        if args.allow_tool or args.deny_tool:
+            rules = with_defaults(rules)  # A rule is added to what would count without it.
         made = replace(
             made,
             workspace=replace(
@@ -78,7 +80,11 @@ def build(
                 include=(*space.include, *args.include),
                 exclude=(*space.exclude, *args.exclude),
             ),
-            policy=_with_tools(made.policy, args.allow_tool, args.deny_tool),
+            policy=replace(
+                rules,
+                allowed_tools=(*rules.allowed_tools, *args.allow_tool),
+                disallowed_tools=(*rules.disallowed_tools, *args.deny_tool),
+            ),
             requirements=Requirements((*made.requirements.required, *map(_requirement, args.require))),
             context=_with_context(made.context, args.context, cwd, Path(space.root)),
         )
@@ -137,17 +143,6 @@ def _json(data: bytes, source: str) -> Json:
         return strict(data)
     except (ValueError, RecursionError) as error:
         raise wrong(f"{source} is not strict JSON: {error}", "correct the JSON at that place") from error
-
-
-def _with_tools(profile: PolicyProfile, allowed: list[str], denied: list[str]) -> PolicyProfile:
-    if not allowed and not denied:
-        return profile
-    profile = with_defaults(profile)  # A rule is added to what would count without it.
-    return replace(
-        profile,
-        allowed_tools=(*profile.allowed_tools, *allowed),
-        disallowed_tools=(*profile.disallowed_tools, *denied),
-    )
 
 
 def _with_context(packet: ContextPacket, names: list[str], cwd: Path, root: Path) -> ContextPacket:
