@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from backplane.runtime.hooks import Hook
     from backplane.runtime.plane import ControlPlane
     from backplane.runtime.run import Run
+    from backplane.scale.queue import Queue
 
 __version__: Final = "0.1.0"
 
@@ -89,6 +90,7 @@ __all__ = [
     "PolicyError",
     "PolicyProfile",
     "ProtocolError",
+    "Queue",
     "Reasoning",
     "Receipt",
     "RetryReported",
@@ -137,6 +139,7 @@ _HOME: Final[dict[str, str]] = {
     "Decision": "contract.approval",
     "Hook": "runtime.hooks",
     "PolicyProfile": "contract.work",
+    "Queue": "scale.queue",
     "Receipt": "contract.receipt",
     "Run": "runtime.run",
     "RuntimeConfig": "contract.work",

@@ -99,7 +99,7 @@ ROOMS = {
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
-    "__init__": f"{SHAPES} api config runtime",
+    "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
         "receipts.build receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "

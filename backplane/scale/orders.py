@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +40,46 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+CHANGED_NS_MIN: Final = 100_000_000
+"""Age of the newest change, in nanoseconds, from which on times tell one state of a file from the next."""
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+class PackedTrees:
+    """Archives of workspaces that have not changed since they were packed: many orders often share a folder."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[str, str]] = {}
+
+    def find(self, order: WorkOrder, ignored: bool, pack: Callable[[], str]) -> str:
+        """Return the SHA-256 of the workspace's archive; call `pack` only if a file changed since the last time."""
+        spec = order.workspace
+        key = (spec.root, spec.include, spec.exclude, order.policy.deny_read, ignored)
+        seen = _signature(spec.root)
+        if seen is not None and (known := self._known.get(key)) is not None and known[0] == seen:
+            return known[1]
+        packed = pack()
+        if seen is not None and _signature(spec.root) == seen:
+            self._known[key] = (seen, packed)
+        return packed
+
+
+def _signature(root: str) -> str | None:
+    """Return a hash over every file's name, size, mode and times; None if one changed too lately to tell by these."""
+    whole, newest = hashlib.sha256(), 0
+    for folder, names, files in os.walk(root):
+        names.sort()
+        for name in (*names, *sorted(files)):
+            try:
+                found = os.lstat(os.path.join(folder, name))
+            except OSError:
+                return None
+            newest = max(newest, found.st_ctime_ns)
+            whole.update(
+                f"{folder}\0{name}\0{found.st_mode} {found.st_size} {found.st_ino} ".encode("utf-8", "surrogateescape")
+            )
+            whole.update(f"{found.st_mtime_ns} {found.st_ctime_ns}\0".encode())
+    return None if time.time_ns() - newest < CHANGED_NS_MIN else whole.hexdigest()
 
 
 def make_job(
@@ -48,6 +92,7 @@ def make_job(
     label: str = DEFAULT_LABEL,
     ignored: bool = False,
     asks: bool = False,
+    trees: PackedTrees | None = None,
 ) -> Job:
     """Make a job of an order: its workspace goes into the content store. Blocks.
 
@@ -56,6 +101,7 @@ def make_job(
         quota: limits of the workspace.
         ignored: also send files that git ignores.
         asks: see `Job`.
+        trees: archives that may be used again; None packs the workspace in any case.
 
     Raises:
         PolicyError: `policy_invalid`, a misspelt setting.
@@ -75,7 +121,7 @@ def make_job(
         raise ConfigError(
             "config_invalid", fact, hint="leave it out, and apply the patch after `backplane queue show ORDER`"
         )
-    tree = _pack(order, content, home, quota, ignored)
+    tree = (trees or PackedTrees()).find(order, ignored, partial(_pack, order, content, home, quota, ignored))
     spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
     return Job(order, asked or default_on_lost(order), label, backend, tree, asks)

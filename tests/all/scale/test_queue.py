@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import os
 import pickle
 import signal
 import sqlite3
@@ -18,12 +20,13 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+import backplane
 from backplane.cli import main
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
 from backplane.scale.content import ContentServer, open_contents
 from backplane.scale.engine import OrderResult
-from backplane.scale.orders import keep
+from backplane.scale.orders import PackedTrees, keep
 
 pytest.importorskip("dbos")
 from tests.queues import (
@@ -80,6 +83,53 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return f"sqlite:///{tmp_path / 'q.sqlite'}"
+
+
+@pytest.mark.anyio
+async def test_a_program_submits_follows_cancels_and_gets_its_receipt(queue: Queue, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "calc.py").write_text("a - b\n")
+    settings = backplane.Settings(isolation="off")
+    opened = backplane.Queue(queue.url, content=queue.content.folder, home=queue.home, settings=settings)
+    async with opened as orders:
+        first = await orders.submit("sed -i s/-/+/ calc.py", backend="shell", root=root)
+        second = await orders.submit("sleep 60", backend="shell", root=root)
+        assert (await orders.status(first)).state == "waiting"
+        assert await orders.cancel(second)
+        queue.worker()
+        kinds = [type(event) async for event in orders.events(first)]
+        assert backplane.RunStarted in kinds
+        assert kinds[-1] is backplane.RunCompleted
+        receipt = await orders.result(first)
+        assert receipt.outcome == "complete"
+        assert "+a + b" in (receipt.verification.git_diff or "")
+        assert (await orders.result(second)).outcome != "complete"
+        assert not await orders.cancel(first)
+        with pytest.raises(backplane.ConfigError, match="no order"):
+            await orders.result("nonsense")
+    with pytest.raises(RuntimeError, match="closed"):
+        await orders.status(first)
+
+
+@pytest.mark.anyio
+async def test_a_folder_is_packed_anew_only_after_a_change(queue: Queue, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "a.txt").write_text("one")
+    os.utime(root / "a.txt", (1, 1))
+    trees, packed = PackedTrees(), itertools.count(1)
+    order = backplane.WorkOrder("true", workspace=backplane.WorkspaceSpec(root=str(root)))
+
+    def find() -> str:
+        return trees.find(order, False, lambda: f"tree {next(packed)}")
+
+    assert [find(), find()] == ["tree 1", "tree 2"]  # The file is newer than times can tell.
+    await anyio.sleep(0.15)
+    assert [find(), find(), find()] == ["tree 3"] * 3
+    (root / "a.txt").write_text("two")
+    os.utime(root / "a.txt", (1, 1))
+    assert find() == "tree 4"
 
 
 @pytest.mark.parametrize("action", ["list", "prune", "show"])

@@ -1,0 +1,154 @@
+"""A queue of work orders, for a Python program: orders go in, workers on any machine run them, receipts come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import msgspec
+
+from backplane import config
+from backplane.config import Settings
+from backplane.contract.events import AgentEvent, carried, read_event
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.receipts.store import Store
+from backplane.runtime.faults import check_whole
+from backplane.runtime.orders import make_order
+from backplane.scale.engine import DEFAULT_LABEL, Job, Status, check_priority
+from backplane.scale.mirror import bring
+from backplane.scale.orders import PackedTrees, make_job
+from backplane.scale.place import QueuePlace
+from backplane.workspace import Quota
+
+if TYPE_CHECKING:
+    from backplane.scale.durable import DurableEngine
+
+
+class Queue:
+    """A queue of work orders; use it as an async context manager.
+
+    Args:
+        url: `sqlite:///FILE`, or `postgresql://USER@HOST/DATABASE`; None takes the file in the state folder.
+        content: folder or URL of the store of workspaces and patches, the same for submitters and workers; None takes
+            a folder beside the file.
+        settings: None loads the configuration as the command line does.
+        home: the state folder, where receipts are stored; None takes the usual one.
+
+    Raises:
+        ConfigError: `config_invalid`: no such place, or the extra `scale` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        content: str | os.PathLike[str] | None = None,
+        settings: Settings | None = None,
+        home: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._place = QueuePlace(url, None if content is None else os.fspath(content))
+        self._settings = settings if settings is not None else config.load(None, os.environ, Path.cwd())
+        self._home = Path(home).expanduser() if home is not None else config.home(os.environ)
+        self._engine: DurableEngine | None = None
+        self._trees = PackedTrees()
+
+    async def __aenter__(self) -> Queue:
+        self._content = await anyio.to_thread.run_sync(self._place.contents)
+        self._engine = await anyio.to_thread.run_sync(self._place.open)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        engine, self._engine = self._opened, None
+        await anyio.to_thread.run_sync(engine.close)
+
+    @property
+    def _opened(self) -> DurableEngine:
+        if self._engine is None:
+            raise RuntimeError("the queue is closed: use it inside its `async with` block")
+        return self._engine
+
+    async def submit(
+        self,
+        order: WorkOrder | str,
+        *,
+        backend: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        model: str | None = None,
+        policy: PolicyProfile | str | None = None,
+        max_turns: int | None = None,
+        max_budget_usd: float | None = None,
+        output: Any = None,
+        label: str = DEFAULT_LABEL,
+        priority: int | None = None,
+        asks: bool = False,
+    ) -> str:
+        """Put an order into the queue, with a copy of its folder, and return its id. The same order twice is one.
+
+        Args:
+            order, root, model, policy, max_turns, max_budget_usd, output: as `backplane.start` takes them.
+            backend: a backend of the worker; None leaves the choice to it.
+            label: label of the workers that may take the order.
+            priority: 1 (first) to 2**31 - 1 (last); None precedes them all.
+            asks: let approvals wait for `backplane queue answer`; else each ask's default decides.
+
+        Raises:
+            ConfigError, PolicyError, WorkspaceError: as `scale.orders.make_job`.
+        """
+        check_priority(priority)
+        whole = make_order(
+            order, root=root, model=model, policy=policy, max_turns=max_turns, max_budget_usd=max_budget_usd,
+            output=output, configured_policy=self._settings.policy,
+        )  # fmt: skip
+        check_whole(whole)
+        limits = self._settings.limits
+        quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+        made = partial(
+            make_job, whole, self._content, self._home, quota, backend=backend, label=label, asks=asks,
+            trees=self._trees,
+        )  # fmt: skip
+        job: Job = await anyio.to_thread.run_sync(made)
+        await self._opened.submit(job, priority=priority)
+        return job.order.id
+
+    async def result(self, order_id: str) -> Receipt:
+        """Wait for an order's end, and return its verified receipt, which is then stored here.
+
+        Raises:
+            BackendError: `internal`, the engine ended the order without a receipt.
+            ConfigError: `config_invalid`, no such order.
+            StoreError: `receipt_store_failed`.
+        """
+        engine = self._opened
+        row, _ = await bring(engine, await engine.job(order_id), self._content, self._home)
+
+        def load() -> Receipt:
+            with Store.open(self._home, readonly=True) as store:
+                return store.load(row.run_id)
+
+        return await anyio.to_thread.run_sync(load)
+
+    async def events(self, order_id: str) -> AsyncIterator[AgentEvent]:
+        """Yield the events of an order as they come, until it ends; those of lost attempts come first.
+
+        Raises:
+            ConfigError: `config_invalid`, no such order.
+        """
+        async for event in self._opened.events(order_id):
+            yield carried(read_event(msgspec.json.decode(event.record), now=str))
+
+    async def status(self, order_id: str) -> Status:
+        """Return the state of an order. Raises ConfigError: `config_invalid`, no such order."""
+        return await self._opened.status(order_id)
+
+    async def cancel(self, order_id: str, reason: str = "cancelled") -> bool:
+        """Cancel an order; its receipt says so. Returns False if it has ended already.
+
+        Raises:
+            ConfigError: `config_invalid`, no such order.
+        """
+        return await self._opened.cancel(order_id, reason)
