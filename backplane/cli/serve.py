@@ -51,12 +51,12 @@ def run(args: Args) -> int:
 
         from backplane.scale.engine import check_label, check_priority
         from backplane.scale.place import QueuePlace
-        from backplane.serve.queue import Queue, QueueServer
+        from backplane.serve.queue import QueueServer, QueueTarget
 
         check_priority(args.priority)
         place = QueuePlace(args.engine, args.content)
         content = place.contents()  # A wrong one is named now, and not in the middle of an order.
-        queue = Queue(lambda: (place.open(), content), check_label(args.label or "default"), args.priority)
+        queue = QueueTarget(lambda: (place.open(), content), check_label(args.label or "default"), args.priority)
         make = partial(QueueServer, queue=queue)
     with ExitStack() as opened:
         home = config.home_path(environ)

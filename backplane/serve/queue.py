@@ -44,7 +44,7 @@ BY_RULE_S: Final = 0.5
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
-class Queue(msgspec.Struct, frozen=True):
+class QueueTarget(msgspec.Struct, frozen=True):
     """Where orders go."""
 
     open: Callable[[], tuple[DurableEngine, Contents]]
@@ -71,7 +71,7 @@ class KeptRun:
 class QueueServer(stdio.Server):
     """Orders of a queue for whoever is at the other end of the line."""
 
-    def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: Queue) -> None:
+    def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: QueueTarget) -> None:
         super().__init__(plane, line_bytes_max)
         self._queue = queue
         self._opened: tuple[DurableEngine, Contents] | None = None

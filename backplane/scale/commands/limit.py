@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,7 +85,7 @@ def _show_limits(now: QueueLimits, *, as_json: bool) -> int:
 def _limits_of(args: Args) -> tuple[int | None, tuple[int, int] | None, int | None]:
     """Return concurrency, rate and budget of the options; None for no limit. Raises ConfigError `usage_invalid`."""
     concurrency, rate = _number(args.concurrency, "--concurrency", int), _rate(args.rate)
-    is_money = _number(args.budget_usd, "--budget-usd", float) is not None
+    is_money = _number(args.budget_usd, "--budget-usd", float, least=1e-6) is not None
     return concurrency, rate, round(float(args.budget_usd) * 1_000_000) if is_money else None
 
 
@@ -96,15 +95,15 @@ def _usd(micros: int) -> str:
     return digits[:-4] + digits[-4:].rstrip("0")
 
 
-def _number(text: str | None, name: str, kind: type[Any]) -> Any:
-    """Return a positive number, or None for `off` and without a value. Raises ConfigError `usage_invalid`."""
+def _number(text: str | None, name: str, kind: type[Any], least: float = 1e-3) -> Any:
+    """Return a number of at least `least`, or None for `off` and without a value. Raises ConfigError `usage_invalid`."""
     if text is None or text == "off":
         return None
     try:
         number = kind(text)
     except ValueError:
         number = -1
-    if not 0 < number < (1 << 31) or not math.isfinite(number):
+    if not least <= number < (1 << 31):
         raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or off")
     return number
 
