@@ -96,7 +96,7 @@ def _usd(micros: int) -> str:
 
 
 def _number(text: str | None, name: str, kind: type[Any], least: float = 1e-3) -> Any:
-    """Return a number of at least `least`, or None for `off` and without a value. Raises ConfigError `usage_invalid`."""
+    """Return a number from `least` on, or None for `off` and without a value. Raises ConfigError `usage_invalid`."""
     if text is None or text == "off":
         return None
     try:
