@@ -22,7 +22,7 @@ from backplane.providers.orders import INTERRUPT, KEPT, Abilities, SessionConfig
 from backplane.providers.session import Session, new_file
 from backplane.providers.unified import ProviderCapabilities
 from backplane.runtime import backends
-from backplane.runtime.backends import Backend
+from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.orders import read_policy
 from backplane.runtime.plane import ControlPlane
@@ -72,7 +72,7 @@ class Provider:
         return self._can or Abilities(frozenset(), frozenset(), {})
 
     async def prepare(self) -> Abilities:
-        """Ask the host once what it can; no order is sent, and no model is asked.
+        """Look for its programs and ask the host once what it can; no order is sent, and no model is asked.
 
         Raises:
             ConfigError: `config_invalid`, the registry is closed.
@@ -81,8 +81,12 @@ class Provider:
         """
         self.plane.require_open()
         if self._can is None:
-            limits = self.backend.limits or self.plane.settings.limits
-            self._can = abilities(await ask_hello(self.backend, self.plane.environ, limits))
+            backend, environ = self.backend, self.plane.environ
+            missing = backends.missing_program(backend, environ) if isinstance(backend, ProcessBackend) else None
+            if missing is not None:
+                raise missing
+            hello = await ask_hello(backend, environ, backend.limits or self.plane.settings.limits)
+            self._can = abilities(hello)
         return self._can
 
     @property

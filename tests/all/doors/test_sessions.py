@@ -466,6 +466,16 @@ def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
     assert shell("validate", "out.json").count("session")
 
 
+def test_a_session_stays_where_it_is_if_the_next_agent_is_missing(shell: Shell, root: Path) -> None:
+    shell("chat", "--backend", "shell", stdin=b"echo hello\n")
+    settings = '[backends.away]\nhost = "codex"\noptions = { program = "no-such-agent" }\n'
+    with (root / "backplane.toml").open("a") as file:
+        file.write(settings)
+    said = shell("sessions", "handover", "last", "--to", "away", code=1)
+    assert "backend_unavailable" in said
+    assert json.loads(shell("sessions", "list", "--json"))["provider"] == "shell"
+
+
 def _home() -> Path:
     return Path(os.environ["BACKPLANE_HOME"])
 
