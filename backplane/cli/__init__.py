@@ -109,7 +109,7 @@ EXITS: Final[dict[int, str]] = {
     FAILED: "the work failed, or a check found something",
     USAGE: "usage, unreadable input, unknown backend, bad configuration",
     PARTIAL: "outcome partial, whatever ended the run, or a finding of --fail-on",
-    REFUSED: "refused before it started: policy, or a missing capability; or nothing to judge",
+    REFUSED: "refused: by policy, or for a missing capability; or nothing to judge",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
     131: "interrupted by SIGQUIT, after an orderly stop",

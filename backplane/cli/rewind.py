@@ -34,7 +34,7 @@ def run(args: Args) -> int:
     if args.name is None:
         with open_store() as store:
             made = kept(store.load(args.run))
-        streams.write_rows(made, _line, "no checkpoints; `run --checkpoints` makes them", as_json=args.json)
+        streams.write_rows(made, _line, "only `start`; `run --checkpoints` makes more", as_json=args.json)
         return 0
     with state_folder() as folder:
         write_files(rewind_result(folder, args.run, args.name, check=args.check), is_check=args.check)

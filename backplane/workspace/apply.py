@@ -161,7 +161,8 @@ class _Plan:
             except _ConflictError:
                 conflicts.append(path)
         if conflicts:
-            raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", "merge these by hand")
+            hint = "merge by hand: git apply --reject PATCH; `backplane receipts show RUN` names the patch"
+            raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", hint)
         return steps, bool(moved)
 
     def _as_saved(self, target: PathTarget) -> PathState:

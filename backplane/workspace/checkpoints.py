@@ -341,7 +341,8 @@ def rewind_original(
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:
             raise failure("the workspace is in this state already", "nothing is left to do") from error
-        raise failure(f"not as the run left it: {error.message}", "only the run's own result can be rewound") from error
+        hint = f"undo these changes first, or take out the run's whole patch: git apply -R {run_dir / patch.PATCH_NAME}"
+        raise failure(f"not as the run left it: {error.message}", hint) from error
     except OSError as error:
         hint = "nothing was changed; look at the disks of the workspace and of the state folder"
         raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}", hint) from error
