@@ -556,14 +556,13 @@ async def test_a_warm_host_asks_for_its_own_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("bwrap")
-def test_the_command_line_says_what_kept_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_what_kept_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with ModelServer([Turn(text="done")]) as server:
         service = f'protocol = "anthropic", base_url = "{server.url}/v1", key_env = "A_KEY", model = "m"'
         body = f'key_proxy = true\n[backends.mine]\nhost = "api"\noptions = {{ {service} }}\n'
         (tmp_path / "backplane.toml").write_text(body)
-        done = cli("run", "-v", "--backend", "mine", "look", A_KEY=KEY)
-    assert "model's key: enforced by key proxy (requests: 1)" in done.stderr
+        assert cli("run", "--backend", "mine", "look", A_KEY=KEY).returncode == 0
     assert server.requests[0].headers["x-api-key"] == KEY
     assert "model&#x27;s key" in cli("report", "last").stdout
     shown = cli("receipts", "show", "last", "--json").stdout

@@ -37,7 +37,6 @@ from backplane.runtime.hooks import Hook
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.serve import messages
-from backplane.view.ended import decided
 from backplane.view.findings import remarks
 
 if TYPE_CHECKING:
@@ -230,8 +229,6 @@ class Live:
             return FAILED
         if run is None or not run.is_sealed:  # Stopped before there was a run.
             return interrupted or READER_GONE
-        for line in decided(run.receipt) if self.args.verbose else ():
-            streams.note(line)
         try:
             self._copy(run)
         except BackplaneError as error:  # The end is printed nevertheless.

@@ -59,7 +59,7 @@ def options(p: Parser) -> None:
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
     loud = out.add_mutually_exclusive_group()
-    add.flag(loud, "-v", "--verbose", help="print on stderr where the run works and what was decided")
+    add.flag(loud, "-v", "--verbose", help="print the run's id and folder on stderr")
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
     add.json(out, "the protocol's own messages, one per line", *schemas)

@@ -20,13 +20,11 @@ from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError, WorkspaceError, require_type
 from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.diff import changes
 from backplane.workspace import Quota, apply_patch, open_workspace
 
@@ -102,23 +100,17 @@ async def compare(
     stamp = await anyio.to_thread.run_sync(tree_stamp, root)
     trials: list[Trial] = []
     id = str(uuid.uuid4())
-    try:
-        for number in range(repeat):
-            turn = number % len(chosen)
-            for side in (*chosen[turn:], *chosen[:turn]):
-                trial = await _trial(plane, order, side, check, number + 1, id)
-                if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
-                    fact = f"{root} changed during the comparison: its runs did not start from the same tree"
-                    hint = "compare again, with nobody at work in it"
-                    raise WorkspaceError("workspace_staging_failed", fact, hint=hint)
-                trials.append(trial)
-                heard(trial)
-    finally:
-        # What was paid for is kept, also where the rest is not waited for.
-        found = so_far(order, check, chosen, trials)
-        if found is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_keep, plane.home, id, found)
+    for number in range(repeat):
+        turn = number % len(chosen)
+        for side in (*chosen[turn:], *chosen[:turn]):
+            trial = await _trial(plane, order, side, check, number + 1, id)
+            if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
+                fact = f"{root} changed during the comparison: its runs did not start from the same tree"
+                hint = "compare again, with nobody at work in it"
+                raise WorkspaceError("workspace_staging_failed", fact, hint=hint)
+            trials.append(trial)
+            heard(trial)
+    found = so_far(order, check, chosen, trials)
     assert found is not None, "each side has run"
     return found
 
@@ -129,17 +121,6 @@ def so_far(order: WorkOrder, check: str | None, sides: Sequence[Side], trials: S
     if {trial.side for trial in trials} != set(names):
         return None
     return summed_up(order.task, str(order.workspace.root), check, names, trials)
-
-
-def _keep(home: Path, id: str, found: Comparison) -> None:
-    """Keep a comparison where the reports of its runs find it. Raises StoreError: `receipt_store_failed`."""
-    path = home / COMPARISONS / f"{id}.json"
-    try:
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE), "wb") as file:
-            file.write(msgspec.json.encode(found))
-    except OSError as error:
-        raise disk_error(str(path), error) from error
 
 
 def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> None:

@@ -1,4 +1,4 @@
-"""Draws a comparison of backends, for the terminal and for the pages of its runs. Pure."""
+"""Draws a comparison of backends for the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Final
 
 from backplane.routing.intervals import Comparison, Interval, Trial
 from backplane.view.figures import lasting, money
-from backplane.view.html import Html, join, table, tag, text
-
-FOLDER: Final = "comparisons"
-"""Folder in the state folder with one file for each comparison, `ID.json`."""
 
 HEAD: Final = ("backend", "success", "cost", "time", "patches")
 """Headings of `cells`."""
@@ -37,16 +33,6 @@ def trial(one: Trial) -> str:
         words.append("check passed" if one.checked else f"check failed: {one.check_says or '?'}")
     words += [lasting(one.duration_ms), money(one.cost_usd_micros), f"+{one.added} −{one.removed}"]
     return f"round {one.round}, {one.side}: {', '.join(words)}, run {one.run_id[:8]}"
-
-
-def drawn(found: Comparison | None, run_id: str) -> Html:
-    """Draw a row for each side, what the data says, and the other runs; nothing without a comparison."""
-    if found is None:
-        return Html("")
-    label = "Backends side by side" + (f", checked by {found.check}" if found.check else "")
-    rows = table(HEAD, [map(text, row) for row in cells(found)], label)
-    others = [tag("li", text(trial(one))) for one in found.trials if one.run_id != run_id]
-    return join(rows, *(tag("p", text(words)) for words in verdicts(found)), tag("ul", *others))
 
 
 def _words(found: Interval | None, say: Callable[[int], str]) -> str:

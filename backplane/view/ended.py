@@ -85,20 +85,6 @@ def patch_line(receipt: Receipt, path: str, mode: str | None, root: str = "DIR")
     return f"patch {one_line(path)}  ({step})"
 
 
-def decided(receipt: Receipt) -> Iterator[str]:
-    """Yield what the control plane decided about a run: how it ended, and what enforced its policy."""
-    added = receipt.backplane
-    yield f"end {msgspec.json.encode(added.get('end')).decode()}"
-    held = as_object(added.get("enforcement"))
-    for name, row in as_object(held.get("kinds")).items():
-        by = ", ".join(map(str, as_object(row).get("by", ())))
-        yield f"{name}: {as_object(row).get('state')}{f' by {by}' if by else ''}"
-    if proxy := as_object(added.get("key_proxy")):
-        yield f"model's key: {proxy.get('state')} by key proxy (requests: {proxy.get('with_key')})"
-    yield f"approvals: {held.get('approvals', 'unknown')}"
-    yield f"receipt {receipt.receipt_sha256}"
-
-
 def names(paths: Sequence[str]) -> str:
     """Return one line with the first files of a list, and how many more there are."""
     more = f" and {len(paths) - NAMES_SHOWN} more" if len(paths) > NAMES_SHOWN else ""

@@ -6,22 +6,17 @@ The only module of this room that reads files, the clock or processes. Nothing i
 from __future__ import annotations
 
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from backplane.errors import StoreError
 from backplane.process.snapshot import snapshot
 from backplane.receipts.journal import PATCH, boot_id
 from backplane.receipts.memory import Remembered
-from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
-from backplane.routing.intervals import Comparison
-from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.omit import Omission
 from backplane.view.page import Shown
 from backplane.view.picture import Picture
@@ -33,7 +28,7 @@ CHECKED_BYTES_MAX: Final = 32 << 20
 """Longest trace whose hash is recomputed for a diagnosis; it takes 30 ms."""
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes read of a patch or a comparison; a page shows fewer, and a thousand runs compared are half a megabyte."""
+"""Bytes read of a patch; a page shows fewer."""
 
 
 def picture_of(store: Store, run: Remembered, rows: Story | None = None, omission: Omission | None = None) -> Picture:
@@ -83,7 +78,6 @@ def shown_of(store: Store, run: Remembered, *, rows: Story | None = None, omissi
         diagnosis=omission.of(diagnose(picture, moment)),
         rows=rows,
         patch=omission.of(patch_of(store, run.run_id)),
-        compared=omission.of(comparison_of(store, picture)),
         now_ms=moment.now_ms,
     )
 
@@ -130,17 +124,6 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 def patch_of(store: Store, run_id: str) -> str | None:
     """Return the beginning of a run's patch, or None if it was pruned or is empty."""
     return _text(store.folder(run_id) / PATCH)
-
-
-def comparison_of(store: Store, picture: Picture) -> Comparison | None:
-    """Return the comparison that a run was part of, or None if there is none or it broke off."""
-    named = picture.ended.added.get("compare") if picture.ended is not None else None
-    id = named.get("id") if isinstance(named, dict) else None
-    if not isinstance(id, str) or not is_run_id(id):
-        return None
-    with suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(_text(store.home / COMPARISONS / f"{id}.json") or "", type=Comparison)
-    return None
 
 
 def _text(path: Path) -> str | None:

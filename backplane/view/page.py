@@ -15,8 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.receipt import findings_of
-from backplane.routing.intervals import Comparison
-from backplane.view import compared, live
+from backplane.view import live
 from backplane.view.diff import changes
 from backplane.view.figures import count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.findings import outcome_words, remarks
@@ -58,8 +57,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     rows: Story
     patch: str | None = None
     """None if it was pruned, or nothing was changed."""
-    compared: Comparison | None = None
-    """The comparison that the run was part of."""
     now_ms: int = 0
     """The time now, for the age of a live run."""
 
@@ -293,7 +290,6 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
     "why": ("Why", _why),
     "now": ("Now", _now),
     "said": ("What it said", _said),
-    "compared": ("Compared", lambda run: compared.drawn(run.compared, run.picture.run_id)),
     "changed": ("What it changed", _changed),
     "story": ("What happened", _story),
     "beyond": ("", _beyond),
