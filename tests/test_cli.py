@@ -171,7 +171,6 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
         ["schema", "nope"],
         ["compare", "x", "-b", "shell"],
         ["run", "x", "--param", "nope"],
-        ["run", "x", "--require", "a=nope"],
         ["policy", "test", "ci"],
     ],
 )

@@ -11,7 +11,7 @@ import anyio
 
 from backplane import config
 from backplane.cli import asking, follow, order, streams
-from backplane.cli.command import Args, load_settings, wrong, wrong_words
+from backplane.cli.command import Args, load_settings, wrong
 from backplane.cli.result_file import ResultFile
 from backplane.cli.run import LAST
 from backplane.config import Settings, absolute_command
@@ -33,23 +33,17 @@ def execute(args: Args) -> int:
     # No next order waits for a warm host.
     settings = load_settings(args, {"run_s": args.timeout, "isolation": args.isolation, "warm_max": 0})
     on_ask, home = _on_ask(args, cwd, environ), config.home(environ)
-    wishes: dict[str, Json] = {"preference": args.prefer} if args.prefer is not None else {}
-    if args.max_cost_usd is not None:
-        wishes["max_cost_usd_micros"] = round(args.max_cost_usd * 1e6)
     work, own = hooks.taken(order.build(args, environ, cwd, settings.policy))
-    name = args.backend or work.abp("backend") or (None if wishes else settings.default_backend)
+    name = args.backend or work.abp("backend") or (None if args.prefer else settings.default_backend)
     wanted = _conversation(args, home, None if args.sidecar else name)
-    if wishes:
-        wanted["route"] = {**as_object(work.abp("route")), **wishes}
+    if args.prefer:
+        wanted["route"] = {**as_object(work.abp("route")), "preference": args.prefer}
     work = order.with_settings(work, wanted)
     named = _named(args, name, settings, environ, home)
     written = [option for option in ("receipt", "patch", "run_id_file") if getattr(args, option) is not None]
     if args.dry_run:
         from backplane.cli import dry_run  # Other runs do not pay for it.
 
-        if written:
-            fact = f"--{written[0].replace('_', '-')} has no effect with --dry-run, which starts nothing"
-            raise wrong_words(fact, "leave one of them out")
         return dry_run.show(work, named, settings, environ, home, as_json=args.json, explain=args.verbose)
     attempts = None
     if named is None:
@@ -75,8 +69,6 @@ def execute(args: Args) -> int:
 
 def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[str, str], home: Path) -> Backend | None:
     """Return the program of `--sidecar` or the backend of this name; None leaves the choice to the router."""
-    if args.with_patch and (args.sidecar is not None or not (name or "").startswith(REPLAY)):
-        raise wrong_words("--with-patch has no effect without replay:RUN", "use --backend replay:RUN --with-patch")
     if args.sidecar is not None:
         cwd = streams.folder()
         words = absolute_command(order.words_of(args.sidecar, "--sidecar"), cwd)  # It starts elsewhere.
@@ -84,7 +76,7 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
     if not name:
         return None
     if name.startswith(REPLAY):
-        return replay.find_replay(name, home, with_patch=args.with_patch)
+        return replay.find_replay(name, home)
     named = backends.find(name, settings, environ)
     if (missing := backends.missing_program(named, environ)) is not None:
         raise missing
@@ -99,7 +91,7 @@ def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json
     elif args.keep:
         found["session"] = {"keep": True}
     if args.schema is not None:
-        found["output_schema"] = order.answer_schema(args.schema)
+        found["output_schema"] = order.read_json(streams.read_input(args.schema), f"--schema {args.schema}")
     if args.mcp:
         found["mcp_servers"] = [order.server(text) for text in args.mcp]
     if args.tag:

@@ -58,13 +58,6 @@ def ago(text: str) -> int:
     return time.time_ns() // 1_000_000 - span * 1000
 
 
-def usd(text: str) -> float:
-    """Return an amount in dollars. Raises ValueError for other text."""
-    if not 0 <= (amount := float(text)) < 1e9:
-        raise ValueError
-    return amount
-
-
 def number(text: str) -> int:
     """Return a count that SQLite can take. Raises ValueError for other text."""
     if not 0 <= (found := int(text)) < 1 << 63:
@@ -72,7 +65,7 @@ def number(text: str) -> int:
     return found
 
 
-seconds.__name__, usd.__name__ = "time", "amount"  # argparse says: invalid time value.
+seconds.__name__ = "time"  # argparse says: invalid time value.
 
 # What a command is about ----------------------------------------------------------------------------------------------
 
@@ -161,14 +154,11 @@ def bounds(p: Group) -> None:
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
-    findings = (
-        "exit with 3 if a complete run has one of these findings: denied,false-claims,violations; or `none` "
-        "(default: all three with the policy `ci`, else none)"
-    )
+    findings = "exit with 3 if a complete run has one of these: denied,false-claims,violations; or `none` for none"
     many(p, "--fail-on", metavar="WORDS", help=findings)
     value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
     cost = "stop when the run has cost this much, as far as the backend counts it"
-    value(p, "--max-budget-usd", metavar="USD", type=usd, help=cost)
+    value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
     many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -18,9 +18,8 @@ from backplane.cli.command import Args, wrong, wrong_words
 from backplane.cli.options import mode_of
 from backplane.contract import canonical, pictures
 from backplane.contract.canonical import Json
-from backplane.contract.capability import Requirement, Requirements, Threshold
+from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.conversation import Image
-from backplane.contract.receipt import FINDINGS
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, Snippet, WorkOrder
 from backplane.errors import BackplaneError
@@ -41,15 +40,11 @@ def build(
     policy: str | PolicyProfile | None,
     given: WorkOrder | None = None,
 ) -> WorkOrder:
-    """Return the work order of a command.
+    """Return the work order of a command. Raises ConfigError, or PolicyError `policy_invalid`.
 
     Args:
         policy: the configuration's policy, for an order that brings none.
         given: the order that the options change; None reads the one that they name.
-
-    Raises:
-        ConfigError: `usage_invalid` or `config_invalid`, an option or a file cannot be used.
-        PolicyError: `policy_invalid`.
     """
     order = given or _read(args)
     env = {**order.config.env, **dict(_variable(text, environ) for text in args.env)}
@@ -118,10 +113,8 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def _read(args: Args) -> WorkOrder:
-    if args.task is None and args.order is None:
-        raise wrong_words("no task is given", 'give one: backplane run "…", or --order FILE')
-    if args.task is not None and args.order is not None:
-        raise wrong_words("TASK and --order FILE are both given", "leave one out")
+    if (args.task is None) == (args.order is None):
+        raise wrong_words("no task is given, or two", 'give one: backplane run "…", or --order FILE')
     if args.order is not None:
         return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     return WorkOrder(streams.read_text("-") if args.task == "-" else args.task)
@@ -129,7 +122,7 @@ def _read(args: Args) -> WorkOrder:
 
 def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
     """Read a work order; only `task` is required. Raises ConfigError: `config_invalid`, also for a duplicate key."""
-    value = _json(data, source)
+    value = read_json(data, source)
     if (doubled := canonical.duplicate_key(data, value)) is not None:
         raise wrong(f"{source}: the key {doubled!r} appears twice in one object", "remove one of the two")
     try:
@@ -138,7 +131,8 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
         raise wrong(f"{source} is not a work order: {error}", "see `backplane schema work_order`") from error
 
 
-def _json(data: bytes, source: str) -> Json:
+def read_json(data: bytes, source: str) -> Json:
+    """Read strict JSON. Raises ConfigError: `config_invalid`."""
     try:
         return strict(data)
     except (ValueError, RecursionError) as error:
@@ -146,7 +140,7 @@ def _json(data: bytes, source: str) -> Json:
 
 
 def _with_context(packet: ContextPacket, names: list[str], cwd: Path, root: Path) -> ContextPacket:
-    """Name each file of the workspace by its path there, and take along the content of any other."""
+    """Name files of the workspace by their paths there, and add the content of any others."""
     for name in names:
         path = Path(os.path.normpath(cwd / name))
         if path.is_relative_to(root) and os.path.exists(path):
@@ -159,9 +153,7 @@ def _with_context(packet: ContextPacket, names: list[str], cwd: Path, root: Path
 
 def _requirement(text: str) -> Requirement:
     name, _, level = text.partition("=")
-    if level and level not in get_args(Threshold):
-        raise wrong_words(f"--require {text!r}: unknown level", f"choose one of: {', '.join(get_args(Threshold))}")
-    return Requirement(name, level or "emulated")  # type: ignore[arg-type]  # one of the three
+    return Requirement(name, level or "emulated")  # type: ignore[arg-type]  # The whole order is checked later.
 
 
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -194,21 +186,14 @@ def _with_parameters(vendor: dict[str, Any], options: list[str]) -> dict[str, An
     return made
 
 
-# Settings of ours -----------------------------------------------------------------------------------------------------
-
-
 def _settings(args: Args, order: WorkOrder) -> dict[str, Json]:
     """Return the members of `config.vendor.abp` that options stand for."""
-    words = [word.strip() for text in args.fail_on for word in text.split(",")]
-    if unknown := set(words).difference(FINDINGS if words != ["none"] else ("none",)):
-        hint = f"give one or more of {', '.join(FINDINGS)}; or none alone"
-        raise wrong_words(f"--fail-on {unknown.pop()!r} is not a finding", hint)
+    findings = [] if args.fail_on == ["none"] else ",".join(args.fail_on).split(",")
     found: dict[str, Any] = {
         "images": [*(order.abp("images") or ()), *to_builtins(images(args.image))] if args.image else None,
         "isolation": args.isolation,
-        "fail_on": ([] if words == ["none"] else list(dict.fromkeys(words))) if words else None,
+        "fail_on": findings if args.fail_on else None,
         "lenient": args.lenient or None,
-        "pure": args.pure or None,
         "checkpoints": "auto" if args.checkpoints else None,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -223,9 +208,6 @@ def images(names: Sequence[str]) -> tuple[Image, ...]:
 def server(text: str) -> Json:
     """Read an MCP server, `NAME=COMMAND` or `NAME=URL`."""
     name, _, value = text.partition("=")
-    if not (name.strip() and value.strip()):
-        fact = f"--mcp {text!r} is not of the form NAME=COMMAND or NAME=URL"
-        raise wrong_words(fact, 'for example --mcp git="uvx mcp-server-git"')
     if value.startswith(("http://", "https://")):
         return {"name": name, "url": value}
     command, *arguments = words_of(value, f"--mcp {name}")
@@ -234,18 +216,10 @@ def server(text: str) -> Json:
 
 def words_of(command: str, option: str) -> tuple[str, ...]:
     """Split the command of an option as a shell would. Raises ConfigError `usage_invalid`."""
-    why = "it is empty"
     try:
-        if words := tuple(shlex.split(command)):
-            return words
+        words, why = tuple(shlex.split(command)), "it is empty"
     except ValueError as error:
-        why = str(error)
-    raise wrong_words(f"{option}: cannot parse the command: {why}", "check its quotes")
-
-
-def answer_schema(path: str) -> Json:
-    """Read the JSON Schema that an answer has to satisfy."""
-    schema = _json(streams.read_input(path), f"--schema {path}")
-    if not isinstance(schema, dict):
-        raise wrong(f"--schema {path}: not a JSON object", "give a JSON Schema")
-    return schema
+        words, why = (), str(error)
+    if not words:
+        raise wrong_words(f"{option}: cannot parse the command: {why}", "check its quotes")
+    return words

@@ -26,17 +26,9 @@ def options(p: Parser) -> None:
     add.value(named, "--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
     add.model(who)
     add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality, cost or balanced")
-    add.value(
-        who, "--max-cost-usd", metavar="USD", type=add.usd,
-        help="let the router skip backends expected to cost more, by earlier runs or list prices",
-    )  # fmt: skip
-    add.flag(who, "--pure", help="return the stored result of the same order on the same files, if there is one")
-    add.flag(who, "--with-patch", help="with --backend replay:RUN, also apply the patch of RUN to the workspace")
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
-    add.value(
-        talk, "--resume", metavar="ID", help="continue this stored conversation; `last` is the backend's last one"
-    )
+    add.value(talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's last one")
     talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
     add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer has to satisfy; - for stdin")
     add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote one")
@@ -49,11 +41,11 @@ def options(p: Parser) -> None:
     add.flag(place, "--checkpoints", help="store the workspace's state before each tool that may write")
     may = p.add_argument_group("what the agent needs and may do")
     add.bounds(may)
-    add.value(
-        may, "--on-ask", metavar="HOW",
-        help="answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a "
-        "command that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)",
-    )  # fmt: skip
+    how = (
+        "answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a command "
+        "that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)"
+    )
+    add.value(may, "--on-ask", metavar="HOW", help=how)
     add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")
     add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, as 90s, 5m or 2h")
     out = p.add_argument_group("output")
@@ -63,8 +55,7 @@ def options(p: Parser) -> None:
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
     add.json(out, "the protocol's own messages, one per line", *schemas)
-    add.flag(out, "--dry-run", help="print the order and the backend that would get it (with -v all others, and why "
-             "not); start nothing")  # fmt: skip
+    add.flag(out, "--dry-run", help="start nothing, print which backend would get the order (with -v: why not others)")
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
     add.value(out, "--receipt", metavar="FILE", help="write the receipt to FILE, too; - for stdout")
     add.value(out, "--patch", metavar="FILE", help="write the patch to FILE, too; - for stdout")

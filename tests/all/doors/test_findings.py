@@ -197,7 +197,7 @@ def test_ignored_files_that_a_patch_leaves_out_are_counted(
 def test_a_word_that_is_no_finding_is_refused(words: str, cli: Call) -> None:
     done = cli("run", "go", "-b", "mock", "--fail-on", words)
     assert done.returncode == 2
-    assert "denied, false-claims, violations" in done.stderr
+    assert "config_invalid: config.vendor.abp.fail_on: " in done.stderr
 
 
 def test_an_order_says_itself_what_it_fails_on(cli: Call, host: Any, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
     stored(backplane_home, "first", cost=0.5)
     stored(backplane_home, "second", cost=0.01)
     done = cli(folder, "run", "--dry-run", "do it", "--prefer", "cost")
-    assert (done.returncode, done.stdout.split()[0]) == (0, "second")
+    assert (done.returncode, done.stdout.split()[1]) == (0, "second,")
     assert "named_only" in cli(folder, "run", "--dry-run", "do it", "--prefer", "cost", "-v").stdout
     with Store.open(backplane_home, readonly=True) as store:
         assert len(store.list()) == 2
@@ -102,7 +102,7 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
 def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplane_home: Path) -> None:
     configure(folder, first=WORKS)
     stored(backplane_home, "first", cost=0.5)
-    done = cli(folder, "run", "--dry-run", "do it", "--max-cost-usd", "0.1", "--json")
+    done = cli(folder, "run", "--dry-run", "do it", "--param", "abp.route.max_cost_usd_micros=100000", "--json")
     assert done.returncode == 4
     found = json.loads(done.stdout)["route"]
     assert found["chosen"] is None
@@ -110,7 +110,7 @@ def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplan
     mine = next(one for one in found["considered"] if one["backend"] == "first")
     assert [one["kind"] for one in mine["why_not"]] == ["cost"]
     assert mine["cost_usd_micros"]["value"] == 500_000
-    assert cli(folder, "run", "--dry-run", "do it", "--max-cost-usd", "0.5").returncode == 0
+    assert cli(folder, "run", "--dry-run", "do it", "--param", "abp.route.max_cost_usd_micros=500000").returncode == 0
 
 
 def test_an_ability_counts_once_its_hello_was_heard(folder: Path, backplane_home: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_ability_counts_once_its_hello_was_heard(folder: Path, backplane_home
     assert before.returncode == 4
     assert "manifest_unknown: " in before.stdout
     assert cli(folder, "run", "do it", "--backend", "mine").returncode == 0
-    assert cli(folder, "run", "--dry-run", "do it", "--require", "streaming").stdout.startswith("mine ")
+    assert cli(folder, "run", "--dry-run", "do it", "--require", "streaming").stdout.startswith("backend   mine,")
     refused = cli(folder, "run", "--dry-run", "do it", "--require", "logprobs")
     assert "capability: logprobs" in refused.stdout
 
@@ -141,8 +141,8 @@ prices = { input = 0.1, output = 0.5 }
     assert (cheap["model"], cheap["cost_usd_micros"]["value"]) == ("small", 6_000)
     assert cheap["cost_usd_micros"]["basis"] == "assumed"
     assert cheap["price"] == {"name": "configuration", "read_on": ""}
-    assert cli(folder, "run", "--dry-run", "do it", "--prefer", "quality").stdout.startswith("mine/large ")
-    assert cli(folder, "run", "--dry-run", "do it", "--model", "small").stdout.startswith("mine/small ")
+    assert cli(folder, "run", "--dry-run", "do it", "--prefer", "quality").stdout.startswith("backend   mine/large,")
+    assert cli(folder, "run", "--dry-run", "do it", "--model", "small").stdout.startswith("backend   mine/small,")
     _, added = ran(folder, "--prefer", "cost")
     assert added["route"]["chosen"]["model"] == "small"
     with Store.open(backplane_home, readonly=True) as store:
@@ -152,7 +152,11 @@ prices = { input = 0.1, output = 0.5 }
 
 @pytest.mark.parametrize(
     "words",
-    [("--param", "abp.route.type=poem"), ("--max-cost-usd", "-1"), ("--prefer", "cost", "--model", "m")],
+    [
+        ("--param", "abp.route.type=poem"),
+        ("--param", "abp.route.max_cost_usd_micros=-1"),
+        ("--prefer", "cost", "--model", "m"),
+    ],
 )
 def test_a_wish_that_is_none_is_refused(folder: Path, words: tuple[str, ...]) -> None:
     configure(folder, mine=WORKS)
@@ -353,7 +357,7 @@ def test_a_run_without_a_session_of_ours_is_summed_up_by_the_agents_own(folder: 
 def test_runs_that_are_told_again_cost_nothing_and_what_is_unknown_stays_so(folder: Path, backplane_home: Path) -> None:
     configure(folder, works=WORKS)
     for _ in range(2):
-        assert cli(folder, "run", "do it", "--backend", "works", "--pure").returncode == 0
+        assert cli(folder, "run", "do it", "--backend", "works", "--param", "abp.pure=true").returncode == 0
     assert cli(folder, "run", "again", "--backend", "replay:last").returncode == 0
     # Of a copy, or cut off by a kill, only one of both is there: the receipt's word, or the head's.
     stored(backplane_home, "copied", usage_raw={"backplane": {"replay": {"run": "x", "with_patch": False}}})
