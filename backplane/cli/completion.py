@@ -15,13 +15,11 @@ from backplane import config
 from backplane.cli import COMMANDS, GROUPS, streams
 from backplane.cli.command import Args, Parser, load, open_store
 from backplane.contract.conversation import SessionFile
-from backplane.contract.receipt import FINDINGS
 from backplane.errors import CODES, OWN_CODES
 from backplane.providers import store as sessions
 from backplane.receipts.memory import remembered
 from backplane.runtime.backends import OF_OPTIONS, SHIPPED
 from backplane.view.figures import ID_CHARS
-from backplane.view.omit import OMISSIBLE
 
 HELP = "Print the completion script of a shell; put it where the shell looks for it, as below."
 EXAMPLE = """
@@ -36,7 +34,7 @@ NAMES_MAX: Final = 50
 SCRIPTS: Final = {
     "bash": """\
 _backplane() {
-  local offered=$("${COMP_WORDS[0]}" completion bash --of "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null | cut -f1)
+  local offered=$("${COMP_WORDS[0]}" completion bash --of "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
   COMPREPLY=($(compgen -W "$offered" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _backplane backplane
@@ -46,8 +44,7 @@ complete -o default -F _backplane backplane
 _backplane() {
   local -a offered
   offered=(${(f)"$($words[1] completion zsh --of "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-  offered=("${(@)offered/$'\\t'/:}")
-  if (( $#offered )); then _describe backplane offered; else _files; fi
+  if (( $#offered )); then compadd -a offered; else _files; fi
 }
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _backplane "$@"; else compdef _backplane backplane; fi
 """,
@@ -66,23 +63,18 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     if args.of is None:
         streams.write(SCRIPTS[args.shell])
-        return 0
-    for value, about in offered(args.of or [""]):
-        streams.write(f"{value}\t{about}\n" if about else f"{value}\n")
+    else:
+        streams.write("".join(f"{value}\n" for value in offered(args.of or [""])))
     return 0
 
 
-def offered(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield what may stand in place of the last word, each with what it does."""
-    *before, word = words
-    if before[:1] == ["help"]:
-        del before[0]
+def offered(words: list[str]) -> Iterator[str]:
+    """Yield what may stand in place of the last word."""
+    *before, word = words[1:] if words[0] == "help" and len(words) > 1 else words
     group = before[0] if before and before[0] in GROUPS else ""
-    if not before:
-        yield from ({name: line for name, line in COMMANDS.items() if " " not in name} | GROUPS).items()
-        yield from (("help", "print more about a command"), ("--version", ""))
-    elif before == [group]:
-        yield from ((name.split()[1], line) for name, line in COMMANDS.items() if name.startswith(f"{group} "))
+    if before in ([], [group]):
+        names = [name for name in (*COMMANDS, "help", "--version") if name.startswith(group)]
+        yield from dict.fromkeys(name.removeprefix(f"{group} ").split()[0] for name in names)
     elif (name := " ".join(before[: 2 if group else 1])) in COMMANDS:
         parser = Parser(name, load(name))
         options, taken = parser._option_string_actions, [one for one in parser._actions if not one.option_strings]
@@ -90,30 +82,30 @@ def offered(words: list[str]) -> Iterator[tuple[str, str]]:
             taken = [options[before[-1]]]
         elif word.startswith("-"):
             taken = []
-            yield from ((option, (one.help or "").replace("%%", "%")) for option, one in options.items())
+            yield from options
         for action in taken:
             found = _NAMES.get(action.metavar) or _NAMES.get(action.dest)
-            yield from ((str(value), "") for value in action.choices or (found() if found else ()))
+            yield from map(str, action.choices or (found() if found else ()))
 
 
 def _runs() -> Iterator[str]:
-    yield "last"
     with open_store() as store:
-        yield from (run.run_id[:ID_CHARS] for run in islice(remembered(store), NAMES_MAX))
+        yield from ("last", *(run.run_id[:ID_CHARS] for run in islice(remembered(store), NAMES_MAX)))
 
 
-def _backends() -> Iterator[str]:
-    yield from sorted({*SHIPPED.keys() - OF_OPTIONS, *config.load(None, os.environ, streams.folder(), None).backends})
+def _backends() -> Iterable[str]:
+    return {*SHIPPED.keys() - OF_OPTIONS, *config.load(None, os.environ, streams.folder(), None).backends}
 
 
-def _sessions() -> Iterator[str]:
-    yield "last"
-    found = (file for file in sessions.listed(config.home_path(os.environ)) if isinstance(file, SessionFile))
-    yield from (file.id[:ID_CHARS] for file in islice(found, NAMES_MAX))
+def _sessions() -> Iterable[str]:
+    found = (
+        file.id[:ID_CHARS] for file in sessions.listed(config.home_path(os.environ)) if isinstance(file, SessionFile)
+    )
+    return ("last", *islice(found, NAMES_MAX))
 
 
 _NAMES: Final[dict[object, Callable[[], Iterable[str]]]] = {
     "RUN": _runs, "FILE-or-RUN": _runs, "ID": _sessions, "CODE": lambda: CODES | OWN_CODES,
-    "BACKEND": _backends, "backend": _backends, "fail_on": lambda: (*FINDINGS, "none"), "omit": lambda: OMISSIBLE,
+    "BACKEND": _backends, "backend": _backends,
 }  # fmt: skip
 """Placeholder or name of an option or a word → the values that it stands for; files and free text have none."""
