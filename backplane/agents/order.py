@@ -263,6 +263,6 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
     paths = (os.path.join(folder, program) for folder in folders)
     path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if path is None:
-        fix = f"install it: {install}" if install else "name it with the option `program`"
+        fix = f"install it: {install}" if install else 'name its path: options = { program = "PATH" }'
         raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
     return path

@@ -676,7 +676,8 @@ def _without_key(backend: ProcessBackend) -> str:
     agent = backend.agent
     if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
         return ""
-    return f"no key: {agent.key_env} is not set; export it, or use your own login with options = {{own_state = true}}"
+    own = f"use your own login with options = {{ own_state = true }} in [backends.{backend.id}]"
+    return f"no key: {agent.key_env} is not set; export it, or {own}"
 
 
 def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
@@ -688,7 +689,7 @@ def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> Back
     agent = backend.agent.options if backend.agent is not None else None
     if agent is None or backend.agent_path({} if search is None else {"PATH": search}) is not None:
         return None
-    fix = "name it with the option `program`"
+    fix = f'name its path: options = {{ program = "PATH" }} in [backends.{backend.id}]'
     if agent.install:
         fix = f"install it: {agent.install}; or {fix}"
     return BackendError("backend_unavailable", f"{agent.program} is not found or not executable", hint=fix)
