@@ -202,6 +202,7 @@ async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -
         return
     task, ended = loop.create_task(work()), anyio.Event()
     task.add_done_callback(lambda _: ended.set())
+    await anyio.lowlevel.cancel_shielded_checkpoint()  # A task that is cancelled before it begins cleans nothing up.
     try:
         yield
     finally:
