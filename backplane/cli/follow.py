@@ -55,7 +55,6 @@ class Live:
     """One run as the command line asked for it, from its start to the last line about it.
 
     Attributes:
-        args: options of `run`; what is drawn and printed is read from them.
         attempts: the router's choices, the first of which is `backend`; None for a named backend.
         on_ask: one of `asking.WORDS`, or the words of a command.
         files: option → the file for the receipt, the patch or the run's id.
@@ -79,15 +78,12 @@ class Live:
         """Lines about runs that were cut off before this one."""
         self._sender: Sender | None = None
         """Sends telemetry; the command waits for it after its last line."""
-        self._is_told = False
-        """True if the run's `final` or `fatal` is written."""
         self._outlet = _Outlet()
         is_plain = self.args.json or self.args.quiet
         look = terminal.look(plain=is_plain, sessions=self.order.abp("session") is not None)
         picture = terminal.picture(self.backend.id, self.order.config.model, self.order.task)
         self._terminal = terminal.Terminal(look, picture if look.terminal else None)
         self._desk = Desk(asking.callback(self.on_ask, self._terminal.clear, self.environ))
-        self._scope: anyio.CancelScope
 
     def run(self) -> int:
         """Do the run, print how it ended, and return the exit code."""
@@ -100,11 +96,6 @@ class Live:
             fault = unforeseen(error)
         try:
             return self._end(fault)
-        except Exception as error:
-            if not self._is_told:  # Else stdout has its last message already.
-                raise
-            streams.error(unforeseen(error))
-            return FAILED
         finally:
             lost = self._sender.leave() if self._sender is not None else ""
             for line in filter(None, (*self._notes, lost)):
@@ -135,7 +126,7 @@ class Live:
 
         goes_on = True
         while goes_on:
-            failed = f"{attempts.tried[-1].backend} failed: {attempts.tried[-1].code}; " if attempts.tried else ""
+            failed = "".join(f"{one.backend} failed: {one.code}; " for one in attempts.tried[-1:])
             streams.note(f"backend {attempts.backend} ({failed}{summary(attempts.decision)})")
             run = await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             goes_on = run.is_sealed and not self._is_left and await attempts.after(plane, run)
@@ -196,9 +187,10 @@ class Live:
     async def _cancel(self) -> None:
         if self._run is None:
             self._scope.cancel()
-            return
-        name = signal.Signals(self._signal).name if self._signal else None
-        await self._run.cancel(f"interrupted by {name}" if name else "nobody reads the output")
+        elif self._signal is not None:
+            await self._run.cancel(f"interrupted by {signal.Signals(self._signal).name}")
+        elif not self._run.is_ending:  # Finished work is not lost.
+            await self._run.cancel("nobody reads the output")
 
     async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(*ending_signals(), signal.SIGCONT) as received:
@@ -214,9 +206,12 @@ class Live:
                     self._run.hurry()
 
     async def _watch_reader(self) -> None:
-        await self._outlet.reader_left()
-        if self._run is None or not self._run.is_ending:  # Finished work is not lost.
-            await self._cancel()
+        watch = select.poll()
+        watch.register(streams.STDOUT, 0)
+        while not self._outlet.gone:
+            await anyio.sleep(LOOK_S)
+            self._outlet.gone |= bool(watch.poll(0))
+        await self._cancel()
 
     # After the end ----------------------------------------------------------------------------------------------------
 
@@ -234,13 +229,11 @@ class Live:
         except BackplaneError as error:  # The end is printed nevertheless.
             fault = run.facts.redactor.error(error)
         self._write_end(run)
-        left = self._outlet.gone and interrupted is None
-        if left and fault is None:
+        if self._outlet.gone and interrupted is None and fault is None:
             return READER_GONE
         why = run.end_error if run.end_error is not None or interrupted else failure_of(run.receipt)
-        for told in (why, fault):
-            if told is not None:
-                streams.error(told)
+        for told in filter(None, (why, fault)):
+            streams.error(told)
         if why is None and self.args.quiet and run.receipt.outcome != "complete" and run.end is not None:
             streams.note(f"{run.receipt.outcome} ({run.end.reason}): backplane why {run.id}")
         # Below the error, whose first word is the reason of the exit code.
@@ -270,7 +263,6 @@ class Live:
         if self.args.json:
             for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=self.settings.limits.line_bytes_max):
                 streams.write_bytes(chunk)
-            self._is_told = True
         elif self.args.quiet:
             streams.write(f"{streams.printable(run.text)}\n" if run.text else "")
         elif run.is_sealed:
@@ -287,14 +279,11 @@ class Live:
 
 
 class _Outlet:
-    """Stdout, written from the event loop: it waits for a slow reader without stopping the loop.
-
-    Attributes:
-        gone: nobody reads it any more; what is written then goes nowhere.
-    """
+    """Stdout, written from the event loop: it waits for a slow reader without stopping the loop."""
 
     def __init__(self) -> None:
         self.gone = False
+        """True if its reader has left; nothing is written then."""
         self._patience_s = math.inf
         self._scope: anyio.CancelScope | None = None
         self._lock = anyio.Lock()
@@ -319,11 +308,3 @@ class _Outlet:
         self._patience_s = PATIENCE_S
         if self._scope is not None:
             self._scope.deadline = anyio.current_time() + PATIENCE_S
-
-    async def reader_left(self) -> None:
-        """Return when the reader of a pipe or terminal has gone; for anything else never."""
-        watch = select.poll()
-        watch.register(streams.STDOUT, 0)
-        while not self.gone:
-            await anyio.sleep(LOOK_S)
-            self.gone |= bool(watch.poll(0))
