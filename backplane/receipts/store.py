@@ -44,7 +44,7 @@ class Store:
     """An open store; made by `open`, let go by `close` or the end of a `with`."""
 
     def __init__(self, home: Path, connection: sqlite3.Connection, *, is_absent: bool = False) -> None:
-        self.home = home
+        self.home, self._runs = home, home / "runs"
         self._connection = connection
         self._is_absent = is_absent
         """True while it is read-only and its file did not exist when it was opened."""
@@ -263,7 +263,7 @@ class Store:
         """
         if not recovery.is_run_id(run_id):
             raise StoreError("receipt_store_failed", f"a row names the run {run_id!r}, which is no run id")
-        return self.home / "runs" / run_id
+        return self._runs / run_id
 
     def patch(self, row: ReceiptRow) -> Path | None:
         """The file with the run's patch, when there is one.
