@@ -187,11 +187,10 @@ def _main(words: list[str]) -> int:
     if name not in COMMANDS:
         near = did_you_mean(first, _parts(group) if group else [*COMMANDS, *GROUPS])
         raise wrong_words(f"no command {name!r}", f"{near}backplane --help")
+    if name != "version" and not {"-h", "--help"} & set(rest):
+        importlib.import_module("backplane.contract.light")  # Before msgspec is loaded by a command's module.
     command = load(name)
-    args = Parser(name, command).parse(rest[1:])
-    if name != "version":  # It alone says nothing of what a message holds.
-        importlib.import_module("backplane.contract.light")
-    return command.run(args)
+    return command.run(Parser(name, command).parse(rest[1:]))
 
 
 def _parts(group: str) -> dict[str, str]:
