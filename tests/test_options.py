@@ -85,7 +85,7 @@ def test_a_configuration_that_nobody_reads_is_refused(
 
 
 PACKAGE = Path(inspect.getfile(main)).parent.parent
-OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git", "--cc", "--comb"}
+OTHERS = {"--no-input", "--batch", "--version", "--help", "--config", "--git", "--cc", "--comb", "--reject"}
 """Of other programs, and of all commands."""
 
 
