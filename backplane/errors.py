@@ -181,7 +181,7 @@ STEPS: Final[dict[str, str]] = {
     "backend_context_length": "make the task smaller, or choose a model with a longer context",
     "run_cancelled": "see how far it came: backplane why RUN",
     "usage_invalid": "see what the command takes: backplane help COMMAND",
-    "internal": "report it with its traceback: BACKPLANE_DEBUG=1 prints it",
+    "internal": "report it with the places in the source that it names",
 }
 """The next step for each error code, with `RUN` for the id of the run; an error's own hint is more exact."""
 

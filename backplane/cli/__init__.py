@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,25 +103,9 @@ REFUSED: Final = 4
 INTERRUPTED: Final = 130
 READER_GONE: Final = 141
 
-EXITS: Final[dict[int, str]] = {
-    DONE: "done",
-    FAILED: "the work failed, or a check found something",
-    USAGE: "usage, unreadable input, unknown backend, bad configuration",
-    PARTIAL: "outcome partial, whatever ended the run, or a finding of --fail-on",
-    REFUSED: "refused: by policy, or for a missing capability; or nothing to judge",
-    129: "interrupted by SIGHUP, after an orderly stop",
-    INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
-    131: "interrupted by SIGQUIT, after an orderly stop",
-    READER_GONE: "the reader of stdout went away",
-    143: "interrupted by SIGTERM, after an orderly stop",
-}
-"""Every exit code, of every command."""
-
 
 def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
     """Return the exit code of an ended run: 3 if it is partial, else its error's code, else its outcome's.
-
-    A complete run with a finding that its order lists in `fail_on` is 3, too.
 
     Args:
         error: one that its receipt does not have, as that could not be stored.
@@ -155,12 +138,21 @@ example:
   backplane run "make test" --backend shell
 
 exit codes:
-{exits}
+  0    done
+  1    the work failed, or a check found something
+  2    usage, unreadable input, unknown backend, bad configuration
+  3    outcome partial, whatever ended the run, or a finding of --fail-on
+  4    refused: by policy, or for a missing capability; or nothing to judge
+  129  interrupted by SIGHUP, after an orderly stop
+  130  interrupted by SIGINT, after an orderly stop
+  131  interrupted by SIGQUIT, after an orderly stop
+  141  the reader of stdout went away
+  143  interrupted by SIGTERM, after an orderly stop
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of these words (default: those of this process), and return its exit code, one of `EXITS`."""
+    """Run the command of these words (default: those of this process), and return its exit code."""
     words, came = list(sys.argv[1:] if argv is None else argv), list[int]()
     try:
         streams.repair()
@@ -190,7 +182,7 @@ def _main(words: list[str]) -> int:
     if name != "version" and not {"-h", "--help"} & set(rest):
         importlib.import_module("backplane.contract.light")  # Before msgspec is loaded by a command's module.
     command = load(name)
-    return command.run(Parser(name, command).parse(rest[1:]))
+    return int(command.run(Parser(name, command).parse(rest[1:])))
 
 
 def _parts(group: str) -> dict[str, str]:
@@ -206,8 +198,7 @@ def help_text() -> str:
         for name in dict.fromkeys(name.partition(" ")[0] for name in names):
             line = f"{GROUPS[name]}: {', '.join(_parts(name))}" if name in GROUPS else names[name]
             rows.append(f"  {name:<12} {line}")
-    exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
-    return HELP.format(commands="\n".join(rows), exits=exits)
+    return HELP.format(commands="\n".join(rows))
 
 
 def _group_help(group: str) -> str:
@@ -231,10 +222,6 @@ def _report(error: BaseException, *, as_message: bool) -> int:
         if any(isinstance(leaf, kind) for leaf in found):
             return code
     known = unforeseen(error)
-    if os.environ.get("BACKPLANE_DEBUG") and known.code == "internal":
-        import traceback
-
-        streams.complain("".join(traceback.format_exception(found[0])))
     streams.error(known)
     if as_message:
         from backplane.serve.messages import fatal_of_no_run

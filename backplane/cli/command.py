@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from backplane.cli import streams
 from backplane.cli.streams import wrong as wrong
@@ -32,17 +31,6 @@ _ROOMS = {"queue": "backplane.scale.commands"}
 """Group → the package of its commands, where that is not `backplane.cli.GROUP`."""
 
 
-class CommandModule(Protocol):
-    """The four names of a command module: the first lines of its help, examples, its options, and what it does."""
-
-    HELP: str
-    EXAMPLE: str
-
-    def options(self, p: Parser) -> None: ...
-
-    def run(self, args: Args) -> int: ...
-
-
 class Parser(argparse.ArgumentParser):
     """The parser of one command: a wrong word is an error of ours, and the help ends with an example.
 
@@ -50,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         only_with: option → the option without which it has no effect.
     """
 
-    def __init__(self, name: str, command: CommandModule) -> None:
+    def __init__(self, name: str, command: Any) -> None:
         super().__init__(
             prog=f"backplane {name}",
             description=command.HELP,
@@ -71,26 +59,19 @@ class Parser(argparse.ArgumentParser):
         parse = self.parse_known_args if "--" in words else self.parse_known_intermixed_args
         found, extra = parse(words)
         if extra:
-            is_task = not extra[0].startswith("-") and any(action.metavar == "TASK" for action in self._actions)
-            quotes = "; put a TASK of several words in quotes" if is_task else ""
-            self.error(f"unrecognized arguments: {' '.join(extra)}{quotes}")
-        given = {
-            name
-            for name, action in self._option_string_actions.items()
-            if getattr(found, action.dest, action.default) != action.default
-        }
+            near = did_you_mean(extra[0].partition("=")[0], self._option_string_actions)
+            quotes = (
+                "put a TASK of several words in quotes: " if hasattr(found, "task") and extra[0][0] != "-" else near
+            )
+            raise wrong_words(f"unrecognized arguments: {' '.join(extra)}", f"{quotes}{self.prog} --help")
         for option, other in self.only_with.items():
-            if option in given and other not in given:
+            this, that = self._option_string_actions[option], self._option_string_actions[other]
+            if getattr(found, this.dest) != this.default and getattr(found, that.dest) == that.default:
                 self.error(f"{option} has no effect without {other}")
         return found
 
     def error(self, message: str) -> NoReturn:
-        hint = ""
-        if found := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
-            hint = did_you_mean(found[1], self._option_string_actions)
-        elif found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
-            hint = did_you_mean(found[1], re.findall(r"'([^']*)'", found[2]))
-        raise wrong_words(message, f"{hint}{self.prog} --help")
+        raise wrong_words(message, f"{self.prog} --help")
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -98,11 +79,11 @@ class _Formatter(argparse.HelpFormatter):
         return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
 
 
-def load(name: str) -> CommandModule:
+def load(name: str) -> Any:
     """Import the module of a command, as `run` or `sessions list`."""
     group, _, part = name.partition(" ")
     room = _ROOMS.get(group, f"backplane.cli.{group}")
-    return cast(CommandModule, importlib.import_module(f"{room}.{part}" if part else room))
+    return importlib.import_module(f"{room}.{part}" if part else room)
 
 
 def did_you_mean(wrong: str, known: Collection[str]) -> str:

@@ -13,8 +13,7 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from backplane.view.text import UNPRINTABLE
-from backplane.view.text import counted as counted
+from backplane.view.text import UNPRINTABLE, counted
 from backplane.view.text import one_line as one_line
 from backplane.view.text import printable as printable
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from backplane.errors import BackplaneError, ConfigError
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-
 count: Final = counted
 
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -50,12 +48,9 @@ def repair() -> None:
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for fd in (STDIN, STDOUT, STDERR):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # The lowest free number: this one.
-            os.set_inheritable(null, True)
+    while (null := os.open(os.devnull, os.O_RDWR)) <= STDERR:  # It gets the lowest free number.
+        os.set_inheritable(null, True)
+    os.close(null)
 
 
 @contextmanager
@@ -211,8 +206,7 @@ def folder() -> Path:
 # What the terminal is -------------------------------------------------------------------------------------------------
 
 
-def is_terminal(fd: int) -> bool:
-    return os.isatty(fd)
+is_terminal: Final = os.isatty
 
 
 def is_interactive() -> bool:
@@ -243,8 +237,7 @@ def columns() -> int:
 
 def size() -> tuple[int, int]:
     """Return columns and rows of the terminal on stdout (default: 80 and 24)."""
-    try:
+    with suppress(OSError):
         columns, rows = os.get_terminal_size(STDOUT)
-    except OSError:
-        columns = rows = 0
-    return columns or 80, rows or 24
+        return columns or 80, rows or 24
+    return 80, 24
