@@ -29,7 +29,7 @@ SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
 RETRIES: Final = 4
 """Requests that repeat one call of the model after the first; an order's own clock may be shorter."""
-OF_TRIALS: Final = ("trials", "trial_options", "trial_env", "trial_in_place", "trial_tokens", "oldest")
+OF_TRIALS: Final = ("trials", "trial_options", "trial_env", "trial_in_place", "oldest")
 """Members of a row that are for `backends --probe` and `doctor` alone."""
 OF_BACKENDS: Final = ("profile",)
 """Options that were heard before the host was started."""

@@ -44,9 +44,6 @@ class ShippedAgent(msgspec.Struct, frozen=True):
     options: Options
     is_tried: bool = False
     """Whether the table says how it reaches a scripted model, for `backends --probe`."""
-    first_tokens: int | None = None
-    """That a task of one word sends, by the agent's own words around it; None where nobody looked."""
-
     oldest: str | None = None
     """Oldest version of its program that works; None if no older one was tried."""
 
@@ -191,7 +188,7 @@ def agent_of(
         options = {**options, "base_url": address}
         where = f"the variable {variable}, or {where}"
     agent = ShippedAgent(
-        row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"), known.get("oldest")
+        row, read(host, rows, row, options), "trials" in known, known.get("oldest")
     )
     if agent.base_url is None and _says_base_url(agent, env):
         fact = f"{where} or its env say {BASE_URL}, and there is no base_url"

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Final, Literal
 
 import anyio
 import msgspec
@@ -25,14 +22,12 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser
 from backplane.config import BackendSettings, ServerSettings
 from backplane.errors import BackplaneError
-from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
 from backplane.runtime import backends
 from backplane.runtime.faults import setting_faults
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream import baseurl, presets
-from backplane.upstream.cost import MICROS, price_of
 from backplane.upstream.endpoint import cut_urls, endpoint_of
 from backplane.view.figures import counted
 
@@ -83,8 +78,11 @@ def examine(environ: Mapping[str, str], cwd: Path, file: Path | None, *, over_ne
     """Look at everything, in the order in which it matters."""
     yield _check("python", True, f"backplane {__version__} on Python {sys.version.split()[0]}, {sys.executable}")
     yield _git(environ)
-    yield from _folders(config.home_path(environ))
-    yield from _layers(environ)
+    yield _state(config.home_path(environ))
+    for layer in probe(environ).layers():
+        purpose = _PURPOSES[layer.name]
+        fact = f"works; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
+        yield _check(layer.name, layer.usable, fact, layer.fix, needed=False)
     yield from _configured(environ, cwd, file, over_network)
 
 
@@ -108,32 +106,15 @@ def _git(environ: Mapping[str, str]) -> DoctorCheck:
     return _check("git", found is not None and (int(found[1]), int(found[2])) >= GIT_MIN, text, fix)
 
 
-def _folders(home: Path) -> Checks:
-    """Check the folder of temporary files and the state folder; `receipts verify` checks what is stored there."""
-    try:
-        tempfile.gettempdir()
-    except OSError:
-        yield _check("temporary files", False, "no folder for them", "set TMPDIR to a writable folder with free space")
+def _state(home: Path) -> DoctorCheck:
+    """Check the state folder, or the folder that it will be made in; `receipts verify` checks what is stored there."""
     place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         fix = "set BACKPLANE_HOME to a folder that this user can write"
-        yield _check("state", False, f"{str(home)[:200]} cannot be written", fix)
-        return
-    is_open = home == place and place.stat().st_mode & 0o077 != 0
-    more = " is open to other users" if is_open else "" if home == place else " (made at the first run)"
-    yield _check("state", not is_open, f"{home}{more}", f"chmod 700 {home}", needed=False)
-
-
-# Layers of the sandbox: each is tried. What a run had is in its receipt. ----------------------------------------------
-
-
-def _layers(environ: Mapping[str, str]) -> Checks:
-    fact = "ends every process that a host leaves behind" if GUARD_WORKS else "only Linux has it"
-    yield _check("guard", GUARD_WORKS, fact, needed=False)
-    for layer in probe(environ).layers():
-        purpose = _PURPOSES[layer.name]
-        fact = f"works; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
-        yield _check(layer.name, layer.usable, fact, layer.fix, needed=False)
+        return _check("state", False, f"{str(home)[:200]} cannot be written", fix)
+    if home == place and place.stat().st_mode & 0o077:
+        return _check("state", False, f"{home} is open to other users", f"chmod 700 {home}", needed=False)
+    return _check("state", True, str(home))
 
 
 _PURPOSES: Final[Mapping[Name, str]] = {
@@ -142,10 +123,7 @@ _PURPOSES: Final[Mapping[Name, str]] = {
     "landlock": "writing outside the workspace; sockets and signals of others",
     "cgroup": "processes, where bubblewrap is missing",
 }
-"""Layer → what it protects."""
-
-
-# Configuration and backends -------------------------------------------------------------------------------------------
+"""Layer of the sandbox → what it protects."""
 
 
 def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_network: bool) -> Checks:
@@ -179,7 +157,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
 def _ready(
     place: str, status: backends.BackendStatus, backend: backends.ProcessBackend, *, needed: bool
 ) -> DoctorCheck:
-    """Check the login of an agent that can be started, and say what a first try costs."""
+    """Check the login of an agent that can be started."""
     agent = backend.agent
     if agent is None:
         return _check(place, True, "ready")
@@ -191,16 +169,7 @@ def _ready(
         parts.append(f"its key is in {agent.key_env}")
     if agent.base_url is not None:
         parts.append(f"asks {cut_urls(agent.base_url)}")
-    if agent.first_tokens is not None:
-        price = price_of(agent.model) if agent.model is not None else None
-        usd = f", {agent.first_tokens * price.input / MICROS / MICROS:.3f} USD with {agent.model}" if price else ""
-        parts.append(f"a try sends about {agent.first_tokens:,} tokens{usd}")
-    if agent.options.own_state and not login:
-        return _check(place, False, "; ".join(parts), f"log in with {agent.options.program}", needed=False)
     return _check(place, not status.fix, "; ".join(parts), status.fix, needed=needed)
-
-
-# Model services and MCP servers: looked at always, asked with `--probe`. ----------------------------------------------
 
 
 def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], over_network: bool) -> Checks:
@@ -225,29 +194,15 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
 
 
 def _server(name: str, asked: ServerSettings, environ: Mapping[str, str], cwd: str, over_network: bool) -> DoctorCheck:
-    """Check an MCP server's program or address; start or reach it only with `over_network`."""
-    place = f"mcp {name}"
+    """Check the variables of an MCP server; with `over_network` start or reach it, and list its tools."""
+    place, faults = f"mcp {name}", list[str]()
     try:
         row = backends.server_row(name, asked, environ, [])
     except BackplaneError as error:
         return _failed(place, error)
-    if asked.command is not None:
-        found = shutil.which(asked.command[0], path={**environ, **row.get("env", {})}.get("PATH"))
-        fact, fix = f"its program {asked.command[0]} is not found or not executable", "install it, or name its path"
-    else:
-        parts = urlsplit(asked.url or "")
-        found = asked.url if parts.scheme in ("http", "https") and parts.hostname else None
-        fact, fix = f"{asked.url} is not the address of a server", 'url = "https://HOST/PATH"'
-    if found is None or not over_network:
-        return _check(place, found is not None, fact if found is None else f"{found}; --probe asks it", fix)
-    return _asked_server(place, name, row, environ, cwd)
-
-
-def _asked_server(place: str, name: str, row: Mapping[str, Any], environ: Mapping[str, str], cwd: str) -> DoctorCheck:
-    """Start or reach an MCP server, and list its tools."""
+    if not over_network:
+        return _check(place, True, f"{asked.command[0] if asked.command else asked.url}; --probe starts or reaches it")
     from backplane.tools.mcp import open_servers
-
-    faults: list[str] = []
 
     async def warn(_: str, words: str) -> None:
         faults.append(words)

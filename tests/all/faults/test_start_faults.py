@@ -127,10 +127,9 @@ def _heeds(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("words", [("doctor",), ("conform", "--", "true")], ids=lambda words: words[0])
-def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground, words: tuple[str, ...]) -> None:
+def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground) -> None:
     closed = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--")
-    ended = ground.start(*words, program=(*closed, *PROGRAM), env={"TMPDIR": "/nowhere"}).end(60)
+    ended = ground.start("conform", "--", "true", program=(*closed, *PROGRAM), env={"TMPDIR": "/nowhere"}).end(60)
     assert (ended.code, ended.left) == (1, [])
     assert b"set TMPDIR to" in ended.stdout + ended.stderr
     assert not any(word in ended.stderr for word in (*UGLY, b"internal:"))
