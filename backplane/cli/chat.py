@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -16,25 +14,19 @@ import anyio
 from backplane.cli import asking, lines, order, sessions, streams, terminal
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
-from backplane.cli.sessions.show import message_lines
 from backplane.contract.approval import Decision
-from backplane.contract.conversation import Image, TokenUsage, UserMessage
+from backplane.contract.conversation import UserMessage
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError
 from backplane.process.aio import ending_signals
-from backplane.providers import ProviderRegistry, Session, SessionConfig, store
+from backplane.providers import ProviderRegistry, Session, SessionConfig
 from backplane.view import ended, figures
 
 HELP = "Hold a conversation in the terminal."
 HELP_TEXT: Final = """\
-/help           print this
-/history        print the conversation
 /clear          begin anew; the agent forgets the conversation, receipts stay
-/usage          print tokens and cost of the session
 /diff           print the changes of the last turn
 /model NAME     use another model from the next turn on
-/system TEXT    give other instructions from the next turn on
-/image FILE     show a picture with your next message
 /handover NAME  continue with another backend
 /quit           end; the session stays stored
 """
@@ -59,50 +51,54 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    images = order.images(args.image)
-    return sessions.with_registry(args, lambda registry: _Chat(registry, args, images).hold())
+    return sessions.with_registry(args, lambda registry: _Chat(registry, args).hold())
 
 
 class _Chat:
     """A session, and the lines that a person or a program says to it."""
 
-    def __init__(self, registry: ProviderRegistry, args: Args, images: tuple[Image, ...]) -> None:
-        self._registry, self._args, self._images = registry, args, images
+    def __init__(self, registry: ProviderRegistry, args: Args) -> None:
+        self._registry, self._args, self._images = registry, args, order.images(args.image)
         self._is_person = streams.is_interactive()
         self._lines = lines.Reader(registry.plane.home)
         self._look = terminal.look(plain=not self._is_person)
         self._shown = terminal.Terminal(self._look, None)
         self._session: Session
-        self._is_working = False
-        self._asking: anyio.CancelScope | None = None
+        self._asking = anyio.CancelScope()
         """Ends the question that waits on the terminal."""
-        self._is_over = False
         self._code = 0
 
     async def hold(self) -> int:
         """Talk until Ctrl-D, `/quit` or the end of the input, and return the exit code."""
-        how = self._args.on_ask or ("prompt" if self._is_person else "deny")
-        on_ask = self._on_ask if how == "prompt" else asking.callback(how, lambda: "", dict(os.environ))
-        async with await self._open(on_ask) as self._session, anyio.create_task_group() as tasks:
+        async with await self._open() as self._session, anyio.create_task_group() as tasks:
             if self._is_person:
                 tasks.start_soon(self._watch_signals, tasks.cancel_scope)
                 tasks.start_soon(self._paint)
                 model = f", {self._session.model}" if self._session.model else ""
                 streams.write(f"{self._session.provider}{model}; /help, Ctrl-D ends\n")
-            while not self._is_over:
-                with suppress(lines.Interrupted):  # Ctrl-C drops the line.
+            while True:
+                try:
                     text = await self._lines.line(lines.MESSAGE)
-                    if text is None:
+                    if text is None or (self._is_person and text.strip() == "/quit"):
                         break
-                    if text.strip():
-                        await self._do(text)
+                    if self._is_person and text.startswith("/") and "\n" not in text:
+                        await self._command(text.strip())
+                    elif text.strip():
+                        await self._send(text)
+                except lines.Interrupted:  # Ctrl-C drops the line.
+                    continue
+                except BackplaneError as error:
+                    if not self._is_person:
+                        raise
+                    streams.error(error)
             tasks.cancel_scope.cancel()
-        self._write_end()
+        if self._session.receipt is not None or self._args.resume is not None:
+            streams.complain(f"session {self._session.id[:8]}: backplane chat --resume {self._session.id[:8]}\n")
         return self._code
 
-    async def _open(self, on_ask: Callable[[Approval], Awaitable[Decision]] | None) -> Session:
+    async def _open(self) -> Session:
         """Begin the session that the options ask for, or continue it."""
-        args, home, cwd = self._args, self._registry.plane.home, streams.folder()
+        args, cwd, how = self._args, streams.folder(), sessions.on_ask(self._args)
         config: SessionConfig = SessionConfig(
             root=str(cwd / args.root) if args.root else None if args.resume else str(cwd),
             mode=add.mode_of(args.in_place),
@@ -110,54 +106,31 @@ class _Chat:
             system_prompt=args.system,
             policy=args.policy,
             max_turns=args.max_turns,
-            on_ask=on_ask,
+            on_ask=self._on_ask if how == "prompt" else asking.callback(how, lambda: "", dict(os.environ)),
         )
         if args.resume is None:
             return await self._registry.get(args.backend).create_session(config)
-        id = store.find(home, args.resume)
-        name = args.backend or store.read(store.path_of(home, id)).provider
-        return await self._registry.get(name).resume(id, config)
-
-    def _write_end(self) -> None:
-        id = self._session.id
-        if not store.path_of(self._registry.plane.home, id).exists():  # It is written with the first turn.
-            streams.complain("no message was sent, so no session is stored\n")
-        elif self._is_person:
-            streams.write(f"backplane chat --resume {id[:8]}\n")
-        else:
-            streams.complain(f"session {id}\n")
-
-    async def _do(self, text: str) -> None:
-        """Do a command, or send a message."""
-        try:
-            if self._is_person and text.startswith("/") and "\n" not in text:
-                await self._command(text.strip())
-            else:
-                await self._send(text)
-        except BackplaneError as error:
-            if not self._is_person:
-                raise
-            streams.error(error)
+        return await sessions.resumed(self._registry, args.resume, config, args.backend)
 
     async def _send(self, text: str) -> None:
         said, self._images = UserMessage(content=text, images=self._images), ()
-        if self._look.terminal:
-            self._shown = terminal.Terminal(self._look, terminal.picture(self._session.provider, self._session.model))
-        self._is_working = True
-        try:
-            with lines.unseen():
-                end = await sessions.show_turn(self._session, said, self._shown)
-        finally:
-            self._is_working = False
+        picture = terminal.picture(self._session.provider, self._session.model) if self._look.terminal else None
+        self._shown = terminal.Terminal(self._look, picture)
+        with lines.unseen():
+            end = await sessions.show_turn(self._session, said, self._shown)
+        self._shown = terminal.Terminal(self._look, None)
         if not self._is_person:
             self._code = 1 if end.stop_reason == "error" else self._code
         elif end.usage.total_tokens is not None:
-            streams.write(_usage(end.usage))
+            least = "at least " if end.usage.is_at_least else ""
+            tokens_in, tokens_out = figures.count(end.usage.input_tokens), figures.count(end.usage.output_tokens)
+            cost = figures.money(end.usage.cost_usd_micros)
+            streams.write(f"{least}{tokens_in} tokens in, {tokens_out} out, cost {cost}\n")
 
     async def _paint(self) -> None:
         while True:
             await anyio.sleep(terminal.FRAME_S)
-            if self._is_working and self._shown.is_due:
+            if self._shown.is_due:
                 streams.write(self._shown.frame())
 
     async def _watch_signals(self, scope: anyio.CancelScope) -> None:
@@ -166,62 +139,36 @@ class _Chat:
             async for number in received:
                 if number == signal.SIGCONT:
                     self._shown.continued()
-                elif number != signal.SIGINT:
+                elif number == signal.SIGINT:
+                    await self._session.interrupt()
+                    self._asking.cancel()
+                else:
                     self._code = 128 + number
                     scope.cancel()
-                elif self._is_working:
-                    await self._session.interrupt()
-                    if self._asking is not None:
-                        self._asking.cancel()
 
     async def _on_ask(self, asked: Approval) -> Decision:
         """Ask the person; what was typed or pasted before the question is no answer."""
-        with self._shown.away():
+        with self._shown.away(), anyio.CancelScope() as self._asking:
             streams.write(self._shown.clear())
             self._lines.drop()
             try:
-                with anyio.CancelScope() as self._asking:
-                    return await asking.ask(asked, streams.write, self._lines.line)
+                return await asking.ask(asked, streams.write, self._lines.line)
             except lines.Interrupted:
                 await self._session.interrupt()
-            finally:
-                self._asking = None
         return Decision("deny", "the user stopped the turn")
 
-    # Commands ---------------------------------------------------------------------------------------------------------
-
     async def _command(self, text: str) -> None:
-        name, _, rest = text[1:].partition(" ")
-        session, write = self._session, streams.write
+        name, _, rest = text.partition(" ")
         match name:
-            case "help":
-                write(HELP_TEXT)
-            case "quit":
-                self._is_over = True
-            case "history":
-                for message in session.get_history():
-                    write("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))
-            case "clear":
-                session.clear_history()
-            case "usage":
-                write(_usage(session.get_usage()))
-            case "diff":
-                patch = session.receipt.verification.git_diff if session.receipt is not None else None
+            case "/clear":
+                self._session.clear_history()
+            case "/diff":
+                patch = self._session.receipt.verification.git_diff if self._session.receipt is not None else None
                 for line in ended.diff((patch or "no changes").splitlines(), self._look, "the receipt"):
-                    write(line)
-            case "model":
-                session.set_model(rest or None)
-            case "system":
-                session.set_system_prompt(rest or None)
-            case "image":
-                self._images += order.images([rest])
-            case "handover":
-                sessions.print_losses(await session.handover(self._registry.get(rest or None)))
+                    streams.write(line)
+            case "/model":
+                self._session.set_model(rest or None)
+            case "/handover":
+                sessions.print_losses(await self._session.handover(self._registry.get(rest or None)))
             case _:
-                write(f"no command /{streams.one_line(name, 40)}; /help lists them\n")
-
-
-def _usage(used: TokenUsage) -> str:
-    least = "at least " if used.is_at_least else ""
-    tokens_in, tokens_out = figures.count(used.input_tokens), figures.count(used.output_tokens)
-    return f"{least}{tokens_in} tokens in, {tokens_out} out, cost {figures.money(used.cost_usd_micros)}\n"
+                streams.write(HELP_TEXT)

@@ -49,6 +49,7 @@ def keep(args: Args, make: Callable[[Any], Awaitable[Session]]) -> int:
 
 def turn_options(p: Parser) -> None:
     """Add the options of one turn."""
+    add.session_id(p)
     add.on_ask(p)
     add.value(
         p, "--policy", metavar="FILE", help="tighten the session's policy with this one: a file, default, strict or ci"
@@ -56,20 +57,24 @@ def turn_options(p: Parser) -> None:
     add.config(p)
 
 
-def send(args: Args, words: str | UserMessage, to: str | None = None, model: str | None = None) -> int:
-    """Send one message to a stored session, and print what comes; return 1 if the turn failed.
+def on_ask(args: Args) -> str:
+    """Return what answers questions: `--on-ask`, else a person if there is one."""
+    return args.on_ask or ("prompt" if streams.is_interactive() else "deny")
 
-    Args:
-        to: backend that continues the session (default: the one that it is with).
-        model: model that continues it (default: the backend's choice).
-    """
-    how = args.on_ask or ("prompt" if streams.is_interactive() else "deny")
-    on_ask = asking.callback(how, lambda: "", dict(os.environ))
+
+async def resumed(registry: ProviderRegistry, id: str, wish: SessionConfig, backend: str | None = None) -> Session:
+    """Continue a stored session, with its own backend if none is named."""
+    file = read(registry.plane.home, id)
+    return await registry.get(backend or file.provider).resume(file.id, wish)
+
+
+def send(args: Args, words: str | UserMessage, backend: str | None = None, model: str | None = None) -> int:
+    """Send one message to a stored session, and print what comes; return 1 if the turn failed."""
+    answers = asking.callback(on_ask(args), lambda: "", dict(os.environ))
 
     async def work(registry: Any) -> int:
-        file = read(registry.plane.home, args.id)
-        wish = SessionConfig(model=model, policy=args.policy, on_ask=on_ask)
-        async with await registry.get(to or file.provider).resume(file.id, wish) as session:
+        wish = SessionConfig(model=model, policy=args.policy, on_ask=answers)
+        async with await resumed(registry, args.id, wish, backend) as session:
             print_losses(session.losses)
             end = await show_turn(session, words, terminal.Terminal(terminal.look(plain=True), None))
             return 1 if end.stop_reason == "error" else 0

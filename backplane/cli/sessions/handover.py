@@ -16,7 +16,6 @@ GO_ON: Final = "Go on with the work where it was left."
 
 
 def options(p: Parser) -> None:
-    add.session_id(p)
     add.value(p, "words", metavar="WORDS", nargs="?", default=GO_ON, help=f"message to send (default: {GO_ON})")
     add.value(p, "--to", metavar="BACKEND", required=True, help="backend that continues the conversation")
     add.model(p)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from backplane import config
 from backplane.cli import options as add
@@ -18,9 +16,6 @@ from backplane.view.figures import ID_CHARS
 HELP = "List conversations, the last used first."
 EXAMPLE = "backplane sessions list"
 
-WORDS_CHARS_MAX: Final = 60
-"""Most characters of a session's first words."""
-
 
 def options(p: Parser) -> None:
     add.json(p, "one JSON object per session, one per line", "session")
@@ -28,21 +23,17 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     home = config.home_path(os.environ)
-    streams.write_rows(_readable(home), lambda file: _row(home, file), "no sessions", as_json=args.json)
-    return 0
-
-
-def _readable(home: Path) -> Iterator[SessionFile]:
-    """Yield the sessions that can be read, and say on stderr what is wrong with the others."""
-    for file in store.listed(home):
-        if isinstance(file, SessionFile):
-            yield file
-        else:
+    found = list(store.listed(home))
+    for file in found:
+        if not isinstance(file, SessionFile):
             streams.error(file)
+    readable = (file for file in found if isinstance(file, SessionFile))
+    streams.write_rows(readable, lambda file: _row(home, file), "no sessions", as_json=args.json)
+    return 0
 
 
 def _row(home: Path, file: SessionFile) -> str:
     state = "open" if store.is_open(home, file.id) else streams.count(len(file.turns), "turn")
     messages = (message for turn in file.turns for message in turn.messages)
     words = next((one.content for one in messages if isinstance(one, UserMessage)), "(no message was sent)")
-    return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {streams.one_line(words, WORDS_CHARS_MAX)}"
+    return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {streams.one_line(words, 60)}"

@@ -12,7 +12,6 @@ EXAMPLE = 'backplane sessions resume last "and now the tests"'
 
 
 def options(p: Parser) -> None:
-    add.session_id(p)
     add.value(p, "words", metavar="WORDS", nargs="?", help="message to send (default: open the chat)")
     add.many(p, "--image", metavar="FILE", help="show this picture with the message")
     sessions.turn_options(p)

@@ -10,7 +10,7 @@ from backplane.cli import options as add
 from backplane.cli import sessions, streams
 from backplane.cli.command import Args, Parser
 from backplane.contract import canonical
-from backplane.contract.conversation import AgentMessage, UserMessage, unresolved
+from backplane.contract.conversation import AgentMessage, UserMessage
 from backplane.providers.reading import text_of
 from backplane.view.figures import ID_CHARS
 
@@ -37,15 +37,13 @@ def run(args: Args) -> int:
         run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "no run here"
         streams.write(f"\nturn {number + 1}: {turn.provider}, {run}, {turn.stop_reason or '?'}\n")
         for message in turn.messages:
-            streams.write("".join(f"  {streams.printable(line)}\n" for line in message_lines(message)))
-        for call in unresolved(turn.messages):
-            streams.write(f"  no result was recorded of {streams.one_line(call.name)} ({streams.one_line(call.id)})\n")
-    for loss in file.losses:
-        streams.write(f"not carried: {streams.one_line(loss)}\n")
+            for line in _lines(message):
+                streams.write(f"  {streams.printable(line)}\n")
+    sessions.print_losses(file.losses)
     return 0
 
 
-def message_lines(message: Any) -> list[str]:
+def _lines(message: Any) -> list[str]:
     if isinstance(message, UserMessage):
         shown = [f"> (a picture: {image.media_type or image.url})" for image in message.images]
         return [*(f"> {line}" for line in message.content.splitlines()), *shown]
