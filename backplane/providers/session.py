@@ -125,6 +125,8 @@ class _Open:
         """Approvals that wait for `send_input`."""
         self.ended: tuple[ProviderError | None, StopReason] | None = None
         """How it failed, if it did, and why it stopped; None while it is under way."""
+        self.interrupted = False
+        """The user has interrupted it."""
         self.left = False
         """A later call has ended it."""
 
@@ -391,6 +393,7 @@ class Session:
         """Stop the turn and not the session; go on reading for its last events."""
         if self._open is None:
             return
+        self._open.interrupted = True
         for event, answers in self._open.answers.values():
             answers.append(Decision("deny", "the user interrupted"))
             event.set()
@@ -735,6 +738,8 @@ class Session:
         self.receipt, self._output = run.receipt, open.output
         receipt = self.receipt
         stop = reading.stop_of(receipt, open.transcript.stop)
+        if open.interrupted and stop == "error" and receipt.outcome == "partial":
+            stop = "user_interrupt"
         cause = reading.failure_of(receipt, run.end_error) if stop == "error" else None
         if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False

@@ -607,6 +607,36 @@ async def test_an_interrupt_stops_the_turn_and_not_the_session(ground: Ground) -
         assert (await session.run("on")).stop_reason == "end_turn"
 
 
+STOPPED = """
+import anyio
+from backplane.host import EXTENSIONS, Done, Host, main
+
+async def work(run):
+    stopped = anyio.Event()
+    async def stop():
+        stopped.set()
+    run.on_interrupt = stop
+    await run.delta("I wait")
+    await stopped.wait()
+    return Done(outcome="partial")
+
+main(Host(id="stopped", capabilities={}, extensions=(*EXTENSIONS, "interrupt/1")), work)
+"""
+
+
+async def test_a_turn_that_its_host_stops_is_interrupted_and_no_error(ground: Ground) -> None:
+    (ground.folder / "stopped.py").write_text(STOPPED)
+    async with ground.registry() as registry:
+        host = registry.register(ProcessBackend(id="stopped", argv=(*PYTHON, str(ground.folder / "stopped.py"))))
+        async with await host.create_session() as session:
+            with anyio.fail_after(30):
+                async for event in session.send_message("wait"):
+                    if isinstance(event, TextDeltaEvent):
+                        await session.interrupt()
+            assert session.file.turns[-1].stop_reason == "user_interrupt"
+    assert [receipt.outcome for receipt in ground.receipts()] == ["partial"]
+
+
 async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
         async for event in session.send_message("wait"):
