@@ -187,9 +187,7 @@ def agent_of(
     if address and "base_url" not in options:
         options = {**options, "base_url": address}
         where = f"the variable {variable}, or {where}"
-    agent = ShippedAgent(
-        row, read(host, rows, row, options), "trials" in known, known.get("oldest")
-    )
+    agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("oldest"))
     if agent.base_url is None and _says_base_url(agent, env):
         fact = f"{where} or its env say {BASE_URL}, and there is no base_url"
         raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')
