@@ -16,10 +16,10 @@ GO_ON: Final = "Go on with the work where it was left."
 
 
 def options(p: Parser) -> None:
+    sessions.turn_options(p)
     add.value(p, "words", metavar="WORDS", nargs="?", default=GO_ON, help=f"message to send (default: {GO_ON})")
     add.value(p, "--to", metavar="BACKEND", required=True, help="backend that continues the conversation")
     add.model(p)
-    sessions.turn_options(p)
 
 
 def run(args: Args) -> int:

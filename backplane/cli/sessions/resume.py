@@ -12,9 +12,9 @@ EXAMPLE = 'backplane sessions resume last "and now the tests"'
 
 
 def options(p: Parser) -> None:
+    sessions.turn_options(p)
     add.value(p, "words", metavar="WORDS", nargs="?", help="message to send (default: open the chat)")
     add.many(p, "--image", metavar="FILE", help="show this picture with the message")
-    sessions.turn_options(p)
     p.set_defaults(**dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns")))
 
 
