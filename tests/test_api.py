@@ -205,6 +205,11 @@ def test_an_argument_of_another_kind_is_our_error(given: Any, words: str, backpl
     assert caught.value.code == "config_invalid"
 
 
+def test_a_decision_is_one_of_three_words() -> None:
+    with pytest.raises(backplane.ConfigError, match=r"'yes'.*'allow', 'deny', 'modify'"):
+        backplane.Decision("yes")  # type: ignore[arg-type]
+
+
 @pytest.mark.anyio
 async def test_a_control_plane_and_the_router_take_the_same_options(backplane_home: Path, tmp_path: Path) -> None:
     def price(of: str) -> int:

@@ -8,10 +8,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backplane.contract.canonical import Json
+from backplane.errors import ConfigError
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was decided about an approval."""
+    """What was decided about an approval.
+
+    Raises:
+        ConfigError: `config_invalid`, `decision` or `remember` is none of its choices.
+    """
 
     decision: Literal["allow", "deny", "modify"]
     reason: str = ""
@@ -20,7 +25,15 @@ class Decision(msgspec.Struct, frozen=True):
     text: str | None = None
     """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
     remember: Literal["once", "run"] = "once"
-    """`run`: the same tool need not be asked for again in this run."""
+    """`run`: like calls need no answer of their own in this run."""
+
+    def __post_init__(self) -> None:
+        for name, words in (("decision", ("allow", "deny", "modify")), ("remember", ("once", "run"))):
+            if (value := getattr(self, name)) not in words:
+                choices = ", ".join(map(repr, words))
+                raise ConfigError(
+                    "config_invalid", f"`{name}` of a decision is {value!r:.40}", hint=f"one of {choices}"
+                )
 
 
 def misfit(decision: Decision, kind: str, input: Json | UnsetType = UNSET) -> str:
