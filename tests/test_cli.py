@@ -543,14 +543,14 @@ def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_ho
     done = cli(
         "run", "--order", "-", "--backend", "mock", "--model", "n", "--isolation", "off",
         "--param", "abp.y=two", "--env", "B=geheim-9", "--exclude", "*.log", "--deny-tool", "bash", "--max-turns", "3",
-        "--no-apply", stdin=json.dumps(order).encode(),
+        stdin=json.dumps(order).encode(),
     )  # fmt: skip
     assert done.returncode == 0, done
     assert b"I was asked: do it" in done.stdout
     (row,) = rows(backplane_home)
     head = (backplane_home / "runs" / row.run_id / "head.jsonl").read_bytes()
     kept = json.loads(head.splitlines()[0])["order"]
-    assert kept["lane"] == "patch_first"
+    assert kept["lane"] == "workspace_first"
     assert kept["config"]["model"] == "n"
     assert kept["config"]["vendor"]["abp"] == {"x": 1, "y": "two", "isolation": "off"}
     assert kept["config"]["env"] == ["A", "B"]

@@ -101,7 +101,7 @@ class _Chat:
         args, cwd, how = self._args, streams.folder(), sessions.on_ask(self._args)
         config: SessionConfig = SessionConfig(
             root=str(cwd / args.root) if args.root else None if args.resume else str(cwd),
-            mode=add.mode_of(args.in_place),
+            mode="pass_through" if args.in_place else None,
             model=args.model,
             system_prompt=args.system,
             policy=args.policy,

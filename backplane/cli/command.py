@@ -25,8 +25,6 @@ Args = argparse.Namespace
 WIDTH_MAX = 100
 """Widest help, in columns: longer lines are hard to read."""
 
-_EXAMPLE = "example:\n"
-
 _ROOMS = {"queue": "backplane.scale.commands"}
 """Group → the package of its commands, where that is not `backplane.cli.GROUP`."""
 
@@ -42,16 +40,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"backplane {name}",
             description=command.HELP,
-            epilog=_EXAMPLE + "\n".join("  " + line for line in command.EXAMPLE.strip().splitlines()),
             # Without a width argparse imports shutil, and that three compressors.
-            formatter_class=partial(_Formatter, width=min(streams.columns(), WIDTH_MAX) - 2),
+            formatter_class=partial(argparse.HelpFormatter, width=min(streams.columns(), WIDTH_MAX) - 2),
             allow_abbrev=False,
         )
+        self._example = "\n  ".join(command.EXAMPLE.strip().splitlines())
         self.only_with: dict[str, str] = {}
         command.options(self)
 
     def print_help(self, file: Any = None) -> None:
-        streams.write(self.format_help())
+        streams.write(f"{self.format_help()}\nexample:\n  {self._example}\n")
 
     def parse(self, words: list[str]) -> Args:
         """Parse the words after the command's name. Raises ConfigError `usage_invalid`."""
@@ -60,10 +58,7 @@ class Parser(argparse.ArgumentParser):
         found, extra = parse(words)
         if extra:
             near = did_you_mean(extra[0].partition("=")[0], self._option_string_actions)
-            quotes = (
-                "put a TASK of several words in quotes: " if hasattr(found, "task") and extra[0][0] != "-" else near
-            )
-            raise wrong_words(f"unrecognized arguments: {' '.join(extra)}", f"{quotes}{self.prog} --help")
+            raise wrong_words(f"unrecognized arguments: {' '.join(extra)}", f"{near}{self.prog} --help")
         for option, other in self.only_with.items():
             this, that = self._option_string_actions[option], self._option_string_actions[other]
             if getattr(found, this.dest) != this.default and getattr(found, that.dest) == that.default:
@@ -72,11 +67,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise wrong_words(message, f"{self.prog} --help")
-
-
-class _Formatter(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
 
 
 def load(name: str) -> Any:
@@ -97,9 +87,6 @@ def did_you_mean(wrong: str, known: Collection[str]) -> str:
 def wrong_words(fact: str, hint: str) -> ConfigError:
     """Return the error `usage_invalid` for the words or options of a command."""
     return wrong(fact, hint, "usage_invalid")
-
-
-# What commands open ---------------------------------------------------------------------------------------------------
 
 
 def load_settings(args: Args, flags: Mapping[str, str | float | None] | None = None) -> Settings:

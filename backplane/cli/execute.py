@@ -52,18 +52,11 @@ def execute(args: Args) -> int:
         attempts = anyio.run(first_choice, work, settings, environ, home)
         named = backends.find(attempts.backend, settings, environ)
     with order.redacted(work.config.env):
+        files = {option: ResultFile(getattr(args, option), stdout_taken=args.json) for option in written}
         live = follow.Live(
-            args=args,
-            order=work,
-            hooks=own,
-            backend=named,
-            attempts=attempts,
-            settings=settings,
-            home=home,
-            environ=environ,
-            on_ask=on_ask,
-            files={option: ResultFile(getattr(args, option), stdout_taken=args.json) for option in written},
-        )
+            args=args, order=work, hooks=own, backend=named, attempts=attempts, settings=settings, home=home,
+            environ=environ, on_ask=on_ask, files=files,
+        )  # fmt: skip
         return live.run()
 
 

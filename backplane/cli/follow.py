@@ -177,8 +177,6 @@ class Live:
         with self._terminal.away() if self.on_ask == "prompt" else nullcontext():
             return await self._desk.answer(ask)
 
-    # What ends the run from here --------------------------------------------------------------------------------------
-
     @property
     def _is_left(self) -> bool:
         """True after a signal, or without a reader."""
@@ -212,8 +210,6 @@ class Live:
             await anyio.sleep(LOOK_S)
             self._outlet.gone |= bool(watch.poll(0))
         await self._cancel()
-
-    # After the end ----------------------------------------------------------------------------------------------------
 
     def _end(self, fault: BackplaneError | None) -> int:
         """Print the end of the run, and the exception after it, and return the exit code."""

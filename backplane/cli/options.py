@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from backplane.cli.command import Parser
-
-if TYPE_CHECKING:
-    from backplane.contract.work import Mode
 
 Group = argparse._ActionsContainer
 """A parser, or a group of its options."""
@@ -18,11 +15,6 @@ Group = argparse._ActionsContainer
 def flag(p: Group, *names: str, help: str) -> None:
     """Add an option without a value."""
     p.add_argument(*names, action="store_true", help=help)
-
-
-def switch(p: Group, name: str, help: str) -> None:
-    """Add `--NAME` and `--no-NAME`; without either the value is None."""
-    p.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
 
 
 def value(p: Group, *names: str, help: str, **keywords: Any) -> None:
@@ -69,15 +61,11 @@ seconds.__name__ = "time"  # argparse says: invalid time value.
 
 # What a command is about ----------------------------------------------------------------------------------------------
 
-_RUN_OR_ORDER: Final = "id of a run, or of an order (its newest run), or the beginning of an id; or `last`, `last~2`"
-
 
 def run_id(p: Group, *, optional: bool = False) -> None:
     """Add the word RUN; an optional one is `last` by default."""
-    if optional:
-        value(p, "run", metavar="RUN", nargs="?", default="last", help=f"{_RUN_OR_ORDER} (default: last)")
-    else:
-        value(p, "run", metavar="RUN", help="run id or its beginning; or `last`, `last~2`")
+    default: dict[str, Any] = {"nargs": "?", "default": "last"} if optional else {}
+    value(p, "run", metavar="RUN", help="id of a run, or its beginning; or `last`, `last~2`", **default)
 
 
 def session_id(p: Group) -> None:
@@ -106,9 +94,6 @@ def reason(p: Group) -> None:
     value(p, "--reason", metavar="WHY", default="", help="store this reason in the receipt")
 
 
-# An order -------------------------------------------------------------------------------------------------------------
-
-
 def task_or_order(p: Parser) -> None:
     """Add the two ways to say what to do."""
     p.usage = f"{p.prog} [options] (TASK | --order FILE)"
@@ -125,12 +110,7 @@ def root(p: Group) -> None:
 
 
 def in_place(p: Group) -> None:
-    switch(p, "--in-place", help="work in the folder itself, or in a copy (default: in a copy, or as before)")
-
-
-def mode_of(in_place: bool | None) -> Mode | None:
-    """Return the workspace's mode that `--in-place` or `--no-in-place` stands for."""
-    return None if in_place is None else "pass_through" if in_place else "staged"
+    flag(p, "--in-place", help="work in the folder itself (default: in a copy of it)")
 
 
 def files(p: Group) -> None:
@@ -161,9 +141,6 @@ def bounds(p: Group) -> None:
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
     many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
-
-
-# A queue --------------------------------------------------------------------------------------------------------------
 
 
 def queue(p: Group, *, content: bool = False) -> None:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from backplane.cli import streams
 from backplane.cli.command import Args, wrong, wrong_words
-from backplane.cli.options import mode_of
 from backplane.contract import canonical, pictures
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
@@ -59,7 +58,7 @@ def build(
             root=root,
             model=args.model,
             policy=args.policy,
-            lane=None if args.apply is None else "workspace_first" if args.apply else "patch_first",
+            lane="workspace_first" if args.apply else None,
             max_turns=args.max_turns,
             max_budget_usd=args.max_budget_usd,
             configured_policy=policy,
@@ -71,7 +70,7 @@ def build(
             made,
             workspace=replace(
                 space,
-                mode=mode_of(args.in_place) or space.mode,
+                mode="pass_through" if args.in_place else space.mode,
                 include=(*space.include, *args.include),
                 exclude=(*space.exclude, *args.exclude),
             ),
@@ -107,9 +106,6 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
     except BackplaneError as error:
         Redactor(env.values()).error(error)
         raise
-
-
-# The order itself -----------------------------------------------------------------------------------------------------
 
 
 def _read(args: Args) -> WorkOrder:

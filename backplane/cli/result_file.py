@@ -6,13 +6,10 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from backplane.cli.command import wrong, wrong_words
-from backplane.cli.streams import STDERR, STDOUT, write_bytes, write_to
+from backplane.cli.streams import write_bytes, write_to
 from backplane.errors import StoreError
-
-_NAMED: Final = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
 
 
 class ResultFile:
@@ -30,9 +27,9 @@ class ResultFile:
     """
 
     def __init__(self, name: str, *, stdout_taken: bool = False) -> None:
-        is_file = name not in _NAMED and (os.path.isfile(name) or not os.path.exists(name))
+        is_file = name != "-" and not name.startswith("/dev/") and (os.path.isfile(name) or not os.path.exists(name))
         self._name, self.path = name, Path(os.path.realpath(name)) if is_file else None
-        if stdout_taken and _NAMED.get(name) == STDOUT:
+        if stdout_taken and name in ("-", "/dev/stdout"):
             raise wrong_words(f"{name!r}: stdout is used by --json", "name a file")
         if os.path.isdir(name or ".") or (self.path is not None and not os.access(self.path.parent, os.W_OK)):
             fact = f"{name!r} cannot be written: it is a folder, or its folder is missing or not writable"
@@ -44,9 +41,9 @@ class ResultFile:
             if self.path is not None:
                 _replace(self.path, chunks)
                 return
-            # A pipe that no process reads would block for ever.
-            fd = _NAMED.get(self._name) or os.open(self._name, os.O_WRONLY | os.O_NONBLOCK)
-            write = write_bytes if fd == STDOUT else partial(write_to, fd)
+            # A pipe that no process reads would block for ever; /dev/stdout may be a file that has text already.
+            is_stdout, mode = self._name == "-", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND
+            write = write_bytes if is_stdout else partial(write_to, os.open(self._name, mode))
             for chunk in chunks:
                 write(chunk)
         except OSError as error:

@@ -35,7 +35,7 @@ def options(p: Parser) -> None:
     place = p.add_argument_group("the workspace")
     add.root(place)
     add.in_place(place)
-    add.switch(place, "--apply", help="apply the patch when the run is complete, or leave it (default: leave it)")
+    add.flag(place, "--apply", help="apply the patch when the run is complete")
     add.files(place)
     add.many(place, "--image", metavar="FILE", help="show this picture to the agent: PNG, JPEG, GIF or WebP")
     add.flag(place, "--checkpoints", help="store the workspace's state before each tool that may write")

@@ -57,7 +57,7 @@ def options(p: Parser) -> None:
     add.root(work)
     add.files(work)
     add.bounds(work)
-    p.set_defaults(in_place=None, apply=None, env=[], image=[], checkpoints=False)
+    p.set_defaults(in_place=False, apply=False, env=[], image=[], checkpoints=False)
 
 
 def run(args: Args) -> int:

@@ -537,7 +537,7 @@ def test_a_mode_that_is_given_when_a_session_goes_on_holds_from_then_on(shell: S
     shell("chat", "--backend", "shell", "--in-place", stdin=b"true\n")
     shell("chat", "--resume", "last", stdin=b"touch in-place; exit 1\n", code=1)
     assert (root / "in-place").exists(), "the session's own, where none is given"
-    shell("chat", "--resume", "last", "--no-in-place", stdin=b"touch gone-1; exit 1\n", code=1)
+    shell("chat", "--backend", "shell", stdin=b"touch gone-1; exit 1\n", code=1)
     assert not (root / "gone-1").exists(), "what failed in a copy stays there"
     shell("chat", "--resume", "last", "--in-place", stdin=b"test -e gone-1\n")
     assert (root / "gone-1").exists(), "what was cut off is carried by the mode that it was done in"
