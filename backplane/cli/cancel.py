@@ -1,4 +1,4 @@
-"""`cancel`: end a live run in order."""
+"""`cancel`: end a live run cleanly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
 from backplane.runtime.door import CancelCommand
 
-HELP = "End a live run in order: its host is stopped, its work is kept, its receipt is sealed."
+HELP = "End a live run cleanly: its host is stopped, its work is kept, its receipt is sealed."
 EXAMPLE = "backplane cancel last --reason 'wrong branch'"
 
 

@@ -36,16 +36,16 @@ EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="talk to this backend (see `backplane backends`)")
     add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the one used last")
-    p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="as --resume last")
+    p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="same as --resume last")
     add.model(p)
-    add.many(p, "--image", metavar="FILE", help="show this picture with your first words")
+    add.many(p, "--image", metavar="FILE", help="attach this picture to your first message")
     add.value(p, "--system", metavar="TEXT", help="instructions for the whole conversation")
     add.root(p)
     add.in_place(p)
     add.value(
         p, "--policy", metavar="FILE", help="policy as JSON, or default, strict or ci; with --resume it only tightens"
     )
-    add.value(p, "--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
+    add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)
     add.config(p)
 

@@ -31,11 +31,11 @@ backplane compare "fix the failing test" -b mine/large -b mine/small
 
 def options(p: Parser) -> None:
     add.value(p, "task", metavar="TASK", help="what to do, in words")
-    add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give two at least")
+    add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give the option at least twice")
     add.value(p, "--check", metavar="CMD", help="run this command in a copy with each patch; exit code 0 passes")
     add.value(p, "--repeat", metavar="N", type=int, default=1, help="run N rounds; a verdict needs three (default: 1)")
     add.value(p, "-C", "--root", metavar="DIR", default=".", help="work on this folder (default: the current one)")
-    add.value(p, "--timeout", metavar="TIME", type=add.seconds, help="end a run after this time, as 90s or 5m")
+    add.value(p, "--timeout", metavar="TIME", type=add.seconds, help="end a run after this time, such as 90s or 5m")
     add.config(p)
     add.json(p, "the comparison as one JSON object", "cli_compare")
 

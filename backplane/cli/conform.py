@@ -22,7 +22,7 @@ EXAMPLE = "backplane conform -- node my-host.mjs"
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
     add.flag(p, "--failed", help="print only failed checks")
-    add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run): its name, or its number as S19")
+    add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run), by name or number such as S19")
     add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
 
 

@@ -36,7 +36,7 @@ GIT_MIN: Final = (2, 30)
 PROBE_S: Final = 10.0
 """Seconds for `git --version`, which takes milliseconds."""
 
-HELP = "Check this machine and the configuration: what works, what is missing, and how to mend it."
+HELP = "Check this machine and the configuration: what works, what is missing, and how to fix it."
 EXAMPLE = "backplane doctor\nbackplane doctor --probe"
 
 

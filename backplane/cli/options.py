@@ -121,7 +121,7 @@ def files(p: Group) -> None:
 
 def on_ask(p: Group) -> None:
     """Add who answers the approvals of a conversation."""
-    how = "answer approvals so (default: prompt on a terminal, else deny)"
+    how = "how to answer approvals (default: prompt on a terminal, else deny)"
     value(p, "--on-ask", choices=("deny", "allow", "prompt"), help=how)
 
 
@@ -130,7 +130,7 @@ def bounds(p: Group) -> None:
     level = "refuse a backend without this capability; LEVEL is native, emulated (default) or any"
     many(p, "--require", metavar="CAP[=LEVEL]", help=level)
     value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
-    many(p, "--allow-tool", metavar="TOOL", help="allow only this tool, and others that an option or the policy allows")
+    many(p, "--allow-tool", metavar="TOOL", help="allow only tools named by this option or allowed by the policy")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
@@ -140,7 +140,7 @@ def bounds(p: Group) -> None:
     cost = "stop when the run has cost this much, as far as the backend counts it"
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
-    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, as abp.route.seed=7")
+    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, such as abp.route.seed=7")
 
 
 def queue(p: Group, *, content: bool = False) -> None:
@@ -157,4 +157,4 @@ def order_id(p: Group) -> None:
 
 
 def priority(p: Group) -> None:
-    value(p, "--priority", metavar="N", type=int, help="order 1 goes first (default: before all with a priority)")
+    value(p, "--priority", metavar="N", type=int, help="1 goes before 2 (default: none, which goes before all)")

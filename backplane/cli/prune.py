@@ -11,7 +11,7 @@ from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.errors import StoreError
 from backplane.receipts.database import is_full
 
-HELP = "Remove the files of older runs. Their places in the chain of receipts stay, and it still verifies."
+HELP = "Remove the files of older runs. The chain of receipts keeps their entries and still verifies."
 EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --size 2g"
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -31,11 +31,11 @@ def options(p: Parser) -> None:
     add.value(p, "--keep", metavar="N", type=add.number, help="keep the newest N runs")
     add.value(
         p, "--older", metavar="SPAN", dest="ended_before_ms", type=add.ago,
-        help="prune runs that ended longer ago, as 12h or 90d",
+        help="prune runs that ended longer ago than SPAN, such as 12h or 90d",
     )  # fmt: skip
     add.value(
         p, "--size", metavar="BYTES", dest="bytes_max", type=_size,
-        help="keep run files of at most this total size, as 500m or 2g",
+        help="keep run files of at most this total size, such as 500m or 2g",
     )  # fmt: skip
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
 

@@ -9,7 +9,7 @@ from backplane.cli.command import Args, Parser, open_store
 from backplane.runtime.results import kept, rewind_result
 from backplane.workspace.checkpoints import Checkpoint
 
-HELP = "Restore a workspace with a run's result to one of the run's checkpoints. Without NAME, list the checkpoints."
+HELP = "Restore a run's workspace to one of the run's checkpoints. Without NAME, list the checkpoints."
 EXAMPLE = """
 backplane rewind last
 backplane rewind last before-the-tests

@@ -47,7 +47,7 @@ def options(p: Parser) -> None:
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
     add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")
-    add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, as 90s, 5m or 2h")
+    add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, such as 90s, 5m or 2h")
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
     loud = out.add_mutually_exclusive_group()

@@ -33,7 +33,7 @@ WIDE_COLUMNS: Final = 70
 
 def options(p: Parser) -> None:
     add.flag(p, "--failed", help="list only ended runs that are not complete")
-    add.flag(p, "--live", help="list only live runs, those that wait for an answer first")
+    add.flag(p, "--live", help="list only live runs; runs that wait for an answer come first")
     add.since(p)
     add.value(p, "-b", "--backend", metavar="NAME", help="list only runs on this backend")
     add.value(p, "--folder", metavar="DIR", help="list only runs in this folder or its subfolders")

@@ -32,7 +32,7 @@ def options(p: Parser) -> None:
     add.value(
         p, "--from", metavar="DIALECT", dest="source", required=True, help=f"one of {names}; or augment (requests)"
     )
-    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="one of the same; or augment (streams)")
+    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="the same formats, or augment (streams)")
     p.add_argument(
         "--kind", choices=("request", "response", "stream"), default="request", help="what FILE is (default: request)"
     )
@@ -44,7 +44,7 @@ def run(args: Args) -> int:
     reads, writes = args.source == augment.NAME, args.target == augment.NAME
     if (reads and args.kind != "request") or (writes and args.kind != "stream"):
         fact = f"cannot translate a {args.kind} from {args.source} to {args.target}"
-        raise wrong_words(fact, "translate requests --from augment, and --kind stream --to augment")
+        raise wrong_words(fact, "use --from augment for requests, and --kind stream --to augment for streams")
     losses = _stream(args) if args.kind == "stream" else _document(args)
     for loss in losses:
         if streams.is_terminal(streams.STDERR):

@@ -280,7 +280,7 @@ NO_IMAGES: Final = "dropped: images, the provider takes none"
 
 NOT_CARRIED: Final = (
     "The folder that you work in may lack what earlier turns changed. The results of the calls below are recorded, and "
-    "their changes were not carried to this folder: look first, and make again what is missing and still wanted."
+    "their changes were not carried over to this folder: look first, and make again what is missing and still wanted."
 )
 
 QUESTION: Final = (

@@ -68,7 +68,7 @@ class CancelCommand(
 Request = AnswerCommand | CancelCommand
 Obey = Callable[[Request, str], Awaitable[str]]
 """Does what is asked, by whom, and says what was done."""
-CANCELLED: Final = "cancelled: it ends in order, with its receipt"
+CANCELLED: Final = "cancelled: the run ends cleanly, with its receipt"
 
 
 class DoorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -206,7 +206,7 @@ def _of_the_network(cause: BaseException, where: str, host: str) -> Check | None
         return Check("missing", f"no address is known for {host} (DNS)", "check the name, and that there is a network")
     if isinstance(cause, ssl.SSLCertVerificationError):
         fact = f"the certificate of {host} does not hold: {getattr(cause, 'verify_message', cause)}"
-        return Check("missing", fact, "set SSL_CERT_FILE to the authority's certificate, or mend the name")
+        return Check("missing", fact, "set SSL_CERT_FILE to the authority's certificate, or correct the name")
     if isinstance(cause, ssl.SSLError):
         fact = f"{where} does not speak https on this port ({cause.reason or 'TLS failed'})"
         return Check("missing", fact, f"it may speak plain http: {where.replace('https:', 'http:', 1)}")

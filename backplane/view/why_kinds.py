@@ -40,7 +40,7 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "question_waits": ("it waits for your answer to a question", "backplane answer {run} {ask} allow --text WORDS",
                        "or in the terminal where it runs, or in: backplane watch"),
     "hook_hangs": ("a hook has not answered yet: {names}", "wait for its limit (timeout_ms of the hook)",
-                   "or mend the hook: a good one answers in milliseconds"),
+                   "or fix the hook: a good one answers in milliseconds"),
     "quota": ("the account's quota is used up, {until}", "another login, model or backend", "or wait until then"),
     "overloaded": ("the model's service {what}; the request is repeated{code}",
                    "wait; if it lasts, another model or backend"),
@@ -79,7 +79,7 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "altered": ("its receipt is not what was sealed: nothing it says can be relied on",
                 "backplane receipts verify {run}", "backplane receipts import, from an export that still verifies"),
     # Ended runs by what the agent did.
-    "rule_broken": ("it did what the policy forbids", "or mend the rule"),
+    "rule_broken": ("it did what the policy forbids", "or correct the rule"),
     "denied": ("{denied} denied, and it ended as {outcome}", "allow what it needs, and run it again",
                "or say in the task what it should do instead", "backplane policy test POLICY {run}, to try a rule"),
     "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),

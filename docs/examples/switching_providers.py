@@ -12,7 +12,7 @@ async def main(name: str | None) -> None:
         async with await provider.create_session(SessionConfig(system_prompt="Be brief.")) as session:
             for words in ("My name is Ada.", "What is my name?"):
                 print(f"{session.provider}: {(await session.run(words)).check().text}")
-            print("not carried:", ", ".join(session.losses) or "nothing")
+            print("not carried over:", ", ".join(session.losses) or "nothing")
 
 
 asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else None))

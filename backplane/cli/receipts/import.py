@@ -14,7 +14,7 @@ EXAMPLE = "backplane receipts import ./3f2a1b0c-…"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "file", metavar="FILE", help="folder that `receipts export` wrote, or a receipt alone")
+    add.value(p, "file", metavar="FILE", help="folder that `receipts export` wrote, or one receipt file")
 
 
 def run(args: Args) -> int:

@@ -24,7 +24,7 @@ from backplane.runtime.state import left_behind
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
-HELP = "Check hashes and the chain of receipts: of all that are stored, or of those that are named."
+HELP = "Check the hashes and the chain of all stored receipts, or of the named ones."
 EXAMPLE = """
 backplane receipts verify
 backplane receipts verify receipt.json
@@ -40,7 +40,7 @@ def options(p: Parser) -> None:
         p, "names", metavar="FILE-or-RUN", nargs="*",
         help="file of a receipt, exported folder, run id or its beginning (default: all that are stored)",
     )  # fmt: skip
-    add.value(p, "--checkpoint", metavar="FILE", help="compare with this checkpoint; finds missing receipts at the end")
+    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
         help="write the head of the chain to this file, signed if a signing key is configured; keep it elsewhere",

@@ -106,4 +106,4 @@ async def show_turn(session: Session, words: str | UserMessage, shown: terminal.
 
 def print_losses(losses: tuple[str, ...]) -> None:
     for loss in losses:
-        streams.complain(f"not carried: {streams.one_line(loss)}\n")
+        streams.complain(f"not carried over: {streams.one_line(loss)}\n")

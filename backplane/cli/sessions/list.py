@@ -1,4 +1,4 @@
-"""`sessions list`: list conversations, the last used first."""
+"""`sessions list`: list conversations, the most recently used first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.providers import store
 from backplane.view.figures import ID_CHARS
 
-HELP = "List conversations, the last used first."
+HELP = "List conversations, the most recently used first."
 EXAMPLE = "backplane sessions list"
 
 

@@ -14,7 +14,7 @@ EXAMPLE = 'backplane sessions resume last "and now the tests"'
 def options(p: Parser) -> None:
     sessions.turn_options(p)
     add.value(p, "words", metavar="WORDS", nargs="?", help="message to send (default: open the chat)")
-    add.many(p, "--image", metavar="FILE", help="show this picture with the message")
+    add.many(p, "--image", metavar="FILE", help="attach this picture to the message")
     p.set_defaults(**dict.fromkeys(("backend", "model", "system", "root", "in_place", "max_turns")))
 
 

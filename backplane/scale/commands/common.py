@@ -107,7 +107,7 @@ async def name_clocks(engine: DurableEngine) -> None:
     if abs(ahead_ms) > CLOCK_MS_MAX:
         word = "behind" if ahead_ms > 0 else "ahead of"
         fact = f"this machine's clock is {elapsed(abs(ahead_ms) // 1000)} {word} the database's"
-        streams.note(f"{fact}: times in its logs and receipts differ by that; set both clocks (NTP)")
+        streams.note(f"{fact}: times in logs and receipts are off by as much; synchronize both clocks (NTP)")
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ async def followed(engine: DurableEngine, order_id: str) -> AsyncIterator[None]:
             yield
         except anyio.get_cancelled_exc_class():
             show = f"backplane queue show {order_id}"
-            streams.note(f"the order continues: {show}; backplane queue cancel {order_id} ends it")
+            streams.note(f"the order continues: `{show}` shows it, `backplane queue cancel {order_id}` ends it")
             raise
         tasks.cancel_scope.cancel()
 

@@ -38,7 +38,7 @@ def options(p: Parser) -> None:
         "--label",
         metavar="LABEL",
         default="default",
-        help="label of the workers that may take it (default: default)",
+        help="label of the workers that may take the order (default: default)",
     )
     add.priority(queue)
     queue.add_argument(

@@ -117,5 +117,5 @@ async def _end_on_signal(taking: Any) -> None:
         async for number in received:
             if taking.cancel_called:
                 os._exit(128 + number)
-            streams.complain("no more orders are taken; waiting for those that run\n")
+            streams.complain("taking no more orders; waiting for the running ones to end\n")
             taking.cancel()

@@ -96,7 +96,7 @@ def test_basic_usage_runs_both_kinds_of_tools(folder: Path) -> None:
 def test_the_provider_is_a_name(folder: Path) -> None:
     turns = [Turn(text="Hello, Ada."), Turn(text="Ada.")]
     said, server = run(folder, turns, "switching_providers.py", "other")
-    assert said == "other: Hello, Ada.\nother: Ada.\nnot carried: nothing\n"
+    assert said == "other: Hello, Ada.\nother: Ada.\nnot carried over: nothing\n"
     assert "My name is Ada." in msgspec.json.encode(server.requests[-1].body).decode()
 
 

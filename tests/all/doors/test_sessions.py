@@ -330,7 +330,7 @@ def test_the_work_of_a_turn_whose_program_was_killed_is_kept_and_told(
     run_id = _turns(ground)[-2].run_id
     tree = ground.home / "stage" / str(run_id) / "tree"
     assert (tree / "made.txt").read_text() == "precious\n"
-    assert f"not carried: dropped: the changes of run {str(run_id)[:8]}" in said
+    assert f"not carried over: dropped: the changes of run {str(run_id)[:8]}" in said
     assert str(tree) in said
     refused = shell("apply", str(run_id), code=1)
     assert "is not known" in refused
@@ -565,7 +565,7 @@ async def test_a_turn_whose_findings_keep_its_changes_out_of_the_folder_says_so(
     is_written = given != "ci"
     assert (root / "b.txt").exists() == is_written
     lost = [loss for loss in losses if run_id[:8] in loss]
-    assert ("their changes were not carried to this folder" in sent) == bool(lost) == (not is_written)
+    assert ("their changes were not carried over to this folder" in sent) == bool(lost) == (not is_written)
     if lost:
         assert "denied" in lost[0]
         async with ground.registry() as registry:

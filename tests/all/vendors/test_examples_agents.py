@@ -97,7 +97,7 @@ def test_the_provider_is_a_name(agent: Agent, folder: Path) -> None:
     said, asked = run(folder, agent, [Turn(text="Hello, Ada."), Turn(text="Ada.")], "switching_providers.py")
     lines = said.splitlines()
     assert lines[:2] == [f"{agent.name}: Hello, Ada.", f"{agent.name}: Ada."]
-    assert lines[2].startswith("not carried: ")
+    assert lines[2].startswith("not carried over: ")
     assert "My name is Ada." in json.dumps(asked[-1])
 
 
