@@ -114,8 +114,7 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
 
     if receipt.outcome == "partial":
         return PARTIAL
-    failure = error or failure_of(receipt)
-    if failure is not None:
+    if (failure := error or failure_of(receipt)) is not None:
         return failure.facts.exit_code
     if receipt.outcome != "complete":
         return FAILED
@@ -143,11 +142,8 @@ exit codes:
   2    usage, unreadable input, unknown backend, bad configuration
   3    outcome partial, whatever ended the run, or a finding of --fail-on
   4    refused: by policy, or for a missing capability; or nothing to judge
-  129  interrupted by SIGHUP, after an orderly stop
-  130  interrupted by SIGINT, after an orderly stop
-  131  interrupted by SIGQUIT, after an orderly stop
+  130  interrupted by Ctrl-C, after an orderly stop; or 129, 131, 143 by another signal
   141  the reader of stdout went away
-  143  interrupted by SIGTERM, after an orderly stop
 """
 
 

@@ -14,9 +14,7 @@ from typing import Final
 from backplane import config
 from backplane.cli import COMMANDS, GROUPS, streams
 from backplane.cli.command import Args, Parser, load, open_store
-from backplane.contract.conversation import SessionFile
 from backplane.errors import CODES, OWN_CODES
-from backplane.providers import store as sessions
 from backplane.receipts.memory import remembered
 from backplane.runtime.backends import OF_OPTIONS, SHIPPED
 from backplane.view.figures import ID_CHARS
@@ -29,7 +27,7 @@ backplane completion fish > ~/.config/fish/completions/backplane.fish
 """
 
 NAMES_MAX: Final = 50
-"""Most ids of runs or sessions that are offered, newest first."""
+"""Most ids of runs that are offered, newest first."""
 
 SCRIPTS: Final = {
     "bash": """\
@@ -97,15 +95,7 @@ def _backends() -> Iterable[str]:
     return {*SHIPPED.keys() - OF_OPTIONS, *config.load(None, os.environ, streams.folder(), None).backends}
 
 
-def _sessions() -> Iterable[str]:
-    found = (
-        file.id[:ID_CHARS] for file in sessions.listed(config.home_path(os.environ)) if isinstance(file, SessionFile)
-    )
-    return ("last", *islice(found, NAMES_MAX))
-
-
 _NAMES: Final[dict[object, Callable[[], Iterable[str]]]] = {
-    "RUN": _runs, "FILE-or-RUN": _runs, "ID": _sessions, "CODE": lambda: CODES | OWN_CODES,
-    "BACKEND": _backends, "backend": _backends,
+    "RUN": _runs, "FILE-or-RUN": _runs, "CODE": lambda: CODES | OWN_CODES, "BACKEND": _backends, "backend": _backends,
 }  # fmt: skip
 """Placeholder or name of an option or a word → the values that it stands for; files and free text have none."""
