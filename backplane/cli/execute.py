@@ -36,9 +36,8 @@ def execute(args: Args) -> int:
     work, own = hooks.taken(order.build(args, environ, cwd, settings.policy))
     name = args.backend or work.abp("backend") or (None if args.prefer else settings.default_backend)
     wanted = _conversation(args, home, None if args.sidecar else name)
-    if args.prefer:
-        wanted["route"] = {**as_object(work.abp("route")), "preference": args.prefer}
-    work = order.with_settings(work, wanted)
+    route = {**as_object(work.abp("route")), "preference": args.prefer} if args.prefer else None
+    work = order.with_settings(work, {**wanted, "route": route})
     named = _named(args, name, settings, environ, home)
     written = [option for option in ("receipt", "patch", "run_id_file") if getattr(args, option) is not None]
     if args.dry_run:
@@ -78,18 +77,13 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
 
 def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json]:
     """Return the members of `config.vendor.abp` that are about the conversation; `last` is one on this backend."""
-    found: dict[str, Json] = {}
+    session: Json = {"keep": True} if args.keep else None
     if args.resume is not None:
-        found["session"] = {"resume": _last(home, backend) if args.resume == LAST else args.resume}
-    elif args.keep:
-        found["session"] = {"keep": True}
-    if args.schema is not None:
-        found["output_schema"] = order.read_json(streams.read_input(args.schema), f"--schema {args.schema}")
-    if args.mcp:
-        found["mcp_servers"] = [order.server(text) for text in args.mcp]
-    if args.tag:
-        found["tags"] = list(dict.fromkeys(args.tag))
-    return found
+        session = {"resume": _last(home, backend) if args.resume == LAST else args.resume}
+    schema = args.schema and order.read_json(streams.read_input(args.schema), f"--schema {args.schema}")
+    servers = [order.server(text) for text in args.mcp]
+    tags = list(dict.fromkeys(args.tag))
+    return {"session": session, "output_schema": schema, "mcp_servers": servers or None, "tags": tags or None}
 
 
 def _last(home: Path, backend: str | None) -> str:

@@ -86,9 +86,9 @@ def build(
 
 
 def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
-    """Return an order with members of `config.vendor.abp`, by their names."""
+    """Return an order with members of `config.vendor.abp`, by their names; None leaves one as it is."""
     for name, value in settings.items():
-        order = order.with_abp(name, value)
+        order = order if value is None else order.with_abp(name, value)
     return order
 
 
@@ -185,14 +185,13 @@ def _with_parameters(vendor: dict[str, Any], options: list[str]) -> dict[str, An
 def _settings(args: Args, order: WorkOrder) -> dict[str, Json]:
     """Return the members of `config.vendor.abp` that options stand for."""
     findings = [] if args.fail_on == ["none"] else ",".join(args.fail_on).split(",")
-    found: dict[str, Any] = {
+    return {
         "images": [*(order.abp("images") or ()), *to_builtins(images(args.image))] if args.image else None,
         "isolation": args.isolation,
         "fail_on": findings if args.fail_on else None,
         "lenient": args.lenient or None,
         "checkpoints": "auto" if args.checkpoints else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def images(names: Sequence[str]) -> tuple[Image, ...]:

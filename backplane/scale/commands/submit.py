@@ -101,11 +101,7 @@ def _job_of(args: Args, given: WorkOrder | None, settings: Settings, content: Co
     Args:
         given: None reads the order that the options name.
     """
-    abp: dict[str, Any] = {}
-    if args.secret:
-        abp["secrets"] = args.secret
-    if args.on_lost_worker is not None:
-        abp["on_lost_worker"] = args.on_lost_worker
+    abp: dict[str, Any] = {"secrets": args.secret or None, "on_lost_worker": args.on_lost_worker}
     built = order.build(args, dict(os.environ), streams.folder(), settings.policy, given)
     work = order.with_settings(built, abp)
     check_whole(work)
