@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -17,6 +17,9 @@ from backplane.contract.approval import Decision, choices, chosen
 from backplane.contract.events import Approval
 from backplane.view.asked import decided
 from backplane.view.ended import diff_line
+
+if TYPE_CHECKING:
+    from backplane.view.picture import ShownQuestion
 
 TERMINAL: Final = "/dev/tty"
 
@@ -51,7 +54,7 @@ def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapp
         ConfigError: `usage_invalid`, `prompt` without a terminal.
     """
     if how == "prompt":
-        return _Person(clear).answer
+        return Person(clear).answer
 
     async def always(asked: Approval) -> Decision:
         return Decision("allow" if how == "allow" else "deny", f"--on-ask {how}")
@@ -69,7 +72,7 @@ def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapp
     return None if how == "wait" else by_program if isinstance(how, tuple) else always
 
 
-class _Person:
+class Person:
     """Asks on the terminal, one question at a time."""
 
     def __init__(self, clear: Callable[[], str]) -> None:
@@ -80,7 +83,7 @@ class _Person:
         except OSError:
             raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
 
-    async def answer(self, asked: Approval) -> Decision:
+    async def answer(self, asked: Approval | ShownQuestion) -> Decision:
         async with self._turn:
             self._write(self._clear())
             try:
@@ -100,20 +103,22 @@ class _Person:
         return data.decode("utf-8", "replace").removesuffix("\n") if data else None
 
 
-async def ask(asked: Approval, write: Callable[[str], None], line: Callable[[str], Awaitable[str | None]]) -> Decision:
+async def ask(
+    asked: Approval | ShownQuestion, write: Callable[[str], None], line: Callable[[str], Awaitable[str | None]]
+) -> Decision:
     """Ask a person until a line decides.
 
     Args:
         line: writes a prompt, and returns what was typed after it.
     """
     body = asked.body
+    prompt, again = KEYS, HELP
+    if body.get("kind") == "input":
+        prompt, again = "", f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
     write(question(asked.message, body))
-    while (decision := judge(await line(prompt(body)), body)) is None:
-        write(again(body))
+    while (decision := judge(await line(prompt), body)) is None:
+        write(again)
     return decision
-
-
-# A question and its answer in words -----------------------------------------------------------------------------------
 
 
 def question(message: str, body: Mapping[str, Any]) -> str:
@@ -125,17 +130,6 @@ def question(message: str, body: Mapping[str, Any]) -> str:
     if left := len(found) - len(lines):
         shown.append(f"  … {left} more lines, which the page of `backplane web` shows")
     return "\n".join([f"? {streams.one_line(body.get('question') or message)}", *shown]) + "\n"
-
-
-def prompt(body: Mapping[str, Any]) -> str:
-    """Return the keys that answer an approval; nothing for a question, which is answered in words."""
-    return "" if body.get("kind") == "input" else KEYS
-
-
-def again(body: Mapping[str, Any]) -> str:
-    """Return what to write after a line that is no answer."""
-    words = f"type a number from 1 to {len(choices(body.get('options')))}, or an answer in words\n"
-    return words if body.get("kind") == "input" else HELP
 
 
 def judge(line: str | None, body: Mapping[str, Any]) -> Decision | None:

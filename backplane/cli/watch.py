@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from backplane.cli import FAILED, asking, code_of, ended, streams
 from backplane.cli import options as add
@@ -42,7 +41,7 @@ def run(args: Args) -> int:
         watch = _Watch(store, find(store, args.run))
         before = signal.signal(signal.SIGCONT, lambda *_: watch.terminal.continued())
         try:
-            return watch.follow()
+            return anyio.run(watch.follow)
         finally:
             signal.signal(signal.SIGCONT, before)
             streams.write(watch.terminal.clear())
@@ -57,78 +56,57 @@ class _Watch:
         look = stdout.look(sessions=True)
         self.terminal = stdout.Terminal(look, self._picture if look.terminal else None)
         self._asked: str | None = None
-        """Id of the question that stands on this terminal."""
-        self._answered: str | None = None
-        """Id of the last question that was answered; the journal shows it as open a moment longer."""
-        self._can_answer = streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT)
+        """Id of the question that was asked last."""
+        self._asking: anyio.CancelScope
 
-    def follow(self) -> int:
+    async def follow(self) -> int:
         """Show the run from its beginning to its end, and return its exit code."""
-        state: str = self._run.state
+        state, self._asking = str(self._run.state), anyio.CancelScope()
         with closing(Tail(self._store.folder(self._run.run_id))) as tail:
             for fact in tail.facts():
                 self._picture.begin(fact)
             task = streams.one_line(self._run.task or "", TASK_CHARS_MAX)
             head = f"{self._run.run_id[:ID_CHARS]}  {streams.one_line(self._run.backend)}  {task}"
             self.terminal.add(self.terminal.look.dress("dim", head) + "\n")
-            while True:
-                # The state first: what the run wrote before its end is shown before its end.
-                state = state_of(self._store, self._run.run_id) if state == "live" else state
-                seen = self._show_events(tail)
-                if state != "live" and not seen:
-                    return self._show_end(state)
-                if not seen:
-                    self._ask()
-                if self._asked is None and self.terminal.is_due:
-                    streams.write(self.terminal.frame())
-                if not seen:
-                    self._wait()
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    # The state first: what the run wrote before its end is shown before its end.
+                    state = state_of(self._store, self._run.run_id) if state == "live" else state
+                    events = tail.events()
+                    for event in events:
+                        self._picture.take(event)
+                        self.terminal.add(self.terminal.look.event(carried(event)))
+                    waits = self._picture.waits
+                    if waits is None or waits.id != self._asked:
+                        self._asking.cancel()
+                    if self.terminal.is_due:
+                        streams.write(self.terminal.frame())
+                    if state != "live" and not events:
+                        self._asking.cancel()
+                        break
+                    if waits is not None and waits.id != self._asked and not events:
+                        self._asked, self._asking = waits.id, anyio.CancelScope()
+                        tasks.start_soon(self._ask, waits, self._asking)
+                    await anyio.sleep(0 if events else LOOK_S)
+        return self._show_end(state)
 
-    def _show_events(self, tail: Tail) -> bool:
-        events, text = tail.events(), ""
-        for event in events:
-            self._picture.take(event)
-            text += self.terminal.look.event(carried(event))
-        waits = self._picture.waits
-        if self._asked is not None and (text or waits is None or waits.id != self._asked):
-            text, self._asked = f"\n{text}", None
-        if events:
-            self.terminal.add(text)
-        return bool(events)
-
-    def _ask(self) -> None:
-        """Show the oldest open question, unless it stands here already."""
-        waits = self._picture.waits
-        if waits is None or waits.id in (self._asked, self._answered):
+    async def _ask(self, waits: ShownQuestion, scope: anyio.CancelScope) -> None:
+        """Show a question, and answer it as a person on this terminal does."""
+        id = self._run.run_id
+        if not (streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT)):
+            step = f"  backplane answer {id[:ID_CHARS]} {streams.one_line(waits.id)} allow\n"
+            self.terminal.add(self.terminal.look.end_line() + asking.question(waits.message, waits.body) + step)
             return
-        step = f"  backplane answer {self._run.run_id[:ID_CHARS]} {streams.one_line(waits.id)} allow\n"
-        prompt = asking.prompt(waits.body) if self._can_answer else step
-        self.terminal.add(self.terminal.look.end_line() + asking.question(waits.message, waits.body) + prompt)
-        streams.write(self.terminal.clear())
-        self._asked = waits.id
-
-    def _wait(self) -> None:
-        """Wait a moment, or for a line that answers the question on this terminal."""
-        waits = self._picture.waits
-        if self._asked is None or waits is None or waits.id == self._answered or not self._can_answer:
-            time.sleep(LOOK_S)
-        elif select.select([streams.STDIN], [], [], LOOK_S)[0]:
-            line = os.read(streams.STDIN, asking.LINE_BYTES_MAX)  # A terminal gives one line at a time.
-            if not line:
-                raise KeyboardInterrupt
-            self._answer(waits, line.decode("utf-8", "replace").removesuffix("\n"))
-
-    def _answer(self, waits: ShownQuestion, line: str) -> None:
-        decision = asking.judge(line, waits.body)
-        if decision is None:
-            streams.write(asking.again(waits.body) + asking.prompt(waits.body))
-            return
-        given = {name: getattr(decision, name) for name in ("decision", "reason", "text", "remember")}
-        try:
-            knock(self._store.home, self._run.run_id, AnswerCommand(ask=waits.id, **given))
-            self._answered = waits.id
-        except BackplaneError as error:
-            streams.error(error)
+        with scope, self.terminal.away():
+            self.terminal.add(self.terminal.look.end_line())
+            decision = await asking.Person(self.terminal.clear).answer(waits)
+            if decision is asking.CLOSED:  # Another terminal may answer.
+                return
+            given = {name: getattr(decision, name) for name in ("decision", "reason", "text", "remember")}
+            try:
+                knock(self._store.home, id, AnswerCommand(ask=waits.id, **given))
+            except BackplaneError as error:
+                streams.error(error)
 
     def _show_end(self, state: str) -> int:
         look = self.terminal.look
