@@ -38,10 +38,9 @@ def test_the_demo_repairs_its_sample_and_shows_a_receipt_that_verifies(tmp_path:
     with demo(tmp_path) as child:
         out, err = child.communicate(timeout=DEMO_S_MAX)
     assert child.returncode == 0, err
-    assert err == ""
-    failed, passed = out.index("FAILED (failures=2)"), out.index("  OK\n")
-    diff, sha256 = out.index("+    return -(-total // size)"), out.index("  sha256    ")
-    assert failed < diff < sha256 < passed
+    steps = ("FAILED (failures=2)", "+    return -(-total // size)", "last: intact", "changed 1 file", "\nOK\n")
+    places = [out.index(step) for step in steps]
+    assert places == sorted(places)
 
 
 def test_the_demo_keeps_its_run_in_a_folder_of_its_own_and_says_how_to_look(
@@ -55,7 +54,7 @@ def test_the_demo_keeps_its_run_in_a_folder_of_its_own_and_says_how_to_look(
     lines = [line.strip() for line in out.splitlines()]
     assert f"export BACKPLANE_HOME={backplane_home / 'demo'}" in lines
     script = lines[lines.index(f"export BACKPLANE_HOME={backplane_home / 'demo'}") :]
-    assert [next(word for word in ("show", "verify", "why", "report") if word in line) for line in script[1:]]
+    assert [next(word for word in ("show", "why", "report") if word in line) for line in script[1:]]
     shown = subprocess.run(
         ["sh", "-ec", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True, timeout=DEMO_S_MAX, check=True
     ).stdout
