@@ -21,7 +21,6 @@ EXAMPLE = "backplane conform -- node my-host.mjs"
 
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
-    add.flag(p, "--failed", help="print only failed checks")
     add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run), by name or number such as S19")
     add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
 
@@ -33,14 +32,14 @@ def run(args: Args) -> int:
     for rule in args.rule:
         if rule not in known:
             raise wrong_words(f"no rule {rule!r}", "`backplane conform -- COMMAND` shows the names of all rules")
-    progress = None if args.json else partial(_write, only_failed=args.failed)
+    progress = None if args.json else _write
     cwd = str(streams.folder())
     report = anyio.run(partial(conform, args.command, cwd=cwd, only=args.rule or None, progress=progress))
     failed = report.count("fail")
     if args.json:
         streams.write_record(report)
         return 1 if failed else 0
-    skipped = Counter(result.seen for result in report.results if result.verdict == "skip" and not args.failed)
+    skipped = Counter(result.seen for result in report.results if result.verdict == "skip")
     for reason, number in skipped.items():
         streams.write(f"skip  {streams.count(number, 'check')}: {streams.one_line(reason)}\n")
     follow = sum(result.follows is not None for result in report.results)
@@ -50,9 +49,9 @@ def run(args: Args) -> int:
     return 1 if failed else 0
 
 
-def _write(result: Result, *, only_failed: bool) -> None:
+def _write(result: Result) -> None:
     """Print one check as soon as it is made, as all of them take some seconds; skipped ones are counted at the end."""
-    if result.verdict == "skip" or (only_failed and result.verdict != "fail"):
+    if result.verdict == "skip":
         return
     why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
     if result.follows is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, did_you_mean, wrong_words
@@ -30,17 +28,8 @@ def run(args: Args) -> int:
     streams.write(
         f"{code}\n  {facts.meaning}{'' if facts.ours else ' Only peers send it.'}\n"
         f"  next: {STEPS[code]}\n"
-        f"  fault: {_FAULTS[facts.fault]}\n"
+        f"  fault: {facts.fault}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
         f"  code of the provider interface: {facts.provider_code}\n"
     )
     return 0
-
-
-_FAULTS: Final = {
-    "caller": "the order or the configuration",
-    "control": "this control plane",
-    "host": "the host program",
-    "upstream": "the model's service",
-    "machine": "this machine",
-}

@@ -9,13 +9,14 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
 from backplane.cli.terminal import look as stdout_look
 from backplane.receipts.memory import find
-from backplane.view.columns import fitted
 from backplane.view.figures import ID_CHARS, lasting
 from backplane.view.load import why
 from backplane.view.why_kinds import HEALTHY
 
 HELP = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
 EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
+
+TASK_CHARS_MAX: Final = 120
 
 STEPS_SHOWN: Final = 3
 """Most next steps that are printed: the likeliest stand first."""
@@ -34,23 +35,18 @@ def run(args: Args) -> int:
         streams.write_record(found)
         return 0
     look = stdout_look()
-
-    def cut(text: str, used: int, rows: int = 2) -> str:
-        """On a terminal two rows at most, so that all of it fits one of 80 by 24; `--json` has all of it."""
-        return fitted(text, rows * streams.columns() - used) if look.terminal else text
-
-    task = streams.one_line(run.task, 120) if run.task is not None else "(task unknown)"
-    head = cut(f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}", 0, rows=1)
+    task = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
+    head = f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}"
     streams.write(look.dress("dim", head) + "\n")
     since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""
     likely = "" if found.sure else "probably: "
     colour = "green" if found.kind in HEALTHY else "red"
-    streams.write(f"{look.dress(colour, cut(likely + found.verdict, len(since)))}{since}\n")
+    streams.write(f"{look.dress(colour, likely + found.verdict)}{since}\n")
     for one in found.evidence:
         place = f"event {one.event}: " if one.event is not None else ""
-        streams.write(f"  {look.dress('dim', place)}{cut(one.text, 2 + len(place))}\n")
+        streams.write(f"  {look.dress('dim', place)}{one.text}\n")
     for step in found.next[:STEPS_SHOWN]:
-        streams.write(f"  {look.dress('blue', 'next:')} {cut(step, 8)}\n")
+        streams.write(f"  {look.dress('blue', 'next:')} {step}\n")
     if found.also:
         streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
     return 0

@@ -56,9 +56,6 @@ def _lines(found: Audited, look: Look) -> Iterator[str]:
         yield f"  {look.dress('warn', 'no event names')}  {names(found.unexplained)}"
     if found.unnamed:
         yield f"  no event names  {names(found.unnamed)}  (a command or a tool may have changed them)"
-    for kind, counts in sorted(found.counts.items()):
-        verdicts = ", ".join(f"{number} {verdict.replace('_', ' ')}" for verdict, number in counts.items())
-        yield f"  {streams.one_line(kind):<23} {verdicts}"
 
 
 _AUDITED: Final = {"no_alarm": 0, "false_claims": 1, "not_judged": 4}

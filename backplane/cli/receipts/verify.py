@@ -31,9 +31,6 @@ backplane receipts verify receipt.json
 backplane receipts verify --save-checkpoint /elsewhere/chain.json
 """
 
-CHECKPOINT_BYTES_MAX = 64 * 1024
-"""A checkpoint is one short line, a signed one a kilobyte."""
-
 
 def options(p: Parser) -> None:
     add.value(
@@ -55,20 +52,24 @@ def run(args: Args) -> int:
     key = signatures.public_key(args.key) if args.key is not None else None
     if args.names and (args.checkpoint or args.save_checkpoint) is not None:
         raise wrong_words("a checkpoint covers all stored receipts", "leave out the names of receipts")
-    head = None
     if args.names:
-        faults = tuple(one for name in args.names for one in _faults_of(name, key))
-        found = Audit(faults, len(args.names))
+        found = Audit(tuple(fault for name in args.names for fault in _faults_of(name, key)), len(args.names))
     else:
         with open_store() as store:
             head = _head(args, store) if args.save_checkpoint is not None else None
-            found = _verify_all(store, args.checkpoint, key)
+            found = store.verify_all(_read_checkpoint(args.checkpoint, key) if args.checkpoint is not None else None)
+            for row in store.scan() if key is not None else ():
+                signature = signatures.path_of(store.home, row.run_id)
+                unsigned = tuple(_unsigned(row.run_id, signature, key, row.sha256))
+                found = msgspec.structs.replace(found, findings=found.findings + unsigned)
+            for line in left_behind(store.home, store):
+                streams.note(line)
+        if head is not None and not found.findings:
+            ResultFile(args.save_checkpoint).write((head,))
     if args.json:
         streams.write_record(found)
     else:
         streams.write_lines(map(streams.one_line, _lines(found, args.names)), "")
-    if head is not None and not found.findings:
-        ResultFile(args.save_checkpoint).write((head,))
     return 1 if found.findings else 0
 
 
@@ -81,9 +82,11 @@ def _head(args: Args, store: Store) -> bytes:
 
 
 def _lines(found: Audit, names: list[str]) -> Iterator[str]:
-    for name in names or dict.fromkeys(fault.run_id for fault in found.findings):
-        facts = [f"{one.code}: {one.fact}" if one.code else one.fact for one in found.findings if one.run_id == name]
-        yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
+    for fault in found.findings:
+        yield f"{fault.run_id or 'store'}: {fault.code or 'signature'}: {fault.fact}"
+    for name in names:
+        if name not in {fault.run_id for fault in found.findings}:
+            yield f"{name}: intact"
     if names:
         return
     pruned = f", {found.pruned} pruned ones by their place in the chain" if found.pruned else ""
@@ -93,20 +96,8 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
         yield "without --checkpoint FILE a cut tail or an older copy of the store cannot be seen"
 
 
-def _verify_all(store: Store, checkpoint: str | None, key: PublicKey | None) -> Audit:
-    found = store.verify_all(_read_checkpoint(checkpoint, key) if checkpoint is not None else None)
-    unsigned = [
-        fault
-        for row in (store.scan() if key is not None else ())
-        for fault in _unsigned(row.run_id, signatures.path_of(store.home, row.run_id), key, row.sha256)
-    ]
-    for line in left_behind(store.home, store):
-        streams.note(line)
-    return msgspec.structs.replace(found, findings=(*unsigned, *found.findings))
-
-
 def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
-    data = streams.read_input(name, CHECKPOINT_BYTES_MAX)
+    data = streams.read_input(name)
     try:
         return signatures.read_checkpoint(data, key)
     except ValueError as error:
@@ -133,7 +124,8 @@ def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
     yield from _unsigned(name, signature, key, sha256)
 
 
-def _unsigned(name: str, path: Path, key: PublicKey | None, sha256: str | None) -> list[AuditFinding]:
-    """Return the fault of a signature that does not verify; nothing without a key."""
+def _unsigned(name: str, path: Path, key: PublicKey | None, sha256: str | None) -> Iterator[AuditFinding]:
+    """Yield the fault of a signature that does not verify; nothing without a key."""
     fault = signatures.receipt_fault(signatures.read(path), key, sha256) if key is not None else None
-    return [] if fault is None else [AuditFinding(None, name, fault)]
+    if fault is not None:
+        yield AuditFinding(None, name, fault)
