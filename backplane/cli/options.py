@@ -130,7 +130,7 @@ def bounds(p: Group) -> None:
     level = "refuse a backend without this capability; LEVEL is native, emulated (default) or any"
     many(p, "--require", metavar="CAP[=LEVEL]", help=level)
     value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
-    many(p, "--allow-tool", metavar="TOOL", help="allow only tools named by this option or allowed by the policy")
+    many(p, "--allow-tool", metavar="TOOL", help="allow only tools named here or in allowed_tools of the policy")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
