@@ -27,9 +27,6 @@ backplane runs --live
 
 TASK_CHARS_MAX: Final = 400
 
-WIDE_COLUMNS: Final = 70
-"""Least width at which a list has all columns; a narrower one leaves the room to the task."""
-
 
 def options(p: Parser) -> None:
     add.flag(p, "--failed", help="list only ended runs that are not complete")
@@ -72,23 +69,17 @@ def _chosen(store: Store, args: Args) -> Iterator[Remembered]:
 
 def _row(run: Remembered, look: Look) -> str:
     """Return one run on one line: cut to the width of a terminal, else whole."""
-    columns = streams.columns() if look.terminal else WIDE_COLUMNS
     word, tone = standing(run.state, run.outcome, run.reason, waits=run.waits)
-    id = padded(streams.one_line(run.run_id)[:ID_CHARS], ID_CHARS)
-    word = padded(word, 11)
-    cells = [id, word]
-    if columns >= WIDE_COLUMNS:
-        backend, cost = padded(streams.one_line(run.backend), 10), f"{money(run.cost_usd_micros):>8}"
-        started_ms = milliseconds(run.started_at)
-        when = ago(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
-        cells = [id, padded(when, 10), word, backend, cost]
+    id, word = padded(streams.one_line(run.run_id)[:ID_CHARS], ID_CHARS), padded(word, 11)
+    backend, cost = padded(streams.one_line(run.backend), 10), f"{money(run.cost_usd_micros):>8}"
+    started_ms = milliseconds(run.started_at)
+    when = ago(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
+    cells = [id, padded(when, 10), word, backend, cost]
     text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
-    if run.check_of is not None:
-        text = f"(check of {streams.one_line(run.check_of)[:ID_CHARS]}) {text}"
     if run.tags:
         text += f"  [{', '.join(streams.one_line(tag) for tag in run.tags)}]"
     if run.cause is not None:
         text += f" — {streams.one_line(run.cause, TASK_CHARS_MAX)}"
     if look.terminal:
-        text = fitted(text, max(columns - width("  ".join(cells)) - 2, 0))
+        text = fitted(text, max(streams.columns() - width("  ".join(cells)) - 2, 0))
     return "  ".join([*(look.dress(tone, cell) if cell is word else cell for cell in cells), text])

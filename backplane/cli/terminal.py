@@ -1,7 +1,7 @@
 """The terminal of a live run: a few lines that are painted over at its foot, while text goes above them.
 
-Only changed lines are written, by cursor movements within the foot; the screen is never cleared. Where nothing may be
-painted over, the text goes out alone.
+The foot is painted anew if it has changed; the screen is never cleared. Where nothing may be painted over, the text
+goes out alone.
 """
 
 from __future__ import annotations
@@ -127,18 +127,11 @@ class Terminal:
         if self.picture is None:
             return above
         drawn = [(sum(width(span.text) for span in line), self.look.dress_line(line)) for line in lines]
-        if above or columns != self._columns or len(drawn) != len(self._drawn):
-            # A narrower window has broken the lines that stand there.
-            rows = sum(max(1, -(-taken // max(columns, 1))) for taken, _ in self._drawn)
-            erased = f"\r\x1b[{rows}A\x1b[J" if rows else ""
-            text = erased + above + "".join(f"{line}\n" for _, line in drawn)
-        else:
-            text = self._changed(drawn)
+        if not above and (drawn, columns) == (self._drawn, self._columns):
+            return ""
+        # A narrower window has broken the lines that stand there.
+        rows = sum(max(1, -(-taken // max(columns, 1))) for taken, _ in self._drawn)
+        erased = f"\r\x1b[{rows}A\x1b[J" if rows else ""
         self._drawn, self._columns = drawn, columns
+        text = erased + above + "".join(f"{line}\n" for _, line in drawn)
         return f"{_BEGIN}{text}{_END}" if text else ""
-
-    def _changed(self, drawn: list[tuple[int, str]]) -> str:
-        pairs = list(zip(self._drawn, drawn, strict=True))
-        first = next((number for number, (old, new) in enumerate(pairs) if old != new), len(pairs))
-        rows = [f"\r\x1b[K{new[1]}\n" if old != new else "\n" for old, new in pairs[first:]]
-        return f"\x1b[{len(rows)}A{''.join(rows)}" if rows else ""
