@@ -102,8 +102,7 @@ def _git(environ: Mapping[str, str]) -> DoctorCheck:
     except BackplaneError as error:
         return _check("git", False, error.message, fix)
     text = done.stdout.decode("utf-8", "replace").strip()
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return _check("git", found is not None and (int(found[1]), int(found[2])) >= GIT_MIN, text, fix)
+    return _check("git", tuple(map(int, re.findall(r"\d+", text)[:2])) >= GIT_MIN, text, fix)
 
 
 def _state(home: Path) -> DoctorCheck:
@@ -149,7 +148,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         yield _ready(place, status, backends.find(status.id, settings, environ), needed=needed)
         declared = settings.backends.get(status.id)
         if declared is not None and declared.host == presets.HOST:
-            yield from _service(status.id, declared, environ, over_network)
+            yield from _service(status.id, declared, environ, over_network and not status.fix)
     for name, asked in settings.mcp_servers.items():
         yield _server(name, asked, environ, str(cwd), over_network)
 
@@ -160,7 +159,7 @@ def _ready(
     """Check the login of an agent that can be started."""
     agent = backend.agent
     if agent is None:
-        return _check(place, True, "ready")
+        return _check(place, not status.fix, "ready", status.fix, needed=needed)
     login = store_of(agent.row)
     parts = ["not ready" if status.fix else "ready"]
     if agent.options.own_state or login:
@@ -180,9 +179,6 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
     if not over_network:
         yield _check(place, True, f"address {cut_urls(service.base_url)}")
         found = baseurl.path_doubts(service.protocol, service.base_url)
-    elif service.key_env and not environ.get(service.key_env, "").strip():
-        yield _check(place, False, f"{service.key_env} is not set", f"export {service.key_env}=…")
-        return
     else:
         from backplane.upstream import probe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, did_you_mean, wrong_words
+from backplane.cli.command import Args, Parser, wrong_words
 from backplane.errors import ConfigError
 from backplane.schemas import build
 
@@ -23,7 +23,6 @@ def run(args: Args) -> int:
     try:
         schema = build.load_schema(args.name)
     except ConfigError as error:
-        near = did_you_mean(args.name, build.names())
-        raise wrong_words(error.message, f"{near}`backplane schema` lists all {len(build.names())}") from error
+        raise wrong_words(error.message, f"`backplane schema` lists all {len(build.names())}") from error
     streams.write_bytes(schema)
     return 0

@@ -82,11 +82,9 @@ def _head(args: Args, store: Store) -> bytes:
 
 
 def _lines(found: Audit, names: list[str]) -> Iterator[str]:
-    for fault in found.findings:
-        yield f"{fault.run_id or 'store'}: {fault.code or 'signature'}: {fault.fact}"
-    for name in names:
-        if name not in {fault.run_id for fault in found.findings}:
-            yield f"{name}: intact"
+    for name in names or dict.fromkeys(fault.run_id for fault in found.findings):
+        facts = [f"{one.code}: {one.fact}" if one.code else one.fact for one in found.findings if one.run_id == name]
+        yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
     if names:
         return
     pruned = f", {found.pruned} pruned ones by their place in the chain" if found.pruned else ""
