@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 
 import backplane
-from backplane.cli.doctor import examine
 from backplane.config import BackendSettings, ServerSettings, Settings, parse
 from backplane.errors import BackplaneError, ConfigError
 from backplane.testing import Call, ModelServer, Turn
@@ -115,41 +112,3 @@ def test_paths_of_a_row_count_from_the_configurations_folder(tmp_path: Path) -> 
     text = b'[mcp_servers.a]\ncommand = ["python3", "server.py"]\nenv = {A = "$B"}'
     found = parse(text, source="a.toml", folder=tmp_path).mcp_servers["a"]
     assert found.command == ("python3", str(tmp_path / "server.py"))
-
-
-DOCTORED = """
-[mcp_servers.house]
-command = [{python}, {house}]
-env = {{WORD = "$A_WORD"}}
-[mcp_servers.gone]
-command = ["/nowhere/server"]
-[mcp_servers.needy]
-command = [{python}]
-env = {{A = "$NOT_SET_HERE"}}
-[mcp_servers.odd]
-url = "ftp://a"
-[mcp_servers.far]
-url = "http://127.0.0.1:9/mcp"
-[mcp_servers.mute]
-command = ["true"]
-"""
-
-
-def test_doctor_looks_for_the_configured_servers_and_asks_them_on_request(tmp_path: Path) -> None:
-    words = {"python": json.dumps(sys.executable), "house": json.dumps(str(HOUSE))}
-    (tmp_path / "backplane.toml").write_text(DOCTORED.format(**words))
-    environ = {**os.environ, "A_WORD": "walrus", "BACKPLANE_HOME": str(tmp_path / "state")}
-
-    def told(*, probe: bool) -> dict[str, tuple[str, str]]:
-        checks = examine(environ, tmp_path, None, over_network=probe)
-        return {one.name.removeprefix("mcp "): (one.state, one.fact) for one in checks if one.name.startswith("mcp ")}
-
-    looked, asked = told(probe=False), told(probe=True)
-    assert {name: state for name, (state, _) in looked.items()} == {
-        name: "missing" if name == "needy" else "ok" for name in ("house", "gone", "needy", "odd", "far", "mute")
-    }
-    assert "NOT_SET_HERE" in looked["needy"][1]
-    assert "mcp__house__" in asked["house"][1]
-    assert {name for name, (state, _) in asked.items() if state == "ok"} == {"house"}
-    assert "'mute' is not there" in asked["mute"][1]
-    assert "walrus" not in str(looked) + str(asked)

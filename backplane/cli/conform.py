@@ -42,9 +42,7 @@ def run(args: Args) -> int:
     skipped = Counter(result.seen for result in report.results if result.verdict == "skip")
     for reason, number in skipped.items():
         streams.write(f"skip  {streams.count(number, 'check')}: {streams.one_line(reason)}\n")
-    follow = sum(result.follows is not None for result in report.results)
-    also = f" ({follow} of them follow from another)" if follow else ""
-    counts = f"{report.count('pass')} passed, {failed} failed{also}, {report.count('skip')} do not apply"
+    counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
     streams.write(f"level: {report.level}  ({counts})\n")
     return 1 if failed else 0
 

@@ -1,7 +1,7 @@
 """`doctor`: check this machine and the configuration.
 
 It installs and changes nothing, and starts only `git --version` and trials of the sandbox. Only `--probe` uses the
-network and starts the configured MCP servers.
+network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backplane import __version__, config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.config import BackendSettings, ServerSettings
+from backplane.config import BackendSettings
 from backplane.errors import BackplaneError
 from backplane.process.tool import run_tool, search_path
 from backplane.runtime import backends
@@ -29,7 +29,6 @@ from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream import baseurl, presets
 from backplane.upstream.endpoint import cut_urls, endpoint_of
-from backplane.view.figures import counted
 
 GIT_MIN: Final = (2, 30)
 """Oldest git that the patches are made and applied with."""
@@ -54,7 +53,7 @@ Checks = Iterator[DoctorCheck]
 
 
 def options(p: Parser) -> None:
-    add.flag(p, "--probe", help="also try each model service (some tokens each) and MCP server")
+    add.flag(p, "--probe", help="also try each model service (some tokens each)")
     add.config(p)
     add.json(p, "one JSON object per finding, one per line", "cli_doctor")
 
@@ -149,8 +148,6 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         declared = settings.backends.get(status.id)
         if declared is not None and declared.host == presets.HOST:
             yield from _service(status.id, declared, environ, over_network and not status.fix)
-    for name, asked in settings.mcp_servers.items():
-        yield _server(name, asked, environ, str(cwd), over_network)
 
 
 def _ready(
@@ -187,27 +184,3 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
         found = anyio.run(probe.probe, endpoint, service.model, service.key_env or "")
     for one in found:
         yield DoctorCheck(place, one.state, one.fact, one.fix)
-
-
-def _server(name: str, asked: ServerSettings, environ: Mapping[str, str], cwd: str, over_network: bool) -> DoctorCheck:
-    """Check the variables of an MCP server; with `over_network` start or reach it, and list its tools."""
-    place, faults = f"mcp {name}", list[str]()
-    try:
-        row = backends.server_row(name, asked, environ, [])
-    except BackplaneError as error:
-        return _failed(place, error)
-    if not over_network:
-        return _check(place, True, f"{asked.command[0] if asked.command else asked.url}; --probe starts or reaches it")
-    from backplane.tools.mcp import open_servers
-
-    async def warn(_: str, words: str) -> None:
-        faults.append(words)
-
-    async def ask() -> list[str]:
-        async with open_servers({name: row}, env=dict(environ), cwd=cwd, warn=warn) as servers:
-            return [spec.name for spec in servers.specs]
-
-    tools = anyio.run(ask)
-    if faults:
-        return _check(place, False, faults[0], "run its command by hand, or remove the server from the configuration")
-    return _check(place, True, f"{counted(len(tools), 'tool')}: {', '.join(tools)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, open_store, wrong_words
+from backplane.cli.command import Args, Parser, open_store
 from backplane.receipts.bundle import export
 
 HELP = "Write receipt, patch and journal as one folder."
@@ -19,8 +19,6 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    if args.to == "":
-        raise wrong_words("--to is empty", "name a new folder, or leave the option out to use ./RUN-ID")
     with open_store() as store:
         run_id = store.find(args.run).run_id
         folder = export(store, run_id, Path(run_id if args.to is None else args.to))

@@ -32,8 +32,6 @@ def run(args: Args) -> int:
         return 0
     streams.write(f"session {file.id} with {file.provider}\n")
     for number, turn in enumerate(file.turns):
-        if number == file.cleared and number:
-            streams.write("— the history was cleared here —\n")
         run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "no run here"
         streams.write(f"\nturn {number + 1}: {turn.provider}, {run}, {turn.stop_reason or '?'}\n")
         for message in turn.messages:
