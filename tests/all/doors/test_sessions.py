@@ -450,7 +450,7 @@ def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
     listed = shell("sessions", "list")
     assert "1 turn " in listed
     assert "do the work" in listed
-    shown = shell("sessions", "show")
+    assert "tool: work" in shell("sessions", "show")
     said = shell("sessions", "handover", "last", "--to", "second")
     assert "finished" in said
     assert sorted((root / "effects").read_text().split()) == ["0", "2", "3"], "what is unknown is not repeated"
