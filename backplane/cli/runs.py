@@ -76,6 +76,8 @@ def _row(run: Remembered, look: Look) -> str:
     when = ago(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
     cells = [id, padded(when, 10), word, backend, cost]
     text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
+    if run.check_of is not None:
+        text = f"(check of {streams.one_line(run.check_of)[:ID_CHARS]}) {text}"
     if run.tags:
         text += f"  [{', '.join(streams.one_line(tag) for tag in run.tags)}]"
     if run.cause is not None:
