@@ -17,14 +17,11 @@ EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", text.strip().lower())
     if found is None:
         raise ValueError
     return int(found[1]) * _UNITS[found[2]]
-
-
-_size.__name__ = "size"  # argparse says: invalid size value.
 
 
 def options(p: Parser) -> None:
@@ -34,7 +31,7 @@ def options(p: Parser) -> None:
         help="prune runs that ended longer ago than SPAN, such as 12h or 90d",
     )  # fmt: skip
     add.value(
-        p, "--size", metavar="BYTES", dest="bytes_max", type=_size,
+        p, "--size", metavar="BYTES", dest="bytes_max", type=size,
         help="keep run files of at most this total size, such as 500m or 2g",
     )  # fmt: skip
     add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")

@@ -11,9 +11,6 @@ from backplane.view.load import shown_of
 from backplane.view.omit import OMISSIBLE, Omission
 from backplane.view.rows import ROWS_MAX, Story
 
-SIDES = 2
-
-
 HELP = "Write one run, or two side by side, as one HTML file that needs no other file."
 EXAMPLE = """
 backplane report last > run.html
@@ -39,8 +36,8 @@ def run(args: Args) -> int:
         fact = f"--omit {streams.one_line(min(unknown))}: unknown kind of content"
         raise wrong_words(fact, f"choose from: {', '.join(OMISSIBLE)}")
     as_page = not (args.summary or args.junit)
-    if as_page and len(args.runs) > SIDES:
-        raise wrong_words(f"a page has at most {SIDES} runs", "use --summary or --junit for more runs")
+    if as_page and len(args.runs) > 2:
+        raise wrong_words("a page has at most two runs", "use --summary or --junit for more runs")
     if as_page and streams.is_terminal(streams.STDOUT):
         raise wrong_words("refusing to print HTML to a terminal", "backplane report RUN > run.html")
     rows_max = ROWS_MAX if as_page else 0

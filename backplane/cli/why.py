@@ -47,6 +47,4 @@ def run(args: Args) -> int:
         streams.write(f"  {look.dress('dim', place)}{one.text}\n")
     for step in found.next[:STEPS_SHOWN]:
         streams.write(f"  {look.dress('blue', 'next:')} {step}\n")
-    if found.also:
-        streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
     return 0

@@ -54,8 +54,6 @@ def _lines(found: Audited, look: Look) -> Iterator[str]:
             yield f"  {look.dress(tone, verdict)}  {kind}{place}: claimed {claimed}; seen: {seen}"
     if found.unexplained:
         yield f"  {look.dress('warn', 'no event names')}  {names(found.unexplained)}"
-    if found.unnamed:
-        yield f"  no event names  {names(found.unnamed)}  (a command or a tool may have changed them)"
 
 
 _AUDITED: Final = {"no_alarm": 0, "false_claims": 1, "not_judged": 4}
