@@ -6,7 +6,6 @@ from backplane.cli import ended, streams, terminal
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store
 from backplane.contract.events import carried
-from backplane.receipts.journal import backend_name
 from backplane.receipts.pieces import canonical_chunks
 
 HELP = "Print one receipt: its events, its end and its patch."
@@ -30,7 +29,5 @@ def run(args: Args) -> int:
         look = terminal.look()
         for event in receipt.trace:
             streams.write(look.event(carried(event)))
-        name = backend_name(store.folder(row.run_id)) or receipt.backend.id
-        streams.write(f"{look.end_line()}backend {streams.one_line(name, 40)}\n")
-        streams.write(ended.summary(receipt, look, patch))
+        streams.write(look.end_line() + ended.summary(receipt, look, patch))
     return 0
