@@ -43,7 +43,8 @@ def run(args: Args) -> int:
     for reason, number in skipped.items():
         streams.write(f"skip  {streams.count(number, 'check')}: {streams.one_line(reason)}\n")
     counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
-    streams.write(f"level: {report.level}  ({counts})\n")
+    # A level needs all rules.
+    streams.write(f"{counts}\n" if args.rule else f"level: {report.level}  ({counts})\n")
     return 1 if failed else 0
 
 

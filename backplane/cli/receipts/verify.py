@@ -114,6 +114,8 @@ def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
             yield AuditFinding(error.code, name, error.message)
             return
         sha256 = receipt.receipt_sha256
+    elif os.sep in name or name.endswith(".json"):
+        raise wrong(f"no file {name}", "name an existing file or folder, or a run")
     else:
         with open_store() as store:
             row = store.find(name)
