@@ -95,13 +95,8 @@ GROUPS: Final = {
 
 COMMANDS: Final = {name: line for group in INDEX.values() for name, line in group.items()}
 
-DONE: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
-PARTIAL: Final = 3
-REFUSED: Final = 4
-INTERRUPTED: Final = 130
-READER_GONE: Final = 141
+DONE, FAILED, USAGE, PARTIAL, REFUSED = range(5)
+INTERRUPTED, READER_GONE = 130, 141
 
 
 def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:

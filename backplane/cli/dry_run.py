@@ -65,7 +65,6 @@ def show(
     if not as_json:
         rows = {
             "backend": f"{backend}, {summary(decision)}" if decision is not None else backend,
-            "task": work.task,
             "root": f"{work.workspace.root} ({work.workspace.mode}, {work.lane})",
             "model": work.config.model or "its own",
             "isolation": work.abp("isolation") or settings.isolation,

@@ -30,6 +30,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, unforeseen
 from backplane.process.aio import ending_signals, in_daemon
 from backplane.protocol import Events
+from backplane.receipts import signatures
 from backplane.receipts.build import failure_of
 from backplane.runtime.backends import Backend
 from backplane.runtime.door import Desk, of_run, open_door
@@ -242,13 +243,9 @@ class Live:
         patch, receipt = self.files.get("patch"), self.files.get("receipt")
         if patch is not None:
             patch.write([run.patch.read_bytes()] if run.patch is not None and run.patch.is_file() else [])
-        if receipt is None:
-            return
-        receipt.write(run.receipt_chunks())
-        if receipt.path is not None and self.settings.signing_key is not None:
-            from backplane.receipts import signatures
-
-            if envelope := signatures.read(signatures.path_of(self.home, run.id)):
+        if receipt is not None:
+            receipt.write(run.receipt_chunks())
+            if receipt.path is not None and (envelope := signatures.read(signatures.path_of(self.home, run.id))):
                 ResultFile(str(receipt.path.with_suffix(signatures.SUFFIX))).write([envelope])
 
     def _write_end(self, run: Run) -> None:

@@ -170,11 +170,12 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
     """Read a file, or stdin for `-`. Raises ConfigError: `config_invalid`, it cannot be read or is too long."""
     try:
         with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
-            data = file.read(bytes_max + 1)
+            is_over = os.fstat(file.fileno()).st_size > bytes_max
+            data = b"" if is_over else file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
         raise wrong(f"{source(name)} cannot be read: {why}", "name a file that this user can read") from fault
-    if len(data) > bytes_max:
+    if is_over or len(data) > bytes_max:
         raise wrong(f"{source(name)} is over {bytes_max} bytes", "give a smaller file")
     return data
 
@@ -200,9 +201,6 @@ def folder() -> Path:
         return Path.cwd()
     except OSError as fault:
         raise wrong(f"the current folder cannot be used: {fault.strerror}", "cd to a folder that exists") from fault
-
-
-# What the terminal is -------------------------------------------------------------------------------------------------
 
 
 is_terminal: Final = os.isatty
