@@ -62,6 +62,8 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
 
     Args:
         order: a work order, or just the task. What is given by name goes over its members.
+
+    Keyword Args:
         backend: a name, or a backend of your own; None takes the configured default, else the router's choice. Where
             that fails, `run` goes on with the next choice; a stream of events is one attempt.
         root: the folder to work on; `~` is the home folder.

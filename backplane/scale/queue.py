@@ -90,8 +90,14 @@ class Queue:
         """Put an order into the queue, with a copy of its folder, and return its id. The same order twice is one.
 
         Args:
-            order, root, model, policy, max_turns, max_budget_usd, output: as `backplane.start` takes them.
+            order: a work order, or just the task.
             backend: a backend of the worker; None leaves the choice to it.
+            root: the folder that a worker gets a copy of.
+            model: the model that the agent uses.
+            policy: a profile, the name of a shipped one, or the path of a file.
+            max_turns: answers of the model that the agent may use.
+            max_budget_usd: US dollars that the agent may spend.
+            output: the shape of the answer.
             label: label of the workers that may take the order.
             priority: 1 (first) to 2**31 - 1 (last); None precedes them all.
             asks: let approvals wait for `backplane queue answer`; else each ask's default decides.
