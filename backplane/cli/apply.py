@@ -21,8 +21,8 @@ EXAMPLE = "backplane apply last --check\nbackplane apply last\nbackplane apply 3
 
 def options(p: Parser) -> None:
     add.run_id(p, optional=True)
-    add.value(p, "-C", "--root", metavar="DIR", help="apply to this folder (default: the one the run was made for)")
-    add.value(p, "--at", metavar="NAME", help="apply the state at this checkpoint (default: the final one)")
+    add.value(p, "-C", "--root", metavar="DIR", help="apply to this folder (default: the folder of the run)")
+    add.value(p, "--at", metavar="NAME", help="apply the state at this checkpoint (default: the final state)")
     add.flag(p, "--check", help="only report whether the patch would apply")
     add.flag(p, "--accept-violations", help="apply the patch even if the run violated its policy")
     add.flag(p, "--merge", help="merge the patch into files that have changed since the run")

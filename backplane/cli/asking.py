@@ -81,7 +81,7 @@ class Person:
         try:
             self._fd = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            raise wrong_words("--on-ask prompt needs a terminal", "--on-ask deny or --on-ask allow") from None
+            raise wrong_words("--on-ask prompt needs a terminal", "give --on-ask deny or --on-ask allow") from None
 
     async def answer(self, asked: Approval | ShownQuestion) -> Decision:
         async with self._turn:

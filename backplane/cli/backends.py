@@ -18,7 +18,7 @@ from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
 from backplane.runtime.backends import BackendStatus
 
-HELP = "List the backends: ready, or why not and how to fix it; or try what an agent can do."
+HELP = "List the backends, and say which are ready and how to fix the others; or try what an agent can do."
 EXAMPLE = "backplane backends\nbackplane backends --probe mine"
 
 

@@ -7,7 +7,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
 from backplane.runtime.door import CancelCommand
 
-HELP = "End a live run cleanly: its host is stopped, its work is kept, its receipt is sealed."
+HELP = "End a live run cleanly: stop its host, save its work and seal its receipt."
 EXAMPLE = "backplane cancel last --reason 'wrong branch'"
 
 

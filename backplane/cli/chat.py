@@ -35,7 +35,7 @@ EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
 
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="talk to this backend (see `backplane backends`)")
-    add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the one used last")
+    add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the session used last")
     p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="same as --resume last")
     add.model(p)
     add.many(p, "--image", metavar="FILE", help="attach this picture to your first message")
@@ -43,7 +43,10 @@ def options(p: Parser) -> None:
     add.root(p)
     add.in_place(p)
     add.value(
-        p, "--policy", metavar="FILE", help="policy as JSON, or default, strict or ci; with --resume it only tightens"
+        p,
+        "--policy",
+        metavar="FILE",
+        help="policy as JSON, or default, strict or ci; with --resume, rules are only added",
     )
     add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)

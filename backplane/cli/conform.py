@@ -15,14 +15,14 @@ from backplane.cli.command import Args, Parser, wrong_words
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
 
-HELP = "Check any program that claims to be a host. Exits with 1 if a check fails."
+HELP = "Check whether a program follows the protocol of a host. Exits with 1 if a check fails."
 EXAMPLE = "backplane conform -- node my-host.mjs"
 
 
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
     add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run), by name or number such as S19")
-    add.value(p, "command", metavar="COMMAND", nargs="+", help="after --: the program and its arguments")
+    add.value(p, "command", metavar="COMMAND", nargs="+", help="program to check and its arguments, after `--`")
 
 
 def run(args: Args) -> int:

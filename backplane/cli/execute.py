@@ -97,7 +97,7 @@ def _last(home: Path, backend: str | None) -> str:
             if isinstance(kept, dict):
                 return str(kept["id"])
     fact = f"no conversation with {backend or 'a command'} is stored on this machine"
-    raise wrong(fact, "store one first: `backplane run --keep` prints the id of the conversation")
+    raise wrong(fact, 'store one first: backplane run --keep "…"')
 
 
 def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:

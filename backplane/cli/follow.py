@@ -132,7 +132,7 @@ class Live:
             run = await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             goes_on = run.is_sealed and not self._is_left and await attempts.after(plane, run)
         if attempts.stopped is not None:
-            streams.note(f"not tried on another backend: {attempts.stopped.message}")
+            streams.note(f"the order was not tried on another backend: {attempts.stopped.message}")
 
     async def _attempt(
         self, plane: ControlPlane, order: WorkOrder, backend: Backend | str, route: dict[str, Json] | None
@@ -145,7 +145,7 @@ class Live:
             if "run_id_file" in self.files:
                 self.files["run_id_file"].write([f"{run.id}\n".encode()])
             if self.args.verbose:
-                streams.note(f"run {run.id} on {run.backend_id}, kept in {run.folder}")
+                streams.note(f"run {run.id} on {run.backend_id}, stored in {run.folder}")
             # Other terminals may answer and cancel; a run goes on without that.
             beside.start_soon(partial(open_door, self.home, run.id, of_run(run, self._desk), self._notes.append))
             if self._is_left:

@@ -14,7 +14,7 @@ from backplane.runtime import backends
 SCRIPTED: Final = ("shell", "mock")
 """Backends without an agent: they need no key and no network."""
 
-HELP = "Write a first backplane.toml in this folder: the default backend, the policy and a limit."
+HELP = "Write a backplane.toml into this folder, with a default backend, a policy and a time limit."
 EXAMPLE = "backplane init\nbackplane init --backend shell --policy ci"
 
 TEXT: Final = """\
@@ -32,7 +32,9 @@ run_s = 3600 # a whole run, in seconds
 
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="use this backend (default: the first ready agent)")
-    p.add_argument("--policy", choices=config.SHIPPED_POLICIES, default="default", help="policy (default: default)")
+    p.add_argument(
+        "--policy", choices=config.SHIPPED_POLICIES, default="default", help="use this policy (default: default)"
+    )
 
 
 def run(args: Args) -> int:
@@ -49,7 +51,7 @@ def run(args: Args) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise wrong(f"{path} cannot be written: {error.strerror}", "change to a folder that is writable") from error
+        raise wrong(f"{path} cannot be written: {error.strerror}", "cd to a folder you can write to") from error
     streams.write(text)
     streams.write(f'written: {streams.one_line(path)}; next: backplane run "…", backplane doctor\n')
     return 0

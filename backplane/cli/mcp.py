@@ -14,8 +14,8 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser, wrong
 from backplane.serve import mcp
 
-HELP = """Be a server of the Model Context Protocol on stdin and stdout, with the tools run, receipts and
-validate. An agent starts it by this command."""
+HELP = """Serve the Model Context Protocol (MCP) on stdin and stdout, with the tools run, receipts and validate.
+Configure this command as an MCP server of your agent."""
 EXAMPLE = "backplane mcp --root ~/project"
 
 
@@ -26,7 +26,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
-        streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")
+        streams.complain("mcp reads MCP messages from stdin; end the input with Ctrl-D\n")
     environ, cwd = dict(os.environ), streams.folder()
     root = cwd / (args.root or ".")
     if not os.path.isdir(root):

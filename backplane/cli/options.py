@@ -46,7 +46,7 @@ def ago(text: str) -> int:
 
     span = None if text.strip().isdigit() else span_s(text)
     if span is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a span of time, as 90s, 5m, 2h, 3d or 1w")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a span of time such as 90s, 5m, 2h, 3d or 1w")
     return time.time_ns() // 1_000_000 - span * 1000
 
 
@@ -73,12 +73,12 @@ def session_id(p: Group) -> None:
 
 
 def since(p: Group) -> None:
-    within = "count only runs that began within this time, as 90s, 5m, 2h, 3d, 1w"
+    within = "count only runs that began within this time, such as 90s, 5m, 2h, 3d or 1w"
     value(p, "--since", metavar="SPAN", type=ago, help=within)
 
 
 def config(p: Group) -> None:
-    value(p, "--config", metavar="FILE", help="read this configuration (default: ./backplane.toml, else the user's)")
+    value(p, "--config", metavar="FILE", help="configuration file (default: ./backplane.toml, else the user's own)")
 
 
 def answer(p: Group) -> None:
@@ -86,7 +86,7 @@ def answer(p: Group) -> None:
     one = "id of the question or its beginning, if several are open"
     value(p, "ask", metavar="ASK", nargs="?", default="", help=one)
     value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
-    value(p, "--text", metavar="WORDS", help="answer a question in these words")
+    value(p, "--text", metavar="WORDS", help="answer a question with this text")
     reason(p)
 
 
@@ -134,10 +134,10 @@ def bounds(p: Group) -> None:
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
-    findings = "exit with 3 if a complete run has one of these: denied,false-claims,violations; or `none` for none"
+    findings = "exit with 3 if a complete run has any of: denied, false-claims, violations; `none` turns this off"
     many(p, "--fail-on", metavar="WORDS", help=findings)
     value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
-    cost = "stop when the run has cost this much, as far as the backend counts it"
+    cost = "stop when the run has cost this much, as far as the backend reports costs"
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
     many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, such as abp.route.seed=7")
@@ -153,7 +153,7 @@ def queue(p: Group, *, content: bool = False) -> None:
 
 
 def order_id(p: Group) -> None:
-    value(p, "order", metavar="ORDER", help="id of the order that `queue submit` printed, or its beginning")
+    value(p, "order", metavar="ORDER", help="order id that `queue submit` printed, or its beginning")
 
 
 def priority(p: Group) -> None:

@@ -110,7 +110,7 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 def _read(args: Args) -> WorkOrder:
     if (args.task is None) == (args.order is None):
-        raise wrong_words("no task is given, or two", 'give one: backplane run "…", or --order FILE')
+        raise wrong_words("no task is given, or both TASK and --order", 'give one: backplane run "…", or --order FILE')
     if args.order is not None:
         return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     return WorkOrder(streams.read_text("-") if args.task == "-" else args.task)
@@ -120,7 +120,7 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
     """Read a work order; only `task` is required. Raises ConfigError: `config_invalid`, also for a duplicate key."""
     value = read_json(data, source)
     if (doubled := canonical.duplicate_key(data, value)) is not None:
-        raise wrong(f"{source}: the key {doubled!r} appears twice in one object", "remove one of the two")
+        raise wrong(f"{source}: the key {doubled!r} appears twice in one object", "remove one of the two keys")
     try:
         return read_work_order(value, lenient=lenient)
     except ValueError as error:
@@ -158,7 +158,7 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     if not name:
         raise wrong_words("--env has no name before the =", "give --env NAME=VALUE, or --env NAME")
     if not equals and name not in environ:
-        raise wrong_words(f"--env {name!r}: this variable is not set here", f"set it, or give --env {name}=VALUE")
+        raise wrong_words(f"--env {name!r}: this variable is not set", f"set it, or give --env {name}=VALUE")
     return name, value if equals else environ[name]
 
 
@@ -169,7 +169,9 @@ def _with_parameters(vendor: dict[str, Any], options: list[str]) -> dict[str, An
         key, equals, value = text.partition("=")
         *path, last = key.split(".")
         if not equals or not all((*path, last)):
-            raise wrong_words(f"--param {text!r} is not of the form KEY=JSON", "for example --param abp.route.seed=7")
+            raise wrong_words(
+                f"--param {text!r} is not of the form KEY=JSON", "give, for example, --param abp.route.seed=7"
+            )
         place = made
         for name in path:
             place = place.setdefault(name, {})
@@ -216,5 +218,5 @@ def words_of(command: str, option: str) -> tuple[str, ...]:
     except ValueError as error:
         words, why = (), str(error)
     if not words:
-        raise wrong_words(f"{option}: cannot parse the command: {why}", "check its quotes")
+        raise wrong_words(f"{option}: cannot parse the command: {why}", "give a command with balanced quotes")
     return words

@@ -34,7 +34,7 @@ def options(p: Parser) -> None:
         p, "--size", metavar="BYTES", dest="bytes_max", type=size,
         help="keep run files of at most this total size, such as 500m or 2g",
     )  # fmt: skip
-    add.flag(p, "--dry-run", help="say how many runs would be pruned; remove nothing")
+    add.flag(p, "--dry-run", help="print how many runs would be pruned; remove nothing")
 
 
 def run(args: Args) -> int:

@@ -11,7 +11,7 @@ from backplane.view.load import shown_of
 from backplane.view.omit import OMISSIBLE, Omission
 from backplane.view.rows import ROWS_MAX, Story
 
-HELP = "Write one run, or two side by side, as one HTML file that needs no other file."
+HELP = "Print a report on one run, or on two side by side, as one self-contained HTML page."
 EXAMPLE = """
 backplane report last > run.html
 backplane report 3f2a1b0c 9c41d2e7 > both.html
@@ -26,7 +26,7 @@ def options(p: Parser) -> None:
     add.flag(form, "--junit", help="write a JUnit test report; an incomplete run is a failure")
     add.value(
         p, "--omit", metavar="WHAT", default="",
-        help="leave out outputs, prompts or paths (absolute ones), for a page to share; separate several by commas",
+        help="leave out outputs, prompts or absolute paths, to share the report; separate several kinds with commas",
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def run(args: Args) -> int:
     if as_page and len(args.runs) > 2:
         raise wrong_words("a page has at most two runs", "use --summary or --junit for more runs")
     if as_page and streams.is_terminal(streams.STDOUT):
-        raise wrong_words("refusing to print HTML to a terminal", "backplane report RUN > run.html")
+        raise wrong_words("refusing to print HTML to a terminal", "write it to a file: backplane report RUN > run.html")
     rows_max = ROWS_MAX if as_page else 0
     with open_store() as store:
         shown = [

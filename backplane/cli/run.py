@@ -23,22 +23,29 @@ def options(p: Parser) -> None:
     who = p.add_argument_group("the backend (default: the configured one, else the router's choice)")
     named = who.add_mutually_exclusive_group()
     add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
-    add.value(named, "--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
+    add.value(
+        named,
+        "--sidecar",
+        metavar="COMMAND",
+        help="use this program as the backend; `backplane conform` checks whether it can be one",
+    )
     add.model(who)
-    add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality, cost or balanced")
+    add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality or cost, or be balanced")
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
-    add.value(talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's last one")
+    add.value(
+        talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's latest conversation"
+    )
     talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
-    add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer has to satisfy; - for stdin")
-    add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote one")
+    add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer must satisfy; - for stdin")
+    add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote server")
     place = p.add_argument_group("the workspace")
     add.root(place)
     add.in_place(place)
     add.flag(place, "--apply", help="apply the patch when the run is complete")
     add.files(place)
-    add.many(place, "--image", metavar="FILE", help="show this picture to the agent: PNG, JPEG, GIF or WebP")
-    add.flag(place, "--checkpoints", help="store the workspace's state before each tool that may write")
+    add.many(place, "--image", metavar="FILE", help="attach this picture to the task: PNG, JPEG, GIF or WebP")
+    add.flag(place, "--checkpoints", help="store the workspace's state before each tool call that may write")
     may = p.add_argument_group("what the agent needs and may do")
     add.bounds(may)
     how = (
@@ -46,7 +53,7 @@ def options(p: Parser) -> None:
         "that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)"
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
-    add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes your value")
+    add.many(may, "--env", metavar="K[=V]", help="set an environment variable for the agent; K alone passes on yours")
     add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, such as 90s, 5m or 2h")
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")
@@ -55,10 +62,12 @@ def options(p: Parser) -> None:
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
     add.json(out, "the protocol's own messages, one per line", *schemas)
-    add.flag(out, "--dry-run", help="start nothing, print which backend would get the order (with -v: why not others)")
+    add.flag(
+        out, "--dry-run", help="start nothing; print which backend would get the order (with -v: also why not another)"
+    )
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
-    add.value(out, "--receipt", metavar="FILE", help="write the receipt to FILE, too; - for stdout")
-    add.value(out, "--patch", metavar="FILE", help="write the patch to FILE, too; - for stdout")
+    add.value(out, "--receipt", metavar="FILE", help="also write the receipt to FILE; - for stdout")
+    add.value(out, "--patch", metavar="FILE", help="also write the patch to FILE; - for stdout")
 
 
 def run(args: Args) -> int:

@@ -31,7 +31,7 @@ backplane serve --engine postgresql://me@db/work --content /mnt/content
 
 def options(p: Parser) -> None:
     add.config(p)
-    queue = p.add_argument_group("a queue in place of this machine")
+    queue = p.add_argument_group("a queue instead of this machine")
     add.queue(queue, content=True)
     add.value(
         queue, "--label", metavar="LABEL", help="label of the workers that may take the orders (default: default)"
@@ -42,7 +42,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
-        streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
+        streams.complain("serve reads protocol messages from stdin; end the input with Ctrl-D\n")
     environ = dict(os.environ)
     settings = load_settings(args)
     make = None
@@ -63,7 +63,7 @@ def run(args: Args) -> int:
         if _is_read_only(home):
             # As in the sandbox of another control plane, which keeps the receipts that it is sent.
             aside = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="backplane-serve-")))
-            streams.complain(f"{home} is read-only here: these runs are recorded in {aside} until serve ends\n")
+            streams.complain(f"{home} is read-only: runs are stored in {aside} and removed when serve ends\n")
         else:
             aside = config.home(environ)
         try:

@@ -185,7 +185,7 @@ def read_text(name: str, bytes_max: int = INPUT_BYTES_MAX) -> str:
     try:
         return read_input(name, bytes_max).decode()
     except UnicodeDecodeError as fault:
-        raise wrong(f"{source(name)} is not UTF-8 text", "give a text in UTF-8") from fault
+        raise wrong(f"{source(name)} is not UTF-8 text", "convert the text to UTF-8") from fault
 
 
 def source(name: str) -> str:

@@ -30,13 +30,28 @@ EXAMPLE = f"backplane translate --from {_FIRST} --to {_SECOND} --kind request re
 def options(p: Parser) -> None:
     names = ", ".join(DIALECTS)
     add.value(
-        p, "--from", metavar="DIALECT", dest="source", required=True, help=f"one of {names}; or augment (requests)"
+        p,
+        "--from",
+        metavar="DIALECT",
+        dest="source",
+        required=True,
+        help=f"format of FILE: {names}; or augment (requests)",
     )
-    add.value(p, "--to", metavar="DIALECT", dest="target", required=True, help="the same formats, or augment (streams)")
+    add.value(
+        p,
+        "--to",
+        metavar="DIALECT",
+        dest="target",
+        required=True,
+        help="format to write: as --from, or augment (streams)",
+    )
     p.add_argument(
-        "--kind", choices=("request", "response", "stream"), default="request", help="what FILE is (default: request)"
+        "--kind",
+        choices=("request", "response", "stream"),
+        default="request",
+        help="kind of message in FILE (default: request)",
     )
-    add.flag(p, "--strict", help="exit with 1 if anything other than the form is lost")
+    add.flag(p, "--strict", help="exit with 1 if content is lost, not only its form")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 
 
@@ -59,7 +74,7 @@ def _document(args: Args) -> Sequence[Any]:
     try:
         document = canonical.decode(streams.read_input(args.file))
     except (ValueError, RecursionError) as fault:
-        raise wrong(f"{streams.source(args.file)} is not JSON: {fault}", "correct it, or name its --kind") from fault
+        raise wrong(f"{streams.source(args.file)} is not JSON: {fault}", "correct it, or give its --kind") from fault
     if args.source == augment.NAME:
         done = augment.translate_request(document, args.target)
     else:

@@ -26,7 +26,7 @@ from backplane.view.picture import Picture, ShownQuestion
 if TYPE_CHECKING:
     from backplane.receipts.store import Store
 
-HELP = "Follow a run as its own terminal shows it, and answer its questions. Ctrl-C leaves; the run goes on."
+HELP = "Follow a run from another terminal, and answer its questions. Ctrl-C stops following; the run continues."
 EXAMPLE = "backplane watch\nbackplane watch 3f2a1b0c"
 
 TASK_CHARS_MAX: Final = 200

@@ -14,13 +14,13 @@ from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
 
-HELP = """Show this user's runs in a browser on this machine: live ones as they go on, with answers, cancel,
-apply and rewind. Ctrl-C ends it."""
+HELP = """Serve a page for a browser on this machine that shows your runs, also live ones, and lets you answer,
+cancel, apply and rewind. Ctrl-C ends the server."""
 EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free one)")
+    add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free port)")
     add.flag(p, "--read-only", help="only show runs; refuse answers and every other change")
     add.flag(p, "--open", help="open the page in the browser")
 
@@ -31,7 +31,7 @@ def run(args: Args) -> int:
     try:
         from backplane.web import server
     except ModuleNotFoundError as error:
-        raise wrong(f"the desk needs {error.name}, which is not installed", install_hint("web")) from error
+        raise wrong(f"`backplane web` needs {error.name}, which is not installed", install_hint("web")) from error
     can = "read" if args.read_only else "read, answer and apply"
 
     def say(address: str, once: str) -> None:

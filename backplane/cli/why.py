@@ -13,7 +13,7 @@ from backplane.view.figures import ID_CHARS, lasting
 from backplane.view.load import why
 from backplane.view.why_kinds import HEALTHY
 
-HELP = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
+HELP = "Explain what a run waits for, or why it ended as it did, with the evidence and the next step."
 EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
 
 TASK_CHARS_MAX: Final = 120

@@ -26,10 +26,10 @@ EXIT_USAGE: Final = 2
 def main() -> int:
     """Serve until a signal."""
     parser = argparse.ArgumentParser(prog="python -m backplane.testing", description=__doc__)
-    parser.add_argument("script", type=Path, help="a script as JSON: an object, or a list of turns")
-    parser.add_argument("--record", type=Path, help="add requests to this file, a JSON line each")
-    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
-    parser.add_argument("--seconds", type=int, default=LIFE_S_MAX, help="end after so long")
+    parser.add_argument("script", type=Path, help="file with the script as JSON: an object, or a list of turns")
+    parser.add_argument("--record", type=Path, help="append each request to this file, as a line of JSON")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 for any free port (default: 0)")
+    parser.add_argument("--seconds", type=int, default=LIFE_S_MAX, help="end after this many seconds (default: 3600)")
     options = parser.parse_args()
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -101,11 +101,13 @@ class Routes:
 
         async def done(request: Request) -> Response:
             if self._read_only:
-                raise ConfigError("policy_denied", "this desk is read-only", hint="restart it without --read-only")
+                raise ConfigError(
+                    "policy_denied", "this page is read-only", hint="restart `backplane web` without --read-only"
+                )
             try:
                 given = msgspec.json.decode(await request.body(), type=FormFields, strict=False)
             except msgspec.MsgspecError as error:
-                raise ConfigError("config_invalid", f"cannot read the body: {error}") from error
+                raise ConfigError("config_invalid", f"cannot read the request body: {error}") from error
             return _json({"done": await run_in_threadpool(act, _id(request), given)})
 
         return done

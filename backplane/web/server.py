@@ -33,7 +33,7 @@ def serve(home: Path, *, port: int, read_only: bool, ready: Callable[[str, str],
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         fact = f"cannot listen on port {port} of 127.0.0.1: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="choose another port, or --port 0 for any free one") from error
+        raise ConfigError("config_invalid", fact, hint="choose another port, or --port 0 for any free port") from error
     with listener:
         number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
         guard = Guard(Routes(home, read_only=read_only).app(), port=number, token=token, policy=POLICY)

@@ -9,7 +9,7 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
 from backplane.receipts.bundle import export
 
-HELP = "Write receipt, patch and journal as one folder."
+HELP = "Write a run's receipt, patch and journal to a new folder."
 EXAMPLE = "backplane receipts export last --to ./evidence"
 
 

@@ -35,12 +35,12 @@ backplane receipts verify --save-checkpoint /elsewhere/chain.json
 def options(p: Parser) -> None:
     add.value(
         p, "names", metavar="FILE-or-RUN", nargs="*",
-        help="file of a receipt, exported folder, run id or its beginning (default: all that are stored)",
+        help="receipt file, exported folder, or run id or its beginning (default: all stored receipts)",
     )  # fmt: skip
     add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
-        help="write the head of the chain to this file, signed if a signing key is configured; keep it elsewhere",
+        help="write the head of the chain to this file, signed if a signing key is configured; store it elsewhere",
     )  # fmt: skip
     add.value(p, "--key", metavar="PUB", help="require a signature that this public key verifies")
     add.config(p)

@@ -52,7 +52,10 @@ def turn_options(p: Parser) -> None:
     add.session_id(p)
     add.on_ask(p)
     add.value(
-        p, "--policy", metavar="FILE", help="tighten the session's policy with this one: a file, default, strict or ci"
+        p,
+        "--policy",
+        metavar="FILE",
+        help="add the rules of this policy to the session's: a file, default, strict or ci",
     )
     add.config(p)
 

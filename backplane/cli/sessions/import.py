@@ -23,7 +23,13 @@ def options(p: Parser) -> None:
         help="file that `sessions show --json` wrote; with --from: a path, the vendor's session id, or `last`",
     )  # fmt: skip
     add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read a conversation stored by this vendor's program")
-    add.value(p, "-b", "--backend", metavar="NAME", help="backend that continues (default: the file's or the vendor's)")
+    add.value(
+        p,
+        "-b",
+        "--backend",
+        metavar="NAME",
+        help="backend that continues the conversation (default: the file's or the vendor's)",
+    )
     add.config(p)
 
 

@@ -7,7 +7,7 @@ from backplane.cli.command import Args, Parser
 from backplane.runtime.door import CancelCommand
 from backplane.scale.commands.answer import send
 
-HELP = "Cancel an order. It still gets a receipt."
+HELP = "Cancel an order. A cancelled order still gets a receipt."
 EXAMPLE = "backplane queue cancel ORDER"
 
 

@@ -51,7 +51,7 @@ def open_queue(place: QueuePlace, **settings: float) -> DurableEngine:
     """Open a queue; write a line to stderr if it is new."""
     engine = place.open(**settings)
     if place.is_new:
-        streams.note(f"the queue {place.file} is new")
+        streams.note(f"created the queue {place.file}")
     return engine
 
 

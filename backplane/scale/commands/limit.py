@@ -24,9 +24,9 @@ EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budg
 def options(p: Parser) -> None:
     add.queue(p)
     add.value(p, "--label", metavar="LABEL", default="default", help="label to show or to limit (default: default)")
-    add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, over all workers of the label")
+    add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, across all workers of the label")
     add.value(p, "--rate", metavar="N/S", help="begin at most N orders in S seconds")
-    add.value(p, "--budget-usd", metavar="USD", help="limit the cost of all orders of the queue, past ones included")
+    add.value(p, "--budget-usd", metavar="USD", help="limit the cost of all orders of the queue, including past orders")
     add.json(p, "the limits in force as one JSON object", "cli_queue_limit")
 
 
@@ -117,5 +117,5 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:
-        raise wrong_words(f"--rate {text} is not a rate", "give N/S, for example 10/60 for ten a minute; or off")
+        raise wrong_words(f"--rate {text} is not a rate", "give N/S, for example 10/60 for ten orders a minute; or off")
     return most, round(float(seconds) * 1000)

@@ -44,7 +44,7 @@ def options(p: Parser) -> None:
     queue.add_argument(
         "--on-lost-worker",
         choices=("rerun", "fail"),
-        help="run the order again, or fail it, if its worker dies (default: rerun if the policy closes the network)",
+        help="if the worker dies: rerun the order, or end it failed (default: rerun if the policy closes the network)",
     )
     add.flag(queue, "--asks", help="let approvals wait for `queue answer`")
     add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
@@ -65,7 +65,7 @@ def run(args: Args) -> int:
     settings, content, home = load_settings(args), place.contents(), config.home(os.environ)
     if args.jsonl is not None and (args.wait or args.task is not None or args.order is not None):
         raise wrong_words(
-            "--jsonl cannot be combined with TASK, --order or --wait", "leave them out; follow with `queue list`"
+            "--jsonl cannot be combined with TASK, --order or --wait", "leave them out; `queue list` shows the orders"
         )
     given = _lines_of(args) if args.jsonl is not None else [None]
     jobs = [_job_of(args, each, settings, content, home) for each in given]

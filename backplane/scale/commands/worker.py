@@ -33,8 +33,8 @@ SECONDS_MAX: Final = 3600.0
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
 """Characters of a timestamp up to its seconds."""
 
-HELP = """Take orders from a queue and run them on this machine, until a signal: it then takes no more, and waits for
-the running ones. A second signal leaves these to the other workers."""
+HELP = """Take orders from a queue and run them on this machine. After a signal, the worker takes no more orders and
+waits for the running ones to end. A second signal leaves the running orders to other workers."""
 EXAMPLE = "backplane queue worker --slots 4 --label gpu"
 
 
@@ -72,7 +72,7 @@ def run(args: Args) -> int:
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
                 streams.note(
-                    f"takes orders of the label {args.label}, {slots}; a signal stops it after its running orders"
+                    f"taking orders with the label {args.label}, {slots}; after a signal, only running orders go on"
                 )
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):

@@ -154,7 +154,7 @@ def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
     assert not (tmp_path / "typo").exists()
     assert not (tmp_path / "q.sqlite").exists()
     capfd.readouterr()
-    for told in (f"the queue {tmp_path / 'q.sqlite'} is new\n", ""):
+    for told in (f"created the queue {tmp_path / 'q.sqlite'}\n", ""):
         assert main(words) == 0
         assert capfd.readouterr().err == told
 
