@@ -46,7 +46,7 @@ def options(p: Parser) -> None:
         p,
         "--policy",
         metavar="FILE",
-        help="policy as JSON, or default, strict or ci; with --resume, rules are only added",
+        help="policy as JSON, or default, strict or ci; with --resume it can only tighten",
     )
     add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)

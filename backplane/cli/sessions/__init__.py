@@ -55,7 +55,7 @@ def turn_options(p: Parser) -> None:
         p,
         "--policy",
         metavar="FILE",
-        help="add the rules of this policy to the session's: a file, default, strict or ci",
+        help="tighten the session's policy by this policy: a file, default, strict or ci",
     )
     add.config(p)
 
