@@ -77,6 +77,7 @@ class Live:
         self._signal: int | None = None
         self._notes: list[str] = []
         """Lines about runs that were cut off before this one."""
+        self._has_last_message = False
         self._sender: Sender | None = None
         """Sends telemetry; the command waits for it after its last line."""
         self._outlet = _Outlet()
@@ -97,6 +98,11 @@ class Live:
             fault = unforeseen(error)
         try:
             return self._end(fault)
+        except Exception as error:
+            if not self._has_last_message or isinstance(error, streams.ReaderGone):
+                raise
+            streams.error(unforeseen(error))  # A `fatal` must not follow the last message.
+            return FAILED
         finally:
             lost = self._sender.leave() if self._sender is not None else ""
             for line in filter(None, (*self._notes, lost)):
@@ -256,6 +262,7 @@ class Live:
         if self.args.json:
             for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=self.settings.limits.line_bytes_max):
                 streams.write_bytes(chunk)
+            self._has_last_message = True
         elif self.args.quiet:
             streams.write(f"{streams.printable(run.text)}\n" if run.text else "")
         elif run.is_sealed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 import msgspec
 
@@ -133,7 +133,7 @@ def check_settings(order: WorkOrder) -> None:
         refuse(unheard_settings(vendor))
     for pointer, why in misshapen_settings(vendor):
         raise ConfigError(
-            "config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see docs/guide/agents-tested.md"
+            "config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see `backplane schema work_order`"
         )
 
 
@@ -209,8 +209,7 @@ def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             msgspec.convert(value, shape | None)
         except msgspec.ValidationError as error:
-            choices = get_args(shape) if get_origin(shape) is Literal else ()
-            yield pointer, f"it is one of {', '.join(choices)}, not {str(value)[:40]!r}" if choices else str(error)
+            yield pointer, explain(error, shape)
 
 
 def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:

@@ -144,6 +144,13 @@ def test_what_goes_wrong_before_a_json_run_is_one_fatal_of_no_run(cli: Cli, word
     assert b"a-secret-value" not in told.stdout + told.stderr
 
 
+def test_an_error_after_the_final_adds_no_message(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backplane.cli.follow.remarks", lambda *_: 1 / 0)
+    done = cli("run", "true", "-b", "shell", "--json")
+    assert (done.returncode, done.stderr.partition(b":")[0]) == (1, b"internal")
+    assert [json.loads(line)["t"] for line in lines(done.stdout) if '"t":"event"' not in line] == ["final"]
+
+
 @pytest.mark.needs("bwrap")
 def test_a_control_plane_in_the_sandbox_of_another_takes_an_order(cli: Cli) -> None:
     below = " ".join([*PROGRAM, "serve"])

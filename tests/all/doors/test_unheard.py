@@ -150,7 +150,7 @@ def test_a_setting_of_another_shape_is_refused_and_found_by_validate(name: str, 
 
 
 def test_a_choice_that_is_none_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="it is one of mapped, passthrough, not 'pasthrough'"):
+    with pytest.raises(ConfigError, match="'pasthrough' is none of 'mapped', 'passthrough'"):
         check_settings(read_work_order({"task": "t", "config": {"vendor": {"abp": {"mode": "pasthrough"}}}}))
 
 
