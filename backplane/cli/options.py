@@ -83,7 +83,7 @@ def config(p: Group) -> None:
 
 def answer(p: Group) -> None:
     """Add the words and options of an answer to an approval or a question."""
-    one = "id of the question or its beginning, if several are open"
+    one = "id of the question, or its beginning; required if several are open"
     value(p, "ask", metavar="ASK", nargs="?", default="", help=one)
     value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
     value(p, "--text", metavar="WORDS", help="answer a question with this text")
@@ -157,4 +157,6 @@ def order_id(p: Group) -> None:
 
 
 def priority(p: Group) -> None:
-    value(p, "--priority", metavar="N", type=int, help="1 goes before 2 (default: none, which goes before all)")
+    value(
+        p, "--priority", metavar="N", type=int, help="priority: 1 goes before 2 (default: none, which goes before all)"
+    )

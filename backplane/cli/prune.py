@@ -32,7 +32,7 @@ def options(p: Parser) -> None:
     )  # fmt: skip
     add.value(
         p, "--size", metavar="BYTES", dest="bytes_max", type=size,
-        help="keep run files of at most this total size, such as 500m or 2g",
+        help="keep the newest runs whose files fit into BYTES, such as 500m or 2g",
     )  # fmt: skip
     add.flag(p, "--dry-run", help="print how many runs would be pruned; remove nothing")
 

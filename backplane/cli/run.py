@@ -50,7 +50,7 @@ def options(p: Parser) -> None:
     add.bounds(may)
     how = (
         "answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a command "
-        "that reads one as JSON and prints its decision (default: prompt on a terminal, else deny)"
+        "that reads an approval as JSON and prints its decision (default: prompt on a terminal, else deny)"
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
     add.many(may, "--env", metavar="K[=V]", help="set an environment variable for the agent; K alone passes on yours")

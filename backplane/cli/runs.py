@@ -18,7 +18,7 @@ from backplane.view.columns import fitted, padded, width
 from backplane.view.console import Look
 from backplane.view.figures import ID_CHARS, ago, milliseconds, money, standing
 
-HELP = "List runs, live ones first, then the newest."
+HELP = "List runs: live runs first, then the others from the newest to the oldest."
 EXAMPLE = """
 backplane runs
 backplane runs --failed --since 2d --text "parser"

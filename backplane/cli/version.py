@@ -24,7 +24,7 @@ EXAMPLE = "backplane version --json"
 
 
 def options(p: Parser) -> None:
-    add.json(p, "version, contract and Python as one JSON object", "cli_version")
+    add.json(p, "the versions of backplane, contract and Python as one JSON object", "cli_version")
 
 
 def run(args: Args) -> int:

@@ -17,7 +17,7 @@ from backplane.scale.place import QueuePlace
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
-HELP = "Show or set limits; the word `off` removes a limit."
+HELP = "Show or set the limits of a label and the budget of the queue; the word `off` removes a limit."
 EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50"
 
 

@@ -23,7 +23,7 @@ EXAMPLE = "backplane queue show ORDER && backplane why last"
 def options(p: Parser) -> None:
     add.order_id(p)
     add.queue(p, content=True)
-    add.json(p, "all of it as one JSON object", "cli_queue_show")
+    add.json(p, "the order's state as one JSON object", "cli_queue_show")
 
 
 def run(args: Args) -> int:

@@ -44,9 +44,9 @@ def options(p: Parser) -> None:
     queue.add_argument(
         "--on-lost-worker",
         choices=("rerun", "fail"),
-        help="if the worker dies: rerun the order, or end it failed (default: rerun if the policy closes the network)",
+        help="if its worker dies, rerun the order or fail it (default: rerun only without network and MCP servers)",
     )
-    add.flag(queue, "--asks", help="let approvals wait for `queue answer`")
+    add.flag(queue, "--asks", help="let approvals wait for an answer by `queue answer`")
     add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
     add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
     add.flag(queue, "--with-ignored", help="also send the files that git ignores")
