@@ -43,11 +43,9 @@ def options(p: Parser) -> None:
     add.root(p)
     add.in_place(p)
     add.value(
-        p,
-        "--policy",
-        metavar="FILE",
+        p, "--policy", metavar="FILE",
         help="policy as JSON, or default, strict or ci; with --resume it can only tighten",
-    )
+    )  # fmt: skip
     add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)
     add.config(p)

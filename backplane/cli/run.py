@@ -24,11 +24,9 @@ def options(p: Parser) -> None:
     named = who.add_mutually_exclusive_group()
     add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
     add.value(
-        named,
-        "--sidecar",
-        metavar="COMMAND",
+        named, "--sidecar", metavar="COMMAND",
         help="use this program as the backend; `backplane conform` checks whether it can be one",
-    )
+    )  # fmt: skip
     add.model(who)
     add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality or cost, or be balanced")
     talk = p.add_argument_group("the conversation")

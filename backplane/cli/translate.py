@@ -29,28 +29,13 @@ EXAMPLE = f"backplane translate --from {_FIRST} --to {_SECOND} --kind request re
 
 def options(p: Parser) -> None:
     names = ", ".join(DIALECTS)
-    add.value(
-        p,
-        "--from",
-        metavar="DIALECT",
-        dest="source",
-        required=True,
-        help=f"format of FILE: {names}; or augment (requests)",
-    )
-    add.value(
-        p,
-        "--to",
-        metavar="DIALECT",
-        dest="target",
-        required=True,
-        help="format to write: as --from, or augment (streams)",
-    )
-    p.add_argument(
-        "--kind",
-        choices=("request", "response", "stream"),
-        default="request",
-        help="kind of message in FILE (default: request)",
-    )
+    for option, dest, words in (
+        ("--from", "source", f"format of FILE: {names}; or augment (requests)"),
+        ("--to", "target", "format to write: one of the same; augment for streams alone"),
+    ):
+        add.value(p, option, metavar="DIALECT", dest=dest, required=True, help=words)
+    kinds = ("request", "response", "stream")
+    p.add_argument("--kind", choices=kinds, default="request", help="kind of message in FILE (default: request)")
     add.flag(p, "--strict", help="exit with 1 if content is lost, not only its form")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 

@@ -52,11 +52,9 @@ def turn_options(p: Parser) -> None:
     add.session_id(p)
     add.on_ask(p)
     add.value(
-        p,
-        "--policy",
-        metavar="FILE",
+        p, "--policy", metavar="FILE",
         help="tighten the session's policy by this policy: a file, default, strict or ci",
-    )
+    )  # fmt: skip
     add.config(p)
 
 
