@@ -24,11 +24,7 @@ def options(p: Parser) -> None:
     )  # fmt: skip
     add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read a conversation stored by this vendor's program")
     add.value(
-        p,
-        "-b",
-        "--backend",
-        metavar="NAME",
-        help="backend that continues the conversation (default: the file's or the vendor's)",
+        p, "-b", "--backend", metavar="NAME", help="continue on this backend (default: the file's or the vendor's)"
     )
     add.config(p)
 
