@@ -32,9 +32,8 @@ run_s = 3600 # a whole run, in seconds
 
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="use this backend (default: the first ready agent)")
-    p.add_argument(
-        "--policy", choices=config.SHIPPED_POLICIES, default="default", help="use this policy (default: default)"
-    )
+    names = config.SHIPPED_POLICIES
+    p.add_argument("--policy", choices=names, default="default", help="use this policy (default: default)")
 
 
 def run(args: Args) -> int:

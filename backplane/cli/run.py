@@ -31,9 +31,7 @@ def options(p: Parser) -> None:
     add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality or cost, or be balanced")
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
-    add.value(
-        talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's latest conversation"
-    )
+    add.value(talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's latest")
     talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
     add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer must satisfy; - for stdin")
     add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote server")
@@ -60,9 +58,7 @@ def options(p: Parser) -> None:
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
     add.json(out, "the protocol's own messages, one per line", *schemas)
-    add.flag(
-        out, "--dry-run", help="start nothing; print which backend would get the order (with -v: also why not another)"
-    )
+    add.flag(out, "--dry-run", help="start nothing; print the backend that would get the order (-v: and why no other)")
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
     add.value(out, "--receipt", metavar="FILE", help="also write the receipt to FILE; - for stdout")
     add.value(out, "--patch", metavar="FILE", help="also write the patch to FILE; - for stdout")

@@ -33,9 +33,7 @@ def options(p: Parser) -> None:
     add.config(p)
     queue = p.add_argument_group("a queue instead of this machine")
     add.queue(queue, content=True)
-    add.value(
-        queue, "--label", metavar="LABEL", help="label of the workers that may take the orders (default: default)"
-    )
+    add.value(queue, "--label", metavar="LABEL", help="label of the workers that take the orders (default: default)")
     add.priority(queue)
     p.only_with |= dict.fromkeys(("--content", "--label", "--priority"), "--engine")
 
