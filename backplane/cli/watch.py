@@ -114,7 +114,7 @@ class _Watch:
         streams.write(self.terminal.clear())
         if state == "cut_off":
             gone, queued = "cut off: its control plane is gone; the next run seals it", self._run.queued
-            step = f"unfollowed here: {follow_step(queued)} [--engine URL]" if queued is not None else gone
+            step = f"no longer followed here: {follow_step(queued)} [--engine URL]" if queued is not None else gone
             streams.write(f"{step}\n")
             return FAILED
         receipt, patch = self._store.load(self._run.run_id), self._store.folder(self._run.run_id) / PATCH

@@ -40,7 +40,7 @@ def options(p: Parser) -> None:
     add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
-        help="write the head of the chain to this file, signed if a signing key is configured; keep it elsewhere",
+        help="write the chain's head to this file, signed if a signing key is configured; store the file elsewhere",
     )  # fmt: skip
     add.value(p, "--key", metavar="PUB", help="require a signature that this public key verifies")
     add.config(p)
