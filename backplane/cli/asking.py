@@ -21,7 +21,6 @@ from backplane.view.ended import diff_line
 if TYPE_CHECKING:
     from backplane.view.picture import ShownQuestion
 
-TERMINAL: Final = "/dev/tty"
 
 LINE_BYTES_MAX: Final = 4096
 """Longest answer in bytes: a terminal hands over no longer line."""
@@ -34,7 +33,7 @@ WORDS: Final = ("deny", "allow", "prompt", "wait")
 KEYS: Final = "[y]es, [n]o and why, [a]lways in this run, [?]: "
 HELP: Final = """\
   y          allow this once
-  a          allow this tool until the run ends
+  a          allow this, and calls like it, until the run ends
   n REASON   deny; the agent gets the reason
   ?          this help
 """
@@ -79,7 +78,7 @@ class Person:
         self._clear = clear
         self._turn = anyio.Lock()
         try:
-            self._fd = os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            self._fd = os.open(streams.TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             raise wrong_words("--on-ask prompt needs a terminal", "give --on-ask deny or --on-ask allow") from None
 

@@ -30,6 +30,7 @@ count: Final = counted
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest input file in bytes: four times the longest line of the protocol, so that any receipt on one line fits."""
 
+TERMINAL: Final = "/dev/tty"
 WRITE_BYTES: Final = 4096
 """Bytes written at once to a pipe that has room: PIPE_BUF, for which poll promises that the write does not wait."""
 
@@ -207,8 +208,14 @@ is_terminal: Final = os.isatty
 
 
 def is_interactive() -> bool:
-    """Return True if a person can read a question and answer it."""
-    return os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))
+    """Return True if a person can read a question and answer it, on the terminal that controls this process."""
+    if not (os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))):
+        return False
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def is_painted(fd: int) -> bool:

@@ -25,7 +25,7 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
 from backplane.receipts.database import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
-from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, opening_of
+from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, disk_error, opening_of
 from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.trace import Trace, line_batches
@@ -61,7 +61,10 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`: network file system, newer schema, failing disk.
         """
-        is_absent = readonly and not (home / database.FILE).exists()
+        try:
+            is_absent = readonly and not (home / database.FILE).exists()
+        except OSError as error:
+            raise disk_error(str(home), error) from error
         return cls(home, database.connect(home, readonly=readonly), is_absent=is_absent)
 
     def __enter__(self) -> Store:

@@ -6,7 +6,7 @@ receipts, and running what was chosen, is done in `driver`.
 
 from backplane.routing.estimates import Measures, Observation
 from backplane.routing.router import BackendState, Model, Obstacle, Option, RoutingDecision, choose
-from backplane.routing.task import STRATEGIES, TYPES, Strategy, TaskDescriptor
+from backplane.routing.task import STRATEGIES, TYPES, Strategy, TaskDescriptor, TaskType
 
 __all__ = [
     "STRATEGIES",
@@ -20,5 +20,6 @@ __all__ = [
     "RoutingDecision",
     "Strategy",
     "TaskDescriptor",
+    "TaskType",
     "choose",
 ]

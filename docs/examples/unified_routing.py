@@ -3,9 +3,10 @@
 import asyncio
 
 from backplane import ControlPlane
+from backplane.routing import TaskType
 from backplane.routing.driver import TaskRouter
 
-TASKS = {"simple_query": "What is in this folder?", "code_review": "Review the newest file."}
+TASKS: dict[TaskType, str] = {"simple_query": "What is in this folder?", "code_review": "Review the newest file."}
 
 
 async def main() -> None:

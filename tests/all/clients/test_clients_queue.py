@@ -20,10 +20,10 @@ PLAY_S_MAX = 200
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A folder with a queue and one worker of it; the worker's home is its own."""
     place = Bench(tmp_path_factory.mktemp("queue"))
-    *words, serve = place.server
+    *words, serve, option, file = place.server
     queue = ["--engine", f"sqlite:///{place.folder / 'queue.sqlite'}"]
-    place.server = [*words, serve, *queue]
-    worker = [*words, "queue", "worker", *queue, "--slots", "2", "--poll", "0.2", "--lease", "30"]
+    place.server = [*words, serve, option, file, *queue]
+    worker = [*words, "queue", "worker", option, file, *queue, "--slots", "2", "--poll", "0.2", "--lease", "30"]
     env = place.env | {"BACKPLANE_HOME": str(place.folder / "worker")}
     with (place.folder / "worker.log").open("wb") as log:
         process = subprocess.Popen(worker, env=env, stdout=log, stderr=log)

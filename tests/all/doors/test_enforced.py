@@ -102,7 +102,7 @@ def test_a_strict_profile_without_isolation_says_what_is_not_held(user: Call, wi
     assert "bubblewrap" in line
     shown = user("receipts", "show", "last", "--json").stdout
     assert line.removeprefix("note: ") in shown
-    places = {"--summary": "⚠", "--junit": "<property", "": '<p class="warn'}
+    places = {"--summary": "⚠", "--junit": "<system-out>", "": '<p class="warn'}
     for form, place in places.items():
         report = user("report", "last", *([form] if form else [])).stdout
         assert "the credential stores are not held" in report, form
