@@ -276,7 +276,7 @@ def test_a_full_disk_behind_stdout_is_an_error() -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([*PROGRAM, "explain"], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith(b"stream_closed: stdout cannot be written: ENOSPC")
+    assert done.stderr.startswith(b"stream_closed: cannot write to stdout: ENOSPC")
 
 
 def test_a_nonblocking_stdout_gets_every_byte() -> None:

@@ -17,7 +17,7 @@ EXAMPLE = "backplane answer last allow"
 def options(p: Parser) -> None:
     add.run_id(p)
     add.answer(p)
-    add.flag(p, "--always", help="give the same answer for this tool until the run ends")
+    add.flag(p, "--always", help="give the same answer to calls like this one until the run ends")
 
 
 def run(args: Args) -> int:

@@ -94,7 +94,7 @@ class _Chat:
                     streams.error(error)
             tasks.cancel_scope.cancel()
         if self._session.receipt is not None or self._args.resume is not None:
-            streams.complain(f"session {self._session.id[:8]}: backplane chat --resume {self._session.id[:8]}\n")
+            streams.complain(f"to continue this session: backplane chat --resume {self._session.id[:8]}\n")
         return self._code
 
     async def _open(self) -> Session:

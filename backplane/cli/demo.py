@@ -21,7 +21,7 @@ from backplane.config import child_environment
 from backplane.errors import BackendError
 from backplane.process.tool import run_tool
 
-HELP = "Run an order on a small sample project with a bug, from the copy to the verified and applied patch."
+HELP = "Run an order on a small sample project with a bug: copy the project, run the agent, verify and apply the patch."
 EXAMPLE = "backplane demo"
 
 SAMPLE: Final = Path(__file__).resolve().parent / "sample"

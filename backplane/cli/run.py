@@ -49,7 +49,7 @@ def options(p: Parser) -> None:
         "that reads an approval as JSON and prints its decision (default: prompt on a terminal, else deny)"
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
-    add.many(may, "--env", metavar="K[=V]", help="set an environment variable for the agent; K alone passes on yours")
+    add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes it from your environment")
     add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, such as 90s, 5m or 2h")
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")

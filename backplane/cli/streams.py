@@ -95,7 +95,7 @@ def write_bytes(data: bytes) -> None:
         from backplane.errors import BackendError
 
         name = errno.errorcode.get(error.errno or 0, "EIO")
-        raise BackendError("stream_closed", f"stdout cannot be written: {name} ({error.strerror})") from error
+        raise BackendError("stream_closed", f"cannot write to stdout: {name} ({error.strerror})") from error
 
 
 def write(text: str) -> None:

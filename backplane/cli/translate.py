@@ -22,8 +22,8 @@ READ_BYTES: Final = 64 * 1024
 
 _FIRST, _SECOND, *_ = DIALECTS
 
-HELP = """Convert a request, a response or a stream from one vendor's format to another's. Losses go to stderr:
-as lines on a terminal, else as one JSON object per line (schema: cli_translate_loss)."""
+HELP = """Convert a request, a response or a stream from one vendor's format to another's. What the other
+format cannot express goes to stderr: as text on a terminal, else as JSON lines (schema: cli_translate_loss)."""
 EXAMPLE = f"backplane translate --from {_FIRST} --to {_SECOND} --kind request request.json"
 
 

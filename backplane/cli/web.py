@@ -21,7 +21,7 @@ EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 def options(p: Parser) -> None:
     add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free port)")
-    add.flag(p, "--read-only", help="only show runs; refuse answers and every other change")
+    add.flag(p, "--read-only", help="show runs only; accept no answers and no changes")
     add.flag(p, "--open", help="open the page in the browser")
 
 

@@ -8,7 +8,7 @@ from backplane.cli.command import Args, Parser, open_store
 from backplane.contract.events import carried
 from backplane.receipts.pieces import canonical_chunks
 
-HELP = "Print one receipt: its events, its end and its patch."
+HELP = "Print one receipt: the events, how the run ended, and the patch."
 EXAMPLE = "backplane receipts show last --json | jq .usage"
 
 

@@ -37,7 +37,7 @@ def options(p: Parser) -> None:
         p, "names", metavar="FILE-or-RUN", nargs="*",
         help="receipt file, exported folder, or run id or its beginning (default: all stored receipts)",
     )  # fmt: skip
-    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
+    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that have gone missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
         help="write the chain's head to this file, signed if a signing key is configured; store the file elsewhere",

@@ -50,7 +50,7 @@ def options(p: Parser) -> None:
     add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
     add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
     add.flag(queue, "--with-ignored", help="also send the files that git ignores")
-    add.many(queue, "--secret", metavar="NAME", help="let the worker pass its variable NAME to the agent")
+    add.many(queue, "--secret", metavar="NAME", help="let the worker pass its environment variable NAME to the agent")
     work = p.add_argument_group("the order")
     add.value(work, "-b", "--backend", metavar="NAME", help="run the order on this backend of the worker")
     add.model(work)
