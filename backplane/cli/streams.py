@@ -208,9 +208,12 @@ is_terminal: Final = os.isatty
 
 
 def is_interactive() -> bool:
-    """Return True if a person can read a question and answer it, on the terminal that controls this process."""
-    if not (os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))):
-        return False
+    """Return True if a person can read a question and answer it."""
+    return os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))
+
+
+def is_controlled() -> bool:
+    """Return True if a terminal controls this process."""
     try:
         os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
     except OSError:

@@ -262,4 +262,4 @@ def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, ba
     rest, complaints = child.communicate(timeout=60)
     assert child.returncode == 0
     assert b"\ntwo\n" in rest
-    assert complaints.splitlines()[-1].startswith(b"session ")
+    assert complaints.splitlines()[-1].startswith(b"to continue this session: ")

@@ -189,7 +189,7 @@ def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: 
         watch = Window(["watch"])
         until(lambda: watch.shows("[?]: "))
         watch.type("yse\n")
-        until(lambda: watch.shows("allow this tool until the run ends"))
+        until(lambda: watch.shows("and calls like it, until the run ends"))
         assert child.poll() is None
         watch.type("y\n")
         assert child.wait(WAIT_S) == 0
