@@ -32,6 +32,7 @@ class Window:
         rows: int = 24,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
+        controls: bool = True,
     ) -> None:
         self.main, end = pty.openpty()
         self.resize(columns, rows)
@@ -39,7 +40,7 @@ class Window:
         self.child = subprocess.Popen(
             [sys.executable, "-m", "backplane", *words], stdin=end, stdout=end, stderr=end, cwd=cwd,
             env={**plain, **(env or {})}, start_new_session=True,
-            preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
+            preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0) if controls else None,
         )  # fmt: skip
         os.close(end)
         os.set_blocking(self.main, False)

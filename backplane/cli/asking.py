@@ -42,6 +42,16 @@ CLOSED: Final = Decision("deny", "the terminal was closed")
 OnAsk = Callable[[Approval], Awaitable[Decision]]
 
 
+def can_ask() -> bool:
+    """Return True if a person can be asked, on the terminal that controls this process."""
+    return streams.is_interactive() and streams.is_controlled()
+
+
+def chosen_way(given: str | None) -> str:
+    """Return what answers questions: `--on-ask`, else a person if one can be asked."""
+    return given or ("prompt" if can_ask() else "deny")
+
+
 def callback(how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapping[str, str]) -> OnAsk | None:
     """Return what answers the questions of a run; None if they wait for an answer from another terminal.
 

@@ -99,7 +99,8 @@ class _Chat:
 
     async def _open(self) -> Session:
         """Begin the session that the options ask for, or continue it."""
-        args, cwd, how = self._args, streams.folder(), sessions.on_ask(self._args)
+        args, cwd = self._args, streams.folder()
+        how = args.on_ask or ("prompt" if self._is_person else "deny")  # It asks by its own lines, on any terminal.
         config: SessionConfig = SessionConfig(
             root=str(cwd / args.root) if args.root else None if args.resume else str(cwd),
             mode="pass_through" if args.in_place else None,

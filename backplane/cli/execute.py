@@ -102,7 +102,7 @@ def _last(home: Path, backend: str | None) -> str:
 
 def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
     """Return what answers the run's questions: one of `asking.WORDS`, or the words of a command."""
-    how: str = args.on_ask or ("prompt" if streams.is_interactive() and streams.is_controlled() else "deny")
+    how = asking.chosen_way(args.on_ask)
     if how in asking.WORDS:
         return how
     words = hooks.from_command("pre_tool", how, cwd).run

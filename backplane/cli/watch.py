@@ -93,7 +93,7 @@ class _Watch:
     async def _ask(self, waits: ShownQuestion, scope: anyio.CancelScope) -> None:
         """Show a question, and answer it as a person on this terminal does."""
         id = self._run.run_id
-        if not (streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT)):
+        if not (streams.is_terminal(streams.STDOUT) and asking.can_ask()):
             step = f"  backplane answer {id[:ID_CHARS]} {streams.one_line(waits.id)} allow\n"
             self.terminal.add(self.terminal.look.end_line() + asking.question(waits.message, waits.body) + step)
             return

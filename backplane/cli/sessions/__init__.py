@@ -58,11 +58,6 @@ def turn_options(p: Parser) -> None:
     add.config(p)
 
 
-def on_ask(args: Args) -> str:
-    """Return what answers questions: `--on-ask`, else a person if there is one."""
-    return args.on_ask or ("prompt" if streams.is_interactive() else "deny")
-
-
 async def resumed(registry: ProviderRegistry, id: str, wish: SessionConfig, backend: str | None = None) -> Session:
     """Continue a stored session, with its own backend if none is named."""
     file = read(registry.plane.home, id)
@@ -71,7 +66,7 @@ async def resumed(registry: ProviderRegistry, id: str, wish: SessionConfig, back
 
 def send(args: Args, words: str | UserMessage, backend: str | None = None, model: str | None = None) -> int:
     """Send one message to a stored session, and print what comes; return 1 if the turn failed."""
-    answers = asking.callback(on_ask(args), lambda: "", dict(os.environ))
+    answers = asking.callback(asking.chosen_way(args.on_ask), lambda: "", dict(os.environ))
 
     async def work(registry: Any) -> int:
         wish = SessionConfig(model=model, policy=args.policy, on_ask=answers)

@@ -199,6 +199,17 @@ def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: 
     assert "mock ends: complete" in watch.text
 
 
+def test_a_terminal_that_does_not_control_watch_is_told_how_to_answer(tmp_path: Path, backplane_home: Path) -> None:
+    with running(tmp_path, [CALL, {"say": "bye"}], "--on-ask", "wait") as child:
+        id = asked()
+        watch = Window(["watch"], controls=False)
+        until(lambda: watch.shows(f" {id} allow"))
+        assert cli("answer", "last", id, "allow").returncode == 0
+        assert child.wait(WAIT_S) == 0
+        assert watch.ends() == 0
+    assert "mock ends: complete" in watch.text
+
+
 def test_two_answers_pasted_into_watch_both_count(tmp_path: Path, backplane_home: Path) -> None:
     other = {"tool": {"name": "bash", "input": {"command": "echo ho > other.txt"}}}
     with running(tmp_path, [CALL, other, {"say": "bye"}], "--on-ask", "wait") as child:
