@@ -21,7 +21,6 @@ from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
 from backplane.runtime import backends, hooks, replay
 from backplane.runtime.backends import Backend
-from backplane.runtime.faults import require_program
 from backplane.view.values import as_object
 
 RUNS_MAX: Final = 1000
@@ -107,5 +106,7 @@ def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[st
         return how
     words = hooks.from_command("pre_tool", how, cwd).run
     assert isinstance(words, tuple)
+    from backplane.runtime.faults import require_program  # Loads the prices of models.
+
     require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
     return words

@@ -270,8 +270,10 @@ class ControlPlane:
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
                 named = backend if backend is not None else asked.get("backend")
-                # In a thread: it may read a stored run, or load a plug-in.
-                chosen = await anyio.to_thread.run_sync(self.find_backend, named)
+                if named is None or isinstance(named, str):  # It may read a stored run, or load a plug-in.
+                    chosen = await anyio.to_thread.run_sync(self.find_backend, named)
+                else:
+                    chosen = self.find_backend(named)
                 limits = limits_of(given.get("limits") or chosen.limits, self.settings.limits, given.get("timeout"))
                 self._check_room()
                 await self._slots.acquire(rank_of(asked.get("route")))

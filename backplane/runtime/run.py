@@ -57,7 +57,6 @@ from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
-from backplane.runtime.notebook import table
 from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
 from backplane.runtime.writer import LineWriter
@@ -294,6 +293,8 @@ class Run(Generic[ValueT]):
 
     def _repr_html_(self) -> str | None:
         """Return the table that a notebook shows of an ended run; None, which means `repr`, while it goes on."""
+        from backplane.runtime.notebook import table  # Loads `html`, which no other run needs.
+
         return table(self._receipt, self.error, self.patch) if self._receipt is not None else None
 
     async def wait(self) -> Receipt:
