@@ -22,11 +22,13 @@ from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
+from backplane.runtime.limits import quota_of
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.diff import changes
-from backplane.workspace import Quota, apply_patch, open_workspace
+from backplane.workspace import apply_patch, open_workspace
+from backplane.workspace.tree import paths_below
 
 CHECKER: Final = "shell"
 """The backend that runs the check: contained and recorded as any run."""
@@ -248,7 +250,7 @@ def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
         run_dir=own,
         stage_dir=scratch / "stage",
         tree=scratch / "stage" / "tree",
-        quota=Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max),
+        quota=quota_of(limits),
         state=plane.home,
     )
     if run.patch is not None and run.patch.is_file() and run.patch.stat().st_size and run.folder is not None:
@@ -260,19 +262,16 @@ def tree_stamp(root: Path) -> str:
     """A hash of what stands in a folder by name, kind, size and time; the insides of repositories aside."""
     digest = hashlib.sha256()
     count = 0
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name != ".git")
-        for name in sorted((*files, *folders)):
-            path = os.path.join(folder, name)
-            try:
-                facts = os.lstat(path)
-            except FileNotFoundError:
-                continue
-            # A folder's own time changes with what is in it, which is looked at anyway.
-            size, time_ns = (0, 0) if stat.S_ISDIR(facts.st_mode) else (facts.st_size, facts.st_mtime_ns)
-            digest.update(os.fsencode(path) + f"\0{facts.st_mode}\0{size}\0{time_ns}\n".encode())
-            count += 1
-            if count > FILES_MAX:
-                fact = f"{root} has more than {FILES_MAX} files"
-                raise WorkspaceError("workspace_staging_failed", fact, hint="compare in a smaller folder")
+    for path in paths_below(root, without=(".git",)):
+        try:
+            facts = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        # A folder's own time changes with what is in it, which is looked at anyway.
+        size, time_ns = (0, 0) if stat.S_ISDIR(facts.st_mode) else (facts.st_size, facts.st_mtime_ns)
+        digest.update(os.fsencode(path) + f"\0{facts.st_mode}\0{size}\0{time_ns}\n".encode())
+        count += 1
+        if count > FILES_MAX:
+            fact = f"{root} has more than {FILES_MAX} files"
+            raise WorkspaceError("workspace_staging_failed", fact, hint="compare in a smaller folder")
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from backplane.errors import BackplaneError, ConfigError
 from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.replay import find_replay
 from backplane.runtime.state import raise_error
+from backplane.workspace.tree import paths_below
 
 FOLDER: Final = "cache"
 
@@ -77,22 +78,19 @@ def tree_sha256(root: Path, limits: Limits) -> str:
         ValueError: it is larger than a workspace may be.
     """
     digest, files, size = hashlib.sha256(), 0, 0
-    for folder, folders, names in os.walk(root, onerror=raise_error):
-        folders[:] = sorted(name for name in folders if name != ".git")
-        for name in sorted((*names, *folders)):
-            path = os.path.join(folder, name)
-            facts = os.lstat(path)
-            digest.update(f"\0{os.path.relpath(path, root)}\0{facts.st_mode}\0".encode("utf-8", "surrogateescape"))
-            if stat.S_ISLNK(facts.st_mode):
-                digest.update(os.fsencode(os.readlink(path)))
-            elif stat.S_ISREG(facts.st_mode):
-                files, size = files + 1, size + facts.st_size
-                if files > limits.workspace_files_max or size > limits.workspace_bytes_max:
-                    raise ValueError("larger than a workspace may be")
-                digest.update(str(facts.st_size).encode())
-                with open(path, "rb") as file:
-                    while block := file.read(READ_BYTES):
-                        digest.update(block)
+    for path in paths_below(root, without=(".git",), onerror=raise_error):
+        facts = os.lstat(path)
+        digest.update(f"\0{os.path.relpath(path, root)}\0{facts.st_mode}\0".encode("utf-8", "surrogateescape"))
+        if stat.S_ISLNK(facts.st_mode):
+            digest.update(os.fsencode(os.readlink(path)))
+        elif stat.S_ISREG(facts.st_mode):
+            files, size = files + 1, size + facts.st_size
+            if files > limits.workspace_files_max or size > limits.workspace_bytes_max:
+                raise ValueError("larger than a workspace may be")
+            digest.update(str(facts.st_size).encode())
+            with open(path, "rb") as file:
+                while block := file.read(READ_BYTES):
+                    digest.update(block)
     return digest.hexdigest()
 
 

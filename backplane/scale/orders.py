@@ -15,7 +15,7 @@ import msgspec
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.events import Approval, ApprovalAnswered, carried, read_event
+from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, carried, read_event
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
@@ -27,6 +27,7 @@ from backplane.runtime.door import CANCELLED, CancelCommand, Request, answer_tex
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
+    Event,
     Job,
     OnLostWorker,
     OrderResult,
@@ -35,6 +36,7 @@ from backplane.scale.engine import (
     default_on_lost,
 )
 from backplane.workspace import Quota, archive, open_workspace
+from backplane.workspace.tree import paths_below
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
@@ -67,18 +69,14 @@ class PackedTrees:
 def _signature(root: str) -> str | None:
     """Return a hash over every file's name, size, mode and times; None if one changed too lately to tell by these."""
     whole, newest = hashlib.sha256(), 0
-    for folder, names, files in os.walk(root):
-        names.sort()
-        for name in (*names, *sorted(files)):
-            try:
-                found = os.lstat(os.path.join(folder, name))
-            except OSError:
-                return None
-            newest = max(newest, found.st_ctime_ns)
-            whole.update(
-                f"{folder}\0{name}\0{found.st_mode} {found.st_size} {found.st_ino} ".encode("utf-8", "surrogateescape")
-            )
-            whole.update(f"{found.st_mtime_ns} {found.st_ctime_ns}\0".encode())
+    for path in paths_below(root):
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return None
+        newest = max(newest, found.st_ctime_ns)
+        facts = (found.st_mode, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        whole.update(os.fsencode(f"{path}\0{facts}\0"))
     return None if time.time_ns() - newest < CHANGED_NS_MIN else whole.hexdigest()
 
 
@@ -121,7 +119,8 @@ def make_job(
         raise ConfigError(
             "config_invalid", fact, hint="leave it out, and apply the patch after `backplane queue show ORDER`"
         )
-    tree = (trees or PackedTrees()).find(order, ignored, partial(_pack, order, content, home, quota, ignored))
+    pack = partial(_pack, order, content, home, quota, ignored)
+    tree = pack() if trees is None else trees.find(order, ignored, pack)
     spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
     return Job(order, asked or default_on_lost(order), label, backend, tree, asks)
@@ -194,13 +193,18 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
     ]
 
 
+def event_of(event: Event) -> AgentEvent:
+    """Return the agent's event in an event of a queue, of its own kind."""
+    return carried(read_event(msgspec.json.decode(event.record), now=str))
+
+
 async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
     """Return the open questions of the valid attempt, by their ids, oldest first."""
     asks: dict[str, Approval] = {}
     for event in await engine.told(status.order_id):
         if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
             continue
-        read = carried(read_event(msgspec.json.decode(event.record), now=str))
+        read = event_of(event)
         if isinstance(read, Approval):
             asks[str(read.body.get("id"))] = read
         elif isinstance(read, ApprovalAnswered):

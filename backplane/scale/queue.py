@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
-import msgspec
 
 from backplane import config
 from backplane.config import Settings
-from backplane.contract.events import AgentEvent, carried, read_event
+from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.receipts.store import Store
 from backplane.runtime.faults import check_whole
+from backplane.runtime.limits import quota_of
 from backplane.runtime.orders import make_order
 from backplane.scale.engine import DEFAULT_LABEL, Job, Status, check_priority
 from backplane.scale.mirror import bring
-from backplane.scale.orders import PackedTrees, make_job
+from backplane.scale.orders import PackedTrees, event_of, make_job
 from backplane.scale.place import QueuePlace
-from backplane.workspace import Quota
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
@@ -112,7 +111,7 @@ class Queue:
         )  # fmt: skip
         check_whole(whole)
         limits = self._settings.limits
-        quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+        quota = quota_of(limits)
         made = partial(
             make_job, whole, self._content, self._home, quota, backend=backend, label=label, asks=asks,
             trees=self._trees,
@@ -145,7 +144,7 @@ class Queue:
             ConfigError: `config_invalid`, no such order.
         """
         async for event in self._opened.events(order_id):
-            yield carried(read_event(msgspec.json.decode(event.record), now=str))
+            yield event_of(event)
 
     async def status(self, order_id: str) -> Status:
         """Return the state of an order. Raises ConfigError: `config_invalid`, no such order."""

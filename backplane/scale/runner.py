@@ -22,12 +22,13 @@ from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, after_run, limit_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
+from backplane.runtime.limits import quota_of
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, OrderResult
 from backplane.scale.orders import check_secrets, secret_names
-from backplane.workspace import Quota, archive
+from backplane.workspace import archive
 
 LOOK_S: Final = 0.1
 """Seconds between two checks whether the attempt must end."""
@@ -135,7 +136,7 @@ class Runner:
         else:
             packed = folder / "tree.tar"
             self._content.fetch(job.tree, packed)
-            quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+            quota = quota_of(limits)
             archive.unpack(packed, root, quota)
             packed.unlink()
         spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())

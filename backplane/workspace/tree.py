@@ -347,6 +347,21 @@ def parent(path: str) -> str:
     return path[: path.rfind("/") + 1]
 
 
+def paths_below(
+    root: Path | str, *, without: Collection[str] = (), onerror: Callable[[OSError], object] | None = None
+) -> Iterator[str]:
+    """Yield the path of every file, link and folder below a folder, in the same order each time.
+
+    Args:
+        without: names of folders that are left out, with all that is in them.
+        onerror: called for a folder that cannot be read; None passes such a folder over.
+    """
+    for folder, folders, files in os.walk(root, onerror=onerror):
+        folders[:] = sorted(name for name in folders if name not in without)
+        for name in sorted((*files, *folders)):
+            yield os.path.join(folder, name)
+
+
 def read_link(folder: int, name: str) -> str:
     """Where a symbolic link points. Raises OSError, ENOTSUP when it is none any more."""
     try:

@@ -11,9 +11,9 @@ from backplane.cli import options as add
 from backplane.cli import order, streams
 from backplane.cli.command import Args, Parser, load_settings, wrong, wrong_words
 from backplane.runtime.faults import check_whole
+from backplane.runtime.limits import quota_of
 from backplane.scale.commands.common import bring_home, do, find_queue, followed, open_queue
-from backplane.scale.orders import make_job
-from backplane.workspace import Quota
+from backplane.scale.orders import PackedTrees, make_job
 
 if TYPE_CHECKING:
     from backplane.config import Settings
@@ -67,8 +67,9 @@ def run(args: Args) -> int:
         raise wrong_words(
             "--jsonl cannot be combined with TASK, --order or --wait", "leave them out; `queue list` shows the orders"
         )
+    trees = PackedTrees() if args.jsonl is not None else None
     given = _lines_of(args) if args.jsonl is not None else [None]
-    jobs = [_job_of(args, each, settings, content, home) for each in given]
+    jobs = [_job_of(args, each, settings, content, home, trees) for each in given]
     engine = open_queue(place)  # Last, so that a wrong order is refused without waiting for the engine.
 
     async def submit() -> int:
@@ -95,21 +96,24 @@ def _lines_of(args: Args) -> list[WorkOrder]:
     return [order.read_order(line, f"{source}, line {number}", lenient=args.lenient) for number, line in lines]
 
 
-def _job_of(args: Args, given: WorkOrder | None, settings: Settings, content: Contents, home: Path) -> tuple[str, Job]:
+def _job_of(
+    args: Args, given: WorkOrder | None, settings: Settings, content: Contents, home: Path, trees: PackedTrees | None
+) -> tuple[str, Job]:
     """Make a job of an order; return the folder for its patch, and the job.
 
     Args:
         given: None reads the order that the options name.
+        trees: archives of folders that several orders share; None for a single order.
     """
     abp: dict[str, Any] = {"secrets": args.secret or None, "on_lost_worker": args.on_lost_worker}
     built = order.build(args, dict(os.environ), streams.folder(), settings.policy, given)
     work = order.with_settings(built, abp)
     check_whole(work)
     limits = settings.limits
-    quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+    quota = quota_of(limits)
     job = make_job(
         work, content, home, quota, backend=args.backend, label=args.label, ignored=args.with_ignored,
-        asks=args.asks,
+        asks=args.asks, trees=trees,
     )  # fmt: skip
     order.say_without_effect(work)
     return work.workspace.root, job
