@@ -11,7 +11,7 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -26,7 +26,7 @@ from backplane.errors import require_type
 from backplane.routing.driver import attempts_for
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import taken
-from backplane.runtime.options import OF_RUN, OPTIONS, OrderOptions, check_names, order_of
+from backplane.runtime.options import OF_RUN, OPTIONS, OrderOptions, check_callbacks, check_names, order_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class StartOptions(OrderOptions, total=False):
-    """What `start` and `run` take beside the order and the shape of its answer; `start` describes each."""
+    """Keyword arguments of `start` and `run` other than `output`; the docstring of `start` describes each."""
 
     backend: str | Backend | None
     settings: Settings | None
@@ -193,7 +193,7 @@ async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Atte
     backend = given.get("backend")
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}
     hooks = options.get("hooks", ())
-    require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
+    check_callbacks(options.get("on_ask"), hooks)
     async with ControlPlane(given.get("settings"), given.get("home")) as plane, AsyncExitStack() as opened:
         whole, own = taken(await order_of(order, opened, **options))
         attempts, backend = None, backend if backend is not None else whole.abp("backend")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,25 +10,28 @@ from msgspec import UNSET, UnsetType
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 
+DecisionKind = Literal["allow", "deny", "modify"]
+Remember = Literal["once", "run"]
+
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was decided about an approval.
+    """The answer to an approval.
 
     Raises:
         ConfigError: `config_invalid`, `decision` or `remember` is none of its choices.
     """
 
-    decision: Literal["allow", "deny", "modify"]
+    decision: DecisionKind
     reason: str = ""
     input: Json | UnsetType = UNSET
     """The tool input to use instead; only with `modify`."""
     text: str | None = None
     """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
-    remember: Literal["once", "run"] = "once"
+    remember: Remember = "once"
     """`run`: like calls need no answer of their own in this run."""
 
     def __post_init__(self) -> None:
-        for name, words in (("decision", ("allow", "deny", "modify")), ("remember", ("once", "run"))):
+        for name, words in (("decision", get_args(DecisionKind)), ("remember", get_args(Remember))):
             if (value := getattr(self, name)) not in words:
                 choices = ", ".join(map(repr, words))
                 raise ConfigError(

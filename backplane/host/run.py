@@ -154,7 +154,7 @@ class HostRun(Given):
         """Time the host's own clean-up may take once the run is cancelled."""
         self.cancelled_because: str | None = None
         self.fault: Exception | None = None
-        """What the host's own code raised, in `work` or in a callback."""
+        """The exception that the host's own code raised, in `work` or in a callback; None without one."""
         self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Called when the run is cancelled, in place of cancelling `work`: for one that then ends by itself."""
         self.on_input: Callable[[str], Coroutine[Any, Any, None]] | None = None

@@ -16,7 +16,7 @@ class Pair:
         self._write_fd, self._read_fd = write_fd, read_fd
         self._lock = anyio.Lock()
         self._rest = b""
-        """What remains of a line that was begun."""
+        """Bytes still to write of a line whose writer was cancelled."""
 
     async def more(self) -> bytes:
         """Return the next bytes; none once the other end has closed."""

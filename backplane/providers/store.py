@@ -25,7 +25,6 @@ from backplane.contract.conversation import (
     SessionTurn,
     ThinkingBlock,
 )
-from backplane.contract.events import carried
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
@@ -224,7 +223,7 @@ def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
         return msgspec.structs.replace(turn, stop_reason="error")
     transcript = reading.Transcript()
     for event in receipt.trace:
-        transcript.take(carried(event))
+        transcript.take(event)
     return msgspec.structs.replace(
         turn,
         receipt_sha256=receipt.receipt_sha256,

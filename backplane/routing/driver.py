@@ -465,7 +465,7 @@ def attempt_of(run: Run) -> FailoverAttempt:
 
 
 class RoutedOptions(RunOptions, total=False):
-    """How one order is run, and what is wished of the router: members of `config.vendor.abp.route`.
+    """Keyword arguments of `TaskRouter.run`: those of a run, and wishes for `config.vendor.abp.route`.
 
     Attributes:
         type: the kind of task, which says what a backend must be able to do.

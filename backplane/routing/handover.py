@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from backplane.contract.conversation import SessionTurn, UserMessage
-from backplane.contract.events import carried
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
 from backplane.providers.orders import SessionConfig, Wanted, abilities, compose
@@ -82,6 +81,6 @@ async def hand_over(plane: ControlPlane, order: WorkOrder, ended: tuple[Run, ...
 def _turn(run: Run, words: str) -> SessionTurn:
     transcript = Transcript()
     for event in run.receipt.trace:
-        transcript.take(carried(event))
+        transcript.take(event)
     said = (UserMessage(content=words), *transcript.messages())
     return SessionTurn(run_id=run.id, provider=run.backend_id, model=run.order.config.model, messages=said)

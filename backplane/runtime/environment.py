@@ -27,9 +27,10 @@ from backplane.policy.rules import has_rules_of
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
+from backplane.runtime.limits import quota_of
 from backplane.runtime.state import STAGED_FOR, StateFolder
 from backplane.sandbox.credentials import read_names
-from backplane.workspace import Quota, object_folders, open_workspace
+from backplane.workspace import object_folders, open_workspace
 from backplane.workspace.workspace import NAME_A_FOLDER
 
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class RunEnvironment:
             run_dir=self.journal.folder,
             stage_dir=state.stage_of(self._place),
             tree=state.tree_of(self._place),
-            quota=Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max),
+            quota=quota_of(limits),
             stopped=self._ended,
             state=state.home,
             unread=self._facts.order.policy.deny_read,

@@ -1,4 +1,4 @@
-"""Limits on a run's time: the whole run, its host's start, and its host's silence, which may be longer in a call.
+"""Limits on a run's workspace, and on its time: the run, its host's start, and the host's silence, longer in a call.
 
 The beginning and end of each read come in, and what counts as progress; `decide` is called when a limit has passed.
 Nothing here waits.
@@ -14,9 +14,15 @@ from typing import Final
 from backplane.config import Limits
 from backplane.errors import BackendError, BackplaneError
 from backplane.process.aio import SECOND_LOOK_S
+from backplane.workspace import Quota
 
 LOOK_S: Final = 0.25
 """How often the deadlines are looked at while the consumer, not the child, keeps us waiting."""
+
+
+def quota_of(limits: Limits) -> Quota:
+    """Return how large a workspace may be."""
+    return Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
 
 
 class Deadlines:

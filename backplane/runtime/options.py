@@ -18,7 +18,7 @@ from backplane.runtime.orders import make_order
 
 
 class OrderOptions(TypedDict, total=False):
-    """How one order is run, beside the shape of its answer; `backplane.start` describes each."""
+    """Keyword arguments of one run other than `output`; the docstring of `backplane.start` describes each."""
 
     root: str | os.PathLike[str] | None
     model: str | None
@@ -34,7 +34,7 @@ class OrderOptions(TypedDict, total=False):
 
 
 class RunOptions(OrderOptions, total=False):
-    """How one order is run; what is given here goes over the order's own members."""
+    """Keyword arguments of one run; each replaces the order's own member."""
 
     output: Any
 
@@ -47,10 +47,18 @@ OF_RUN: Final = ("on_ask", "hooks", "output", "timeout", "limits")
 
 
 def check_names(given: Mapping[str, object], *known: str) -> None:
-    """Raise TypeError, as Python does, for a keyword that is none of the options."""
+    """Raise TypeError for an unknown keyword, as Python does."""
     for name in given:
         if name not in OPTIONS and name not in known:
             raise TypeError(f"unexpected keyword argument {name!r}")
+
+
+def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
+    """Refuse what cannot answer or be asked. Raises ConfigError: `config_invalid`."""
+    require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
+    require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
+    for hook in hooks:
+        require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
 
 
 async def order_of(

@@ -10,7 +10,7 @@ import itertools
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.options import RunOptions, check_names, limits_of, order_of
+from backplane.runtime.options import RunOptions, check_callbacks, check_names, limits_of, order_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
@@ -144,14 +144,6 @@ class Closing(Protocol):
     """What works over a control plane, and ends before it."""
 
     async def close(self) -> None: ...
-
-
-def _require_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
-    """Refuse what cannot answer or be asked. Raises ConfigError: `config_invalid`."""
-    require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
-    require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
-    for hook in hooks:
-        require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
 
 
 class ControlPlane:
@@ -266,7 +258,7 @@ class ControlPlane:
             try:
                 self.require_open()
                 run_id = run_id if run_id is None else _uuid_of(run_id)
-                _require_callbacks(on_ask, hooks)
+                check_callbacks(on_ask, hooks)
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
                 named = backend if backend is not None else asked.get("backend")
@@ -316,7 +308,7 @@ class ControlPlane:
         held: Reservation | BackplaneError | None = None
         if asked.get("pure") is not None:
             backend, told = await self._from_store(order, backend, limits, hooks)
-        # A turn of a conversation has its parent there; what is told again costs nothing.
+        # A turn of a conversation names its session in `parent`, and a replay costs nothing.
         if not isinstance(asked.get("parent"), dict | None) and not isinstance(backend, ReplayBackend):
             order, run_id, held = await self._hold_budget(order, run_id, backend)
         run = await self._run(order, backend, on_ask, limits, run_id, output, {**added, **told})

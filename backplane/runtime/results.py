@@ -113,8 +113,7 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
     named, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
     rows: Any = named.get("made") if isinstance(named, dict) else named
     if rows is None and isinstance(end, dict) and end.get("reason") == "interrupted":
-        events = list(receipt.trace)
-        bodies = [event.body for event in events if isinstance(event, CheckpointReported)]
+        bodies = [event.body for event in receipt.trace if isinstance(event, CheckpointReported)]
         rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
     try:
         return told(() if rows is None else rows)

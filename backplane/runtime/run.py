@@ -56,11 +56,10 @@ from backplane.runtime.checkpoints import RunCheckpoints, unusable
 from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
-from backplane.runtime.limits import LOOK_S, Deadlines
+from backplane.runtime.limits import LOOK_S, Deadlines, quota_of
 from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
 from backplane.runtime.writer import LineWriter
-from backplane.workspace import Quota
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -758,7 +757,7 @@ class Run(Generic[ValueT]):
 
     async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
         assert self._writer is not None
-        quota = Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
+        quota = quota_of(self._limits)
         chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
         try:
             while not self._stopping and (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:

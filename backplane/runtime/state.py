@@ -81,12 +81,9 @@ class StateFolder:
         self.home = home
         self._signer = signer
         self.notes: list[str] = []
-        """What a killed control plane left half done and is settled now, a line each."""
+        """Leftovers of a killed control plane that are settled now, one line each."""
         self.problems: list[str] = []
-        """What it left behind and could not be sealed, undone or removed, a line each, with the next step.
-
-        Worker threads append to it.
-        """
+        """Leftovers that could not be sealed, undone or removed, one line each with the next step; threads append to it."""
         self._store: Store | None = None
         self._opening = threading.Lock()
 

@@ -27,13 +27,13 @@ from backplane.receipts.build import End
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
+from backplane.runtime.limits import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
 from backplane.scale.engine import Event, Job
 from backplane.scale.mirror import bring
 from backplane.scale.orders import make_job
 from backplane.serve import messages, stdio
-from backplane.workspace import Quota
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
@@ -131,7 +131,7 @@ class QueueServer(stdio.Server):
             fact = "whoever sent this order keeps no copy (stage/1), and a queue's workers cannot work in its folder"
             raise ConfigError("config_invalid", fact, hint='send "stage/1" in the run\'s extensions, as our clients do')
         limits = self.plane.settings.limits
-        quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+        quota = quota_of(limits)
         asks = "ask/1" in above.extensions
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 

@@ -33,11 +33,12 @@ from backplane.routing.driver import backend_for
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.inbound import OnAsk
+from backplane.runtime.limits import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.remote import incoming
 from backplane.runtime.run import Run
 from backplane.serve import messages
-from backplane.workspace import Quota, archive
+from backplane.workspace import archive
 
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "tree/1")
 
@@ -208,7 +209,7 @@ class Server:
                     if isinstance(chunk, BackplaneError):
                         raise chunk
                     arriving.take(chunk)
-            quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+            quota = quota_of(limits)
             stopped = partial(getattr, above, "cancelled_because")
             root = folder / "tree"
             with anyio.CancelScope(shield=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from backplane.cli import ended, streams, terminal
 from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store
-from backplane.contract.events import carried
 from backplane.receipts.pieces import canonical_chunks
 
 HELP = "Print one receipt: the events, how the run ended, and the patch."
@@ -28,6 +27,6 @@ def run(args: Args) -> int:
             return 0
         look = terminal.look()
         for event in receipt.trace:
-            streams.write(look.event(carried(event)))
+            streams.write(look.event(event))
         streams.write(look.end_line() + ended.summary(receipt, look, patch))
     return 0
