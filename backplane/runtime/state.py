@@ -83,7 +83,7 @@ class StateFolder:
         self.notes: list[str] = []
         """Leftovers of a killed control plane that are settled now, one line each."""
         self.problems: list[str] = []
-        """Leftovers that could not be sealed, undone or removed, one line each with the next step; threads append to it."""
+        """Leftovers that could not be sealed or removed, one line each with its next step; appended by threads."""
         self._store: Store | None = None
         self._opening = threading.Lock()
 
