@@ -15,5 +15,3 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Its start time in milliseconds since 1970."""
     is_busy: bool = False
     """It used the processor between the two looks."""
-    waits_for_input: bool = False
-    """It reads a terminal, or a standard input that no other program fills."""

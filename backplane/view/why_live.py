@@ -20,9 +20,6 @@ QUIET_MS: Final = 30_000
 STAGING_MS: Final = 5_000
 """Milliseconds after which a start counts as slow."""
 
-HANGS_MS: Final = 5_000
-"""Milliseconds without an event after which a command that reads a terminal counts as waiting for a person."""
-
 SLACK_MS: Final = 1_500
 """Error of a process's start time, which the system dates from a boot time in whole seconds."""
 
@@ -92,17 +89,13 @@ def _starts(picture: Picture, moment: Moment) -> Cause | None:
 
 
 def _tool(picture: Picture, moment: Moment) -> Cause | None:
-    """Return whether the newest open call waits for input, works, or is quiet."""
+    """Return whether the newest open call works or is quiet."""
     call = newest_call(picture)
     if call is None:
         return None
     rows, age_ms = [Evidence(f"{call.tool}: {call.about}", call.number)], _age_ms(picture, moment)
     began_ms = milliseconds(call.ts)
     own = [one for one in moment.processes if began_ms is not None and one.started_ms >= began_ms - SLACK_MS]
-    reads = [one for one in own if one.waits_for_input]
-    if reads and age_ms >= HANGS_MS:
-        rows += [Evidence(f"process {one.pid}: {one.command}") for one in reads[:2]]
-        return Cause("tool_wants_input", rows, since=call.ts)
     if picture.output.strip():
         rows.append(Evidence(f"its last line: {picture.output.strip().splitlines()[-1]}"))
     busy = [one for one in own if one.is_busy]

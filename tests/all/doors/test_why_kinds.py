@@ -115,7 +115,6 @@ def began(picture: Any, _: Moment) -> bool:
     return bool(picture.events)
 
 
-READS = f"child({PYTHON}, '-c', 'import sys; sys.stdin.buffer.readline()')"
 SPINS = f"child({PYTHON}, '-c', 'while True: pass')"
 RETRY = "carry(run, 'retry', {{'status': {}, 'retry_after_ms': 4000}}, {!r})"
 
@@ -123,8 +122,6 @@ HOSTS: dict[str, tuple[str, Ready]] = {
     "overloaded": (RETRY.format(529, "overloaded, try 2"), began),
     "quota": (RETRY.format(429, "usage limit reached, resets 2026-12-01"), began),
     "tool_works": (f"call(run); {SPINS}", lambda _, moment: any(one.is_busy for one in moment.processes[1:])),
-    "tool_wants_input": (
-        f"call(run); {READS}", lambda _, moment: any(one.waits_for_input for one in moment.processes)),
 }  # fmt: skip
 """Kind → what its host does, and how it is seen that it is as far."""
 
@@ -318,6 +315,6 @@ def snapshot_of(home: Path, **seen: Any) -> Diagnosis:
 def test_a_pipeline_and_a_talker_are_no_trouble(backplane_home: Path, anyio_backend: str) -> None:
     """Processes that look like trouble in a run that is well."""
     tool = Process(pid=2, command="server", started_ms=test_why.NOW_NS // 1_000_000 - 2_000, is_busy=True)
-    host = Process(pid=1, command="host", started_ms=0, waits_for_input=True)
+    host = Process(pid=1, command="host", started_ms=0)
     with live(backplane_home, called("bash", "make", 3)):
         assert snapshot_of(backplane_home, processes=(host, tool)).kind in HEALTHY
