@@ -48,7 +48,7 @@ from tests.receipt_writer import receipt_of
 NOW = "2026-01-15T12:00:00Z"
 TS = "2026-01-15T12:00:00.020Z"
 ORDER = WorkOrder("say hi", id="6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d")
-EXTENSIONS = ("cancel/1", "ping/1", "ask/1", "tree/1", "input/1", "interrupt/1")
+EXTENSIONS = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1")
 HELLO = wire.Hello(
     contract_version="abp/v0.1",
     backend=BackendIdentity("tiny"),
@@ -726,7 +726,6 @@ def test_a_message_from_the_wrong_side_is_unexpected(t: str, speaker: str) -> No
         ({"t": "final"}, "protocol_missing_ref_id"),
         ({"t": "final", "ref_id": 7, "receipt": {}}, "protocol_missing_ref_id"),
         ({"t": "ask", "id": "a", "kind": "tool", "name": "x"}, "protocol_missing_ref_id"),
-        ({"t": "patch", "ref_id": None, "seq": 0, "data": ""}, "protocol_missing_ref_id"),
         ({"t": "fatal", "ref_id": 7, "error": "x"}, "protocol_missing_ref_id"),
         ({"t": "fatal", "ref_id": "r1"}, "contract_schema_violation"),
         ({"t": "fatal", "ref_id": None, "error": 5}, "contract_schema_violation"),
@@ -866,7 +865,6 @@ def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None
         "interrupt": wire.Interrupt(ref_id="r1"),
         "ping": wire.Ping(seq=1),
         "answer": wire.AnswerMessage(ref_id="r1", id="a", decision="allow"),
-        "tree": wire.TreeChunk(ref_id="r1", seq=0, data=""),
     }[t]
     control().send(message)
     # A person asks for an interrupt, and is told what the host cannot do; of the others a program asks.

@@ -5,14 +5,10 @@ Every wait is bounded by `Bounds`; a host that does not answer breaks its rule.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
-import io
 import json
 import os
 import signal as signals
-import tarfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +21,6 @@ from backplane.conform.link import READ_BYTES_MAX, HostLine, Program, Wire, orde
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import read_receipt
-
-CHUNK_BYTES: Final = 3000
-"""Size of a tree's chunks: small, so that a small tree has several."""
 
 ASK_MEMBERS: Final = {
     "tool": ("name", "input"),
@@ -130,24 +123,6 @@ class Play:
         for n, name in enumerate(_names(names)):
             await self.run(name, extensions=extensions)
             await self.link.send(self.bench.data(each, n), newline=b"\n" if each else b"")
-
-    async def tree(self, files: Sequence[tuple[str, int]], *, without: int = -1, sha256: Any = None) -> None:
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            for name, size in files:
-                entry = tarfile.TarInfo(name)
-                entry.size = size
-                tar.addfile(entry, io.BytesIO(b"x" * size))
-        data = archive.getvalue()
-        await self.run("r1", extensions=("cancel/1", "stage/1", "tree/1"), set={"/work_order/workspace/root": '"."'})
-        for seq, at in enumerate(range(0, len(data), CHUNK_BYTES)):
-            text = base64.b64encode(data[at : at + CHUNK_BYTES]).decode()
-            chunk: dict[str, Any] = {"t": "tree", "ref_id": "r1", "seq": seq, "data": text}
-            if at + CHUNK_BYTES >= len(data):
-                digest = hashlib.sha256(data).hexdigest() if sha256 is None else self.bench.data(sha256).decode()
-                chunk["end"] = {"bytes": len(data), "sha256": digest}
-            if seq != without:
-                await self.link.send(chunk)
 
     async def close(self, value: bool) -> None:
         self.link.child.close_stdin()

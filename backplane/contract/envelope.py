@@ -143,30 +143,3 @@ class AnswerMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"
     text: str | msgspec.UnsetType = msgspec.UNSET
     reason: str | msgspec.UnsetType = msgspec.UNSET
     remember: Literal["once", "run"] = "once"
-
-
-class Parcel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What all chunks of something that travels are together."""
-
-    bytes: int
-    sha256: str
-
-
-class TreeChunk(_Envelope, frozen=True, kw_only=True, gc=False, tag="tree"):
-    """One chunk of the workspace, on its way to a host that works on another machine."""
-
-    ref_id: str
-    seq: Annotated[int, msgspec.Meta(ge=0)]
-    data: str
-    """In base64."""
-    end: Parcel | msgspec.UnsetType = msgspec.UNSET
-    """With the last chunk."""
-
-
-class PatchChunk(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
-    """One chunk of a patch that is too long for the receipt, on its way back."""
-
-    ref_id: str
-    seq: Annotated[int, msgspec.Meta(ge=0)]
-    data: str
-    end: Parcel | msgspec.UnsetType = msgspec.UNSET

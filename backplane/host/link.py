@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, Final, Literal
 
 import anyio
@@ -25,7 +24,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
-from backplane.errors import BackplaneError, from_code
+from backplane.errors import BackplaneError
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import ending_signals, in_time
@@ -48,9 +47,6 @@ RUNS_END_POLL_S: Final = 0.01
 
 ERROR_CHARS_MAX: Final = 8192
 """Longest text of an error on the line: more than anybody reads, far below what a line takes."""
-
-CHUNKS_HELD_MAX: Final = 4
-"""Chunks of a run's tree that wait to be kept: a megabyte, and then nothing more is read."""
 
 HINT_CHARS_MAX: Final = 1024
 """Of that for the next step: a sentence, and a list of names where there is one."""
@@ -110,7 +106,7 @@ class HostLink:
         await anyio.lowlevel.checkpoint()
 
     async def send(
-        self, message: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.PatchChunk
+        self, message: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong
     ) -> None:
         await self.write(self._end.send(message))
 
@@ -222,20 +218,8 @@ class HostLink:
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
-        elif isinstance(received, wire.TreeChunk):
-            await self._pass_on(received.ref_id, received)
         elif isinstance(received, Broken):
-            if received.of_open_run:
-                await self._pass_on(received.ref_id or "", from_code(received.code, received.message))
-            else:
-                await self._complain(received)
-
-    async def _pass_on(self, run_id: str, chunk: wire.TreeChunk | BackplaneError) -> None:
-        """Give a run the next of its tree; one that has it whole, or ended meanwhile, takes no more."""
-        owner = self._runs.get(run_id)
-        if owner is not None and owner.tree_in is not None:
-            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-                await owner.tree_in.send(chunk)
+            await self._complain(received)
 
     def _steer(self, received: wire.Input | wire.Interrupt) -> None:
         """Words for a run that takes none, or not yet, are dropped: a control plane knows who takes some."""
@@ -265,8 +249,6 @@ class HostLink:
         except Exception as error:  # The outermost edge: this run is answered, the others go on.
             await self.send(_failure(message.id, error))
             return
-        if "tree/1" in run.extensions and "tree/1" in self.host.extensions:
-            run.tree_in, run.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
         self._runs[run.id] = run
         assert self._tasks is not None
         self._tasks.start_soon(self._run, run)
@@ -280,8 +262,6 @@ class HostLink:
         for (owner, _), (arrived, _) in self._asks.items():
             if owner == run.id:
                 arrived.set()
-        if run.tree_in is not None:
-            run.tree_in.close()
 
     def _cancel(self, run: HostRun, reason: str, grace_s: float) -> None:
         if run.cancelled_because is None:
@@ -308,7 +288,6 @@ class HostLink:
             await self.write(self._end.refuse(Broken("internal", _text(error), b"", run.id)))
         finally:
             self._runs.pop(run.id, None)
-            run.close_tree()
 
     async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
         if isinstance(ending, Told):

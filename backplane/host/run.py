@@ -39,11 +39,10 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.unheard import check_heeded, check_settings, nearest_name
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import BackplaneError, WorkspaceError
+from backplane.errors import WorkspaceError
 
 if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
     import anyio
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from backplane.host.link import HostLink
     from backplane.policy.rules import Policy
@@ -165,10 +164,6 @@ class HostRun(Given):
         self.mode: Literal["mapped", "passthrough"] = "mapped"
         """Whether events carry the agent's own messages; stands in the receipt."""
         self.scope = scope
-        self.tree: MemoryObjectReceiveStream[wire.TreeChunk | BackplaneError] | None = None
-        """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does. An error in place of
-        a chunk that could not be read."""
-        self.tree_in: MemoryObjectSendStream[wire.TreeChunk | BackplaneError] | None = None
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
         self._link = link
@@ -226,15 +221,6 @@ class HostRun(Given):
     async def write_raw(self, data: bytes) -> None:
         """Bytes straight onto the line, unchecked: for passing on what another end wrote, and for scripted faults."""
         await self._link.write(data)
-
-    async def patch(self, seq: int, data: str, end: wire.Parcel | UnsetType) -> None:
-        """Send one chunk of a patch that is too long for the receipt (`tree/1`)."""
-        await self._link.send(wire.PatchChunk(ref_id=self.id, seq=seq, data=data, end=end))
-
-    def close_tree(self) -> None:
-        for stream in (self.tree_in, self.tree):
-            if stream is not None:
-                stream.close()
 
     async def may(
         self, tool: str, input: Json, *, id: str | None = None, command: str | None = None, cwd: str | None = None

@@ -93,7 +93,7 @@ ReadEvent = tuple[str, AgentEvent, bytes]
 """Its run's id, the event, its canonical bytes."""
 
 
-Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage | wire.TreeChunk
+Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage
 """What a control plane may say."""
 
 

@@ -21,7 +21,7 @@ from backplane.protocol.messages import (
     text_or_none,
 )
 
-_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.AnswerMessage | wire.TreeChunk
+_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.AnswerMessage
 """What a control plane says to a run that is open."""
 
 
@@ -35,7 +35,7 @@ class HostEnd:
 
     def send(
         self,
-        envelope: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.PatchChunk,
+        envelope: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong,
     ) -> bytes:
         """Write one message as a line.
 
@@ -115,11 +115,7 @@ class HostEnd:
         return message
 
     def _attributed(self, received: Received, t: str) -> Received:
-        """A run that cannot be taken up, or whose tree cannot arrive, is answered in its own name; no other message
-        may end a run."""
-        if not isinstance(received, Broken):
+        """Answer a run that cannot be taken up in its own name; no other message may end a run."""
+        if not isinstance(received, Broken) or (t == "run" and received.ref_id not in self._open):
             return received
-        is_open = received.ref_id in self._open
-        if t == "tree" and is_open:
-            return msgspec.structs.replace(received, of_open_run=True)
-        return received if t == "run" and not is_open else msgspec.structs.replace(received, ref_id=None)
+        return msgspec.structs.replace(received, ref_id=None)

@@ -31,8 +31,6 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "pong": (wire.Pong, "host"),
     "ask": (wire.Ask, "host"),
     "answer": (wire.AnswerMessage, "control"),
-    "tree": (wire.TreeChunk, "control"),
-    "patch": (wire.PatchChunk, "host"),
 }
 """Every message: its shape and who may send it."""
 
@@ -44,8 +42,6 @@ NEEDS_EXTENSION: Final[dict[str, str]] = {
     "pong": "ping/1",
     "ask": "ask/1",
     "answer": "ask/1",
-    "tree": "tree/1",
-    "patch": "tree/1",
 }
 """Messages that are only sent to a peer that announced the extension."""
 
@@ -119,8 +115,6 @@ class Broken(msgspec.Struct, frozen=True):
     message: str
     evidence: bytes
     ref_id: str | None = None
-    of_open_run: bool = False
-    """Only at the host end: what that run waits for could not be read, so it ends."""
 
 
 HELLO_BYTES_MAX: Final = 1024 * 1024
@@ -189,7 +183,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 Received = (
     Events | wire.Hello | wire.RunMessage | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt
-    | wire.Ping | wire.Pong | wire.Ask | wire.AnswerMessage | wire.TreeChunk | wire.PatchChunk | Noise | Dropped
+    | wire.Ping | wire.Pong | wire.Ask | wire.AnswerMessage | Noise | Dropped
     | Unknown | Broken | Raised
 )  # fmt: skip
 

@@ -381,7 +381,6 @@ class RunEnvironment:
             stopped=self._ended,
             state=state.home,
             unread=self._facts.order.policy.deny_read,
-            travels=self._start.backend.remote,
         )
         if mode == "staged":
             # Whose the copy is, before its run is sent: should we be killed, its work is kept.

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -25,9 +25,6 @@ from backplane.receipts.trace import Trace
 from backplane.runtime.state import StateFolder
 from backplane.runtime.witness import judged
 from backplane.workspace import Patch, Workspace, apply_patch
-
-if TYPE_CHECKING:
-    from backplane.runtime.remote import Remote
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
@@ -54,7 +51,6 @@ def seal_run(
     *,
     duration_s: float,
     cleaned: bool,
-    remote: Remote | None = None,
 ) -> Sealed:
     """Take the diff, let the lane have its effect, seal and store. Blocks; never raises for what the run did.
 
@@ -62,7 +58,6 @@ def seal_run(
         journal: None where it could not be made.
         workspace: None when the order was never sent; its temporary parts are removed here.
         duration_s: by a monotonic clock.
-        remote: the way back of a patch that was made on another machine.
         cleaned: nothing of the host was left that had to be killed or could not be found.
     """
     patch: Patch | None = None
@@ -72,8 +67,6 @@ def seal_run(
     status: str | None = None
     try:
         if workspace is not None:
-            if remote is not None and journal is not None:
-                remote.bring_back(facts.claim, workspace, journal.folder)
             patch = workspace.difference()
             paths = patch.paths
             added["reconciliation"] = build.reconcile(facts.claimed_paths, paths)

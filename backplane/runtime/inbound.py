@@ -147,8 +147,6 @@ class Inbound:
         """Notes that hooks take long over an ask, by its id; None where there are none."""
         self.checkpoints: RunCheckpoints | None = None
         """None until they are opened: most runs keep none."""
-        self.on_patch: Callable[[wire.PatchChunk], None] | None = None
-        """Takes the chunks of a patch from another machine; None where none was asked for."""
         self.hold: Hold | None = None
         """Reserves what a call of a model may cost, of a shared budget; blocking. None where none is shared."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
@@ -302,17 +300,6 @@ class Inbound:
             self._facts.counts["unasked_answer"] += 1
         else:
             arrived.set()
-
-    def _patch(self, patch: wire.PatchChunk) -> None:
-        if self.over.is_set() or self.on_patch is None:
-            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
-            return
-        self.progressed = True
-        try:
-            self.on_patch(patch)
-        except BackplaneError as error:
-            self._decide("protocol", error)
-            self.close()
 
     def _final(self, final: wire.Final) -> list[Events]:
         if self.over.is_set():
@@ -580,7 +567,6 @@ _TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
     wire.Fatal: Inbound._fatal,
     wire.Ask: Inbound._ask,
     wire.Pong: Inbound._pong,
-    wire.PatchChunk: Inbound._patch,
     Noise: Inbound._noise,
     Dropped: Inbound._dropped,
     Unknown: Inbound._unknown,

@@ -157,6 +157,9 @@ def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> 
     idle = [(name, only_queue) for name in OF_QUEUE if settings.get(name) is not None]
     if settings.get("remote_root") is not None and not remote:
         idle.append(("remote_root", "it is for a backend that is marked remote"))
+    if settings.get("remote_root") is None and remote:
+        fact = "the backend works on another machine, and the order names no folder there"
+        raise ConfigError("config_invalid", fact, hint="set config.vendor.abp.remote_root to a folder of that machine")
     if (route := settings.get("route")) is not None:
         from backplane.routing.task import read_wishes  # Most orders say nothing of it.
 

@@ -56,7 +56,7 @@ from backplane.runtime.checkpoints import RunCheckpoints, unusable
 from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
-from backplane.runtime.limits import LOOK_S, Deadlines, quota_of
+from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
 from backplane.runtime.writer import LineWriter
@@ -607,7 +607,7 @@ class Run(Generic[ValueT]):
             from backplane.runtime.remote import Remote
 
             isolation = tighter(self._plane.settings.isolation, self.facts.settings.get("isolation"))
-            self._remote = Remote(self.id, requirements.order, self.backend_id, self._limits, isolation)
+            self._remote = Remote(requirements.order, self.backend_id, isolation)
         return requirements
 
     async def _open(self) -> AbstractAsyncContextManager[Link]:
@@ -660,9 +660,7 @@ class Run(Generic[ValueT]):
 
     def _mode(self) -> Mode | None:
         """How the place to work in is made; None when it is not here."""
-        if self._remote is not None:
-            return "staged" if self._remote.root is None else None
-        return self.order.workspace.mode
+        return self.order.workspace.mode if self._remote is None else None
 
     async def _begin(self) -> None:
         """Hear the hello, check it, and send the order once its place to work in is there."""
@@ -711,7 +709,8 @@ class Run(Generic[ValueT]):
         assert self._environment.journal is not None
         folder = self._environment.journal.folder
         if self._remote is not None:
-            self._send_away(self._remote, workspace, folder)
+            self.facts.root = "/"  # Its folder there is not known here; paths are judged there, by the same policy.
+            self._send_run(self._remote.order(), (*EXTENSIONS, *self._remote.extensions))
         elif workspace is not None:
             if self._requirements.checkpoints:
                 self._inbound.open_checkpoints(workspace, folder, auto=True)
@@ -744,29 +743,6 @@ class Run(Generic[ValueT]):
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
             fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
             self._inbound.report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
-
-    def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
-        """The order to another machine, and after it the workspace, if it travels."""
-        # Where it lies there is not known here; paths are judged there, by the same policy.
-        self.facts.root = "/"
-        self._send_run(remote.order(), (*EXTENSIONS, *remote.extensions))
-        if workspace is not None:
-            remote.expect(folder)
-            self._inbound.on_patch = remote.take
-            self._start_soon(self._send_tree, remote, workspace)
-
-    async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
-        assert self._writer is not None
-        quota = quota_of(self._limits)
-        chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
-        try:
-            while not self._stopping and (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
-                self._send(chunk)
-                await self._writer.flushed()
-                # The far side is silent while it listens.
-                self._inbound.progressed = True
-        except BackplaneError as error:
-            self._decide("failed", error)
 
     # While it runs.
 
@@ -1082,7 +1058,6 @@ class Run(Generic[ValueT]):
             end,
             duration_s=self._deadlines.run_s,
             cleaned=self._link is not None and not (self._link.swept or self._link.guard_lost or self._fault),
-            remote=self._remote,
         )
 
     def _explain_exit(self) -> None:

@@ -46,8 +46,6 @@ class LineWriter:
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
-        self._idle: anyio.Event | None = None
-        """Set when the backlog is written; None while there was none."""
         self._backlog: list[bytes] = []
         """Lines to write; the first may be the rest of one that was begun."""
         self._writing = False
@@ -74,13 +72,7 @@ class LineWriter:
             self._backlog.append(line)
             if not self._writing:
                 self._writing = True
-                self._idle = anyio.Event()
                 self._start_soon(self._write_backlog)
-
-    async def flushed(self) -> None:
-        """Wait until nothing waits to be read any more, or never will be."""
-        if self._writing and self._idle is not None:
-            await self._idle.wait()
 
     def _lost(self, lines: int) -> None:
         self.unwritten += lines
@@ -103,7 +95,5 @@ class LineWriter:
             self._lost(lost)
         finally:
             self._writing = False
-            if self._idle is not None:
-                self._idle.set()
         if stuck:
             self._on_stuck()

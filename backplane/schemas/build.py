@@ -47,8 +47,6 @@ _ENVELOPES: Final[dict[str, Any]] = {
     "pong": envelope.Pong,
     "ask": envelope.Ask,
     "answer": envelope.AnswerMessage,
-    "tree": envelope.TreeChunk,
-    "patch": envelope.PatchChunk,
 }
 
 _PRINTED: Final = {

@@ -10,37 +10,33 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from backplane import host as sidecar
 from backplane.config import Settings
-from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import Approval
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import BackendError, BackplaneError, WorkspaceError, unforeseen
+from backplane.errors import BackendError, BackplaneError, unforeseen
 from backplane.receipts.manifests import kept_manifest
 from backplane.routing.driver import backend_for
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.limits import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.remote import incoming
 from backplane.runtime.run import Run
 from backplane.serve import messages
 from backplane.workspace import archive
 
-EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "tree/1")
+EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
 
 LADDER_S: Final = 0.9
 """What ending a run below takes beside its host's grace: the stop ladder, the diff and the seal."""
@@ -121,8 +117,6 @@ class Server:
         self.plane = plane
         self._line_bytes_max = line_bytes_max
         self._orders_bytes = 0
-        self._parcels_bytes = 0
-        """Of trees that are arriving or worked on."""
 
     def host(self) -> sidecar.Host:
         """Who this is to those above."""
@@ -160,77 +154,12 @@ class Server:
         stages = "stage/1" in above.extensions
         order = above.order if stages else _in_place(above.order)
         order, backend, route = await self._choose(order)
-        if above.tree is None and (stages or above.names_root):
+        if stages or above.names_root:
             return await self._run_here(above, order, backend, route)
-        if above.tree is None:
-            async with incoming(self.plane.home) as folder:
-                empty = folder / "empty"
-                empty.mkdir()
-                return await self._run_here(above, _at(order, empty), backend, route)
         async with incoming(self.plane.home) as folder:
-            try:
-                root = await self._unpacked(above, above.tree, folder)
-            except BackplaneError as error:
-                return await self.plane.end_unstarted(order, backend, error, run_id=as_uuid(above.id))
-            except anyio.get_cancelled_exc_class():
-                with anyio.CancelScope(shield=True):
-                    why = above.cancelled_because or "cancelled"
-                    return await self.plane.end_unstarted(order, backend, why, run_id=as_uuid(above.id))
-            spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
-            order = msgspec.structs.replace(order, workspace=spec, lane="patch_first")
-            ended = await self._run_here(above, order, backend, route)
-            await self._send_patch(above, ended)
-            return ended
-
-    async def _unpacked(
-        self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.TreeChunk | BackplaneError], folder: Path
-    ) -> Path:
-        """The workspace that came with a run.
-
-        Raises:
-            BackplaneError: it is not what was sent, too large, not safe, or stopped coming.
-        """
-        limits, arrived = self.plane.settings.limits, 0
-
-        def take_bytes(size: int) -> None:
-            nonlocal arrived
-            self._parcels_bytes += size
-            arrived += size
-            if self._parcels_bytes > limits.workspace_bytes_max:
-                fact = f"the workspaces at hand are over {limits.workspace_bytes_max} bytes (workspace_bytes_max)"
-                raise WorkspaceError("workspace_staging_failed", fact, hint="leave some out with --exclude")
-
-        arriving = archive.Arriving(folder / "tree.tar", take_bytes)
-        try:
-            with tree:  # Whatever comes after the last chunk waits for nobody, and keeps nothing else waiting.
-                while arriving.end is None:
-                    with anyio.fail_after(limits.idle_s):
-                        chunk = await tree.receive()
-                    if isinstance(chunk, BackplaneError):
-                        raise chunk
-                    arriving.take(chunk)
-            quota = quota_of(limits)
-            stopped = partial(getattr, above, "cancelled_because")
-            root = folder / "tree"
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(archive.unpack, arriving.path, root, quota, stopped)
-            return root
-        except TimeoutError:
-            raise BackendError("backend_timeout", f"no part of the workspace for {limits.idle_s:g} s") from None
-        except anyio.EndOfStream:
-            raise BackendError("stream_closed", "the workspace ended in the middle") from None
-        finally:
-            arriving.path.unlink(missing_ok=True)
-            self._parcels_bytes -= arrived
-
-    async def _send_patch(self, above: sidecar.HostRun, ended: messages.EndedRun) -> None:
-        """The patch as a parcel of its own, where the receipt has only its name."""
-        if ended.patch is None or ended.receipt.verification.git_diff is not None:
-            return
-        pieces = archive.chunks(archive.read_pieces(ended.patch), self._line_bytes_max)
-        with anyio.CancelScope(shield=True):
-            while (chunk := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-                await above.patch(chunk.seq, chunk.data, chunk.end)
+            empty = folder / "empty"
+            empty.mkdir()
+            return await self._run_here(above, _at(order, empty), backend, route)
 
     async def _run_here(
         self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json

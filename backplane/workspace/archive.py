@@ -1,17 +1,13 @@
-"""A folder on its way to another machine: a tar archive in numbered chunks, checked by its hash.
+"""A folder on its way between submitter and worker of a queue: a tar archive.
 
-`pack` and `chunks` are the sender's, `Arriving` and `unpack` the receiver's, who trusts nothing:
-no link is followed, nothing leaves the folder, everything is counted. What travels when is
-`runtime`'s and `server`'s affair.
+`pack` is the sender's side, `unpack` the receiver's, which trusts nothing: no link is followed, nothing leaves the
+folder, everything is counted.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import errno
 import fcntl
-import hashlib
 import os
 import secrets
 import stat
@@ -21,10 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
-
-from backplane.contract import envelope as wire
-from backplane.errors import BackplaneError, ContractError, WorkspaceError
+from backplane.errors import BackplaneError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace import Quota, collect
 from backplane.workspace.copying import write_all
@@ -46,13 +39,7 @@ from backplane.workspace.tree import (
 )
 
 CHUNK_BYTES: Final = 192 * 1024
-"""One chunk: 256 KiB in base64, so that other messages of the line wait for milliseconds only. Divisible by three."""
-
-CHUNK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Longest chunk taken: other senders may like larger ones."""
-
-FRAME_BYTES: Final = 1024
-"""What stands around a chunk in its line, the run's id included."""
+"""Bytes that are read or written at once."""
 
 NAME_BYTES_MAX: Final = 4096
 """Longest path in an archive: Linux takes no longer one."""
@@ -163,89 +150,7 @@ def read_pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-class Chunk(msgspec.Struct, frozen=True):
-    """One piece of something that travels."""
-
-    seq: int
-    data: str
-    """In base64."""
-    end: wire.Parcel | msgspec.UnsetType
-    """With the last piece: what all of them together are."""
-
-
-def chunks(pieces: Iterator[bytes], line_bytes_max: int) -> Iterator[Chunk]:
-    """Cut pieces of any size into chunks that fit a line; the last one has number and hash of all bytes."""
-    size = max(min(CHUNK_BYTES, (line_bytes_max - FRAME_BYTES) // 4 * 3), 3)
-    whole, held, count, seq = hashlib.sha256(), bytearray(), 0, 0
-    for piece in pieces:
-        whole.update(piece)
-        count += len(piece)
-        held += piece
-        while len(held) > size:
-            yield Chunk(seq, base64.b64encode(held[:size]).decode(), msgspec.UNSET)
-            del held[:size]
-            seq += 1
-    end = wire.Parcel(bytes=count, sha256=whole.hexdigest())
-    yield Chunk(seq, base64.b64encode(held).decode(), end)
-
-
 # The receiver's side --------------------------------------------------------------------------------------------------
-
-
-class Arriving:
-    """Chunks on their way into a file; nothing is believed before the last one fits.
-
-    Args:
-        take_bytes: told of every chunk's size before it is kept; may refuse it with an error.
-    """
-
-    def __init__(self, path: Path, take_bytes: Callable[[int], None]) -> None:
-        self.path = path
-        self.end: wire.Parcel | None = None
-        """What arrived; None until it has."""
-        self._take_bytes = take_bytes
-        self._next = 0
-        self._count = 0
-        self._hash = hashlib.sha256()
-
-    def take(self, message: wire.TreeChunk | wire.PatchChunk) -> bool:
-        """Keep one chunk; True when it was the last.
-
-        Raises:
-            ContractError: `contract_schema_violation`, out of order, no base64, or not what its end says.
-            WorkspaceError: `workspace_staging_failed`, it cannot be written.
-        """
-        if self.end is not None or message.seq != self._next:
-            raise _wrong(f"chunk {message.seq} in place of {'none' if self.end else self._next}")
-        data = _decoded(message.data)
-        self._take_bytes(len(data))
-        self._next += 1
-        self._count += len(data)
-        self._hash.update(data)
-        try:
-            with self.path.open("ab") as file:
-                file.write(data)
-        except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "unknown error")
-            raise WorkspaceError(_STAGING, f"what travels cannot be kept: {name}") from error
-        if isinstance(message.end, wire.Parcel):
-            if (message.end.bytes, message.end.sha256) != (self._count, self._hash.hexdigest()):
-                raise _wrong("what arrived is not what was sent: number or hash of its bytes differ")
-            self.end = message.end
-        return self.end is not None
-
-
-def _decoded(text: str) -> bytes:
-    if len(text) > CHUNK_BYTES_MAX // 3 * 4:
-        raise _wrong(f"a chunk over {CHUNK_BYTES_MAX} bytes")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise _wrong(f"a chunk is no base64: {error}") from error
-
-
-def _wrong(fact: str) -> ContractError:
-    return ContractError("contract_schema_violation", fact, hint="see `tree/1` in contracts/sidecar.md")
 
 
 @contextmanager

@@ -8,9 +8,7 @@ a patch into the original is in `patch`.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -47,8 +45,6 @@ from backplane.workspace.tree import (
 
 _STAGING: Final = "workspace_staging_failed"
 _RESULT: Final = "execution_workspace_error"
-_SUBMODULE: Final = re.compile(rb"\n(?:(?:new|deleted) file mode|(?:old|new) mode|index \S+)\s+[+0]*16[0-7]{4}\s")
-"""A line of a patch's headers with the mode of a submodule, in any way that git reads it."""
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -172,20 +168,6 @@ class Workspace:
             changes.left_out += listing.unselected
         changes.left_out += [path for path in listing.special if path not in self._special]
         return changes
-
-    def take_patch(self, patch: Path) -> None:
-        """Put a patch from elsewhere into the copy; all of it or nothing. Blocking.
-
-        Raises:
-            WorkspaceError: `execution_workspace_error`, it does not fit, leaves the copy, or changes a submodule.
-        """
-        assert self.mode == "staged", "an original is not written to"
-        with patch.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if _SUBMODULE.search(data) is not None:
-                # git takes it and makes an empty folder of it: what was changed there would be lost without a word.
-                raise WorkspaceError(_RESULT, "the patch changes a submodule, and no commit of one travels")
-        with git.scratch(self._stage_dir, _RESULT, self._scope.stopped) as scratch:
-            git.put(scratch, patch, self.root)
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""

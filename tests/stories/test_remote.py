@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from tests.all.doors.test_remote import (  # noqa: F401
     root,
-    test_the_tree_travels_and_the_patch_comes_back,
+    test_the_work_and_the_lane_have_their_effect_in_the_folder_there,
 )

@@ -87,7 +87,7 @@ def begun(child: Child, *run_ids: str) -> None:
 def test_the_hello_has_the_union_of_abilities_and_the_backends(backplane_home: Path, root: Path) -> None:
     with serve() as child:
         hello = child.read(10)
-        assert {*CLIENT, "tree/1"} <= set(hello["extensions"])
+        assert {*CLIENT, "stage/1"} <= set(hello["extensions"])
         assert hello["backend"]["id"] == "backplane"
         assert {"mock", "shell"} <= {entry["id"] for entry in hello["backends"] if entry["ready"]}
         assert hello["capabilities"] == {}, "nothing was started for the hello"
