@@ -10,7 +10,7 @@ from backplane.cli.command import Args, Parser, open_store, wrong
 from backplane.receipts.memory import UNFOLLOWED, find
 from backplane.runtime.door import AnswerCommand, Request, knock
 
-HELP = "Answer a live run's question from any terminal; `why RUN` and `watch RUN` show the question."
+HELP = "Answer a question of a live run from any terminal. `why RUN` and `watch RUN` show the question."
 EXAMPLE = "backplane answer last allow"
 
 

@@ -18,13 +18,13 @@ from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
 from backplane.runtime.backends import BackendStatus
 
-HELP = "List the backends, and say which are ready and how to fix the others; or try what an agent can do."
+HELP = "List the backends, which of them are ready, and how to fix the others. With --probe, test what an agent can do."
 EXAMPLE = "backplane backends\nbackplane backends --probe mine"
 
 
 def options(p: Parser) -> None:
     add.value(p, "names", metavar="BACKEND", nargs="*", help="list only these backends")
-    add.flag(p, "--probe", help="run each agent against a scripted model, and report which capabilities it shows")
+    add.flag(p, "--probe", help="run each agent against a scripted model, and report which claimed capabilities work")
     add.config(p)
     add.json(p, "one JSON object per backend, one per line", "cli_backends", "cli_backends_probe")
 

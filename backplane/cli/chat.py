@@ -35,7 +35,7 @@ EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
 
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="talk to this backend (see `backplane backends`)")
-    add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the session used last")
+    add.value(p, "--resume", metavar="ID", help="continue this session; `last` is the most recently used session")
     p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="same as --resume last")
     add.model(p)
     add.many(p, "--image", metavar="FILE", help="attach this picture to your first message")
@@ -44,7 +44,7 @@ def options(p: Parser) -> None:
     add.in_place(p)
     add.value(
         p, "--policy", metavar="FILE",
-        help="policy as JSON, or default, strict or ci; with --resume it can only tighten",
+        help="policy file as JSON, or one of default, strict and ci; with --resume it can only tighten the policy",
     )  # fmt: skip
     add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)

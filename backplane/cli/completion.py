@@ -19,7 +19,7 @@ from backplane.receipts.memory import remembered
 from backplane.runtime.backends import OF_OPTIONS, SHIPPED
 from backplane.view.figures import ID_CHARS
 
-HELP = "Print the completion script of a shell. Save it where the shell looks for it, as below."
+HELP = "Print a script that completes backplane commands in a shell. The examples show where to save it."
 EXAMPLE = """
 backplane completion bash > ~/.local/share/bash-completion/completions/backplane
 backplane completion zsh > "${fpath[1]}/_backplane"

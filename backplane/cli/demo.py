@@ -21,7 +21,7 @@ from backplane.config import child_environment
 from backplane.errors import BackendError
 from backplane.process.tool import run_tool
 
-HELP = "Run an order on a small sample project with a bug: copy the project, run the agent, verify and apply the patch."
+HELP = "Fix a bug in a small sample project: copy the project, run a scripted agent, verify and apply the patch."
 EXAMPLE = "backplane demo"
 
 SAMPLE: Final = Path(__file__).resolve().parent / "sample"
@@ -83,4 +83,4 @@ def _test(sample: Path, verdict: str) -> None:
 
 def _require(holds: bool, command: str) -> None:
     if not holds:
-        raise BackendError("internal", f"the demo failed: `{command}` did not end as it should")
+        raise BackendError("internal", f"the demo failed: `{command}` ended with an unexpected result")

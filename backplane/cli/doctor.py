@@ -53,7 +53,7 @@ Checks = Iterator[DoctorCheck]
 
 
 def options(p: Parser) -> None:
-    add.flag(p, "--probe", help="also try each model service (costs a few tokens each)")
+    add.flag(p, "--probe", help="also send a short request to each model service (costs a few tokens)")
     add.config(p)
     add.json(p, "one JSON object per finding, one per line", "cli_doctor")
 

@@ -65,11 +65,11 @@ seconds.__name__ = "time"  # argparse says: invalid time value.
 def run_id(p: Group, *, optional: bool = False) -> None:
     """Add the word RUN; an optional one is `last` by default."""
     default: dict[str, Any] = {"nargs": "?", "default": "last"} if optional else {}
-    value(p, "run", metavar="RUN", help="id of a run, or its beginning; or `last`, `last~2`", **default)
+    value(p, "run", metavar="RUN", help="run id or a prefix of it, `last`, or `last~2`", **default)
 
 
 def session_id(p: Group) -> None:
-    value(p, "id", metavar="ID", help="session id or its beginning, or `last`")
+    value(p, "id", metavar="ID", help="session id or a prefix of it, or `last`")
 
 
 def since(p: Group) -> None:
@@ -83,7 +83,7 @@ def config(p: Group) -> None:
 
 def answer(p: Group) -> None:
     """Add the words and options of an answer to an approval or a question."""
-    one = "id of the question, or its beginning; required if several are open"
+    one = "id of the question or a prefix of it; required if several questions are open"
     value(p, "ask", metavar="ASK", nargs="?", default="", help=one)
     value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
     value(p, "--text", metavar="WORDS", help="answer a question with this text")
@@ -116,7 +116,7 @@ def in_place(p: Group) -> None:
 def files(p: Group) -> None:
     many(p, "--include", metavar="GLOB", help="copy only these files")
     many(p, "--exclude", metavar="GLOB", help="leave these files out of the copy")
-    many(p, "--context", metavar="FILE", help="point the agent to this file")
+    many(p, "--context", metavar="FILE", help="name this file to the agent as context for the task")
 
 
 def on_ask(p: Group) -> None:
@@ -129,8 +129,8 @@ def bounds(p: Group) -> None:
     """Add what the agent needs, may do and may spend."""
     level = "refuse a backend without this capability; LEVEL is native, emulated (default) or any"
     many(p, "--require", metavar="CAP[=LEVEL]", help=level)
-    value(p, "--policy", metavar="FILE", help="policy as JSON, or a shipped one: default, strict or ci")
-    many(p, "--allow-tool", metavar="TOOL", help="allow only tools named here or in allowed_tools of the policy")
+    value(p, "--policy", metavar="FILE", help="policy file as JSON, or one of default, strict and ci")
+    many(p, "--allow-tool", metavar="TOOL", help="allow only this tool and the tools in allowed_tools of the policy")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
@@ -153,10 +153,9 @@ def queue(p: Group, *, content: bool = False) -> None:
 
 
 def order_id(p: Group) -> None:
-    value(p, "order", metavar="ORDER", help="order id that `queue submit` printed, or its beginning")
+    value(p, "order", metavar="ORDER", help="order id that `queue submit` printed, or a prefix of it")
 
 
 def priority(p: Group) -> None:
-    value(
-        p, "--priority", metavar="N", type=int, help="priority: 1 goes before 2 (default: none, which goes before all)"
-    )
+    first = "run orders with a lower number first; an order without a number runs before all others"
+    value(p, "--priority", metavar="N", type=int, help=first)

@@ -11,7 +11,7 @@ from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.errors import StoreError
 from backplane.receipts.database import is_full
 
-HELP = "Remove the files of older runs. The chain of receipts keeps their entries and still verifies."
+HELP = "Remove the files of older runs. Their entries stay in the chain of receipts, which can still be verified."
 EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --size 2g"
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

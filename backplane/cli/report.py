@@ -20,7 +20,7 @@ backplane report last --summary >> "$GITHUB_STEP_SUMMARY"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "runs", metavar="RUN", nargs="+", help="run ids or their beginnings, `last`, or `last~2`")
+    add.value(p, "runs", metavar="RUN", nargs="+", help="run ids or prefixes of run ids, `last`, or `last~2`")
     form = p.add_mutually_exclusive_group()
     add.flag(form, "--summary", help="write Markdown, for the summary of a CI step")
     add.flag(form, "--junit", help="write a JUnit test report; an incomplete run is a failure")

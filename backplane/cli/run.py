@@ -25,10 +25,12 @@ def options(p: Parser) -> None:
     add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
     add.value(
         named, "--sidecar", metavar="COMMAND",
-        help="use this program as the backend; `backplane conform` checks whether it can be one",
+        help="use this program as the backend; `backplane conform` checks whether the program is a host",
     )  # fmt: skip
     add.model(who)
-    add.value(who, "--prefer", metavar="P", help="let the router prefer speed, quality or cost, or be balanced")
+    add.value(
+        who, "--prefer", metavar="P", help="let the router choose by speed, quality, cost or all three (balanced)"
+    )
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
     add.value(talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's latest")
@@ -58,7 +60,7 @@ def options(p: Parser) -> None:
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
     add.json(out, "the protocol's own messages, one per line", *schemas)
-    add.flag(out, "--dry-run", help="start nothing; print the backend that would get the order (-v: and why no other)")
+    add.flag(out, "--dry-run", help="start nothing; print the backend that would run the order (-v: and why)")
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
     add.value(out, "--receipt", metavar="FILE", help="also write the receipt to FILE; - for stdout")
     add.value(out, "--patch", metavar="FILE", help="also write the patch to FILE; - for stdout")

@@ -33,7 +33,7 @@ def options(p: Parser) -> None:
     add.config(p)
     queue = p.add_argument_group("a queue instead of this machine")
     add.queue(queue, content=True)
-    add.value(queue, "--label", metavar="LABEL", help="label of the workers that take the orders (default: default)")
+    add.value(queue, "--label", metavar="LABEL", help="label of the workers that run the orders (default: default)")
     add.priority(queue)
     p.only_with |= dict.fromkeys(("--content", "--label", "--priority"), "--engine")
 
@@ -61,7 +61,7 @@ def run(args: Args) -> int:
         if _is_read_only(home):
             # As in the sandbox of another control plane, which keeps the receipts that it is sent.
             aside = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="backplane-serve-")))
-            streams.complain(f"{home} is read-only: runs are stored in {aside} and removed when serve ends\n")
+            streams.complain(f"{home} is read-only: runs are stored in {aside}, and are removed when serve ends\n")
         else:
             aside = config.home(environ)
         try:

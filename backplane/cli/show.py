@@ -19,7 +19,7 @@ from backplane.view.page import facts_of
 if TYPE_CHECKING:
     from backplane.view.picture import Picture
 
-HELP = "Show one run: task, state, cause, cost, files."
+HELP = "Show the task, state, cause of failure, cost and files of a run."
 EXAMPLE = "backplane show last"
 
 FILES_SHOWN: Final = 10

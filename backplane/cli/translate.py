@@ -36,7 +36,7 @@ def options(p: Parser) -> None:
         add.value(p, option, metavar="DIALECT", dest=dest, required=True, help=words)
     kinds = ("request", "response", "stream")
     p.add_argument("--kind", choices=kinds, default="request", help="kind of message in FILE (default: request)")
-    add.flag(p, "--strict", help="exit with 1 if content is lost, not only its form")
+    add.flag(p, "--strict", help="exit with 1 if content is lost; changes of form only do not count")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 
 

@@ -17,8 +17,8 @@ from backplane.runtime import backends
 from backplane.runtime.faults import check_read, setting_faults
 from backplane.schemas.validate import BYTES_MAX, validate
 
-HELP = """Check files: work order, receipt, event, envelope, transcript (.jsonl), policy or configuration, recognised
-by their content. Prints every fault with its JSON pointer."""
+HELP = """Check work orders, receipts, events, envelopes, transcripts (.jsonl), policies or configurations. The kind
+of a file is recognised by its content. Prints every fault with its JSON pointer."""
 EXAMPLE = "backplane validate order.json backplane.toml"
 
 

@@ -14,8 +14,8 @@ from backplane.errors import install_hint
 
 PORTS_MAX = 65_535
 
-HELP = """Serve a page for a browser on this machine that shows your runs, also live ones, and lets you answer,
-cancel, apply and rewind. Ctrl-C ends the server."""
+HELP = """Serve a web page for browsers on this machine. It shows all runs, and lets you answer questions, cancel
+runs, apply patches and rewind. Ctrl-C ends the server."""
 EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 

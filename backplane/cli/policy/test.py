@@ -18,7 +18,7 @@ from backplane.view.diff import changes
 if TYPE_CHECKING:
     from backplane.policy.backtest import Redecided
 
-HELP = "Judge stored runs by another policy, and list each decision that would differ. Nothing is started."
+HELP = "Apply another policy to stored runs, and list each decision that would differ. Nothing is started."
 EXAMPLE = """
 backplane policy test strict last
 backplane policy test new.json --all
@@ -26,9 +26,9 @@ backplane policy test new.json --all
 
 
 def options(p: Parser) -> None:
-    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or a shipped one: default, strict or ci")
-    add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or their beginnings, `last`, or `last~2`")
-    add.flag(p, "--all", help="judge every stored run")
+    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or one of default, strict and ci")
+    add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or prefixes of run ids, `last`, or `last~2`")
+    add.flag(p, "--all", help="apply the policy to every stored run")
     add.json(p, "one JSON object per run, one per line", "cli_replay")
 
 

@@ -7,7 +7,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store
 from backplane.receipts.pieces import canonical_chunks
 
-HELP = "Print one receipt: the events, how the run ended, and the patch."
+HELP = "Print the events of a receipt, how the run ended, and its patch."
 EXAMPLE = "backplane receipts show last --json | jq .usage"
 
 

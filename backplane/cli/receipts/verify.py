@@ -24,7 +24,7 @@ from backplane.runtime.state import left_behind
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
-HELP = "Check the hashes and the chain of all stored receipts, or of the named ones."
+HELP = "Check the hash of each stored receipt and the chain of all receipts. With names, check only these receipts."
 EXAMPLE = """
 backplane receipts verify
 backplane receipts verify receipt.json
@@ -35,14 +35,14 @@ backplane receipts verify --save-checkpoint /elsewhere/chain.json
 def options(p: Parser) -> None:
     add.value(
         p, "names", metavar="FILE-or-RUN", nargs="*",
-        help="receipt file, exported folder, or run id or its beginning (default: all stored receipts)",
+        help="receipt file, exported folder, run id, or a prefix of a run id (default: all stored receipts)",
     )  # fmt: skip
-    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that have gone missing since this checkpoint")
+    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
-        help="write the chain's head to this file, signed if a signing key is configured; store the file elsewhere",
+        help="write a checkpoint of the chain to this file, signed if a signing key is configured; keep it elsewhere",
     )  # fmt: skip
-    add.value(p, "--key", metavar="PUB", help="require a signature that this public key verifies")
+    add.value(p, "--key", metavar="PUB", help="require that each receipt has a signature of this public key's owner")
     add.config(p)
     p.only_with["--config"] = "--save-checkpoint"
     add.json(p, "what was checked and each fault as one JSON object", "cli_receipts_verify")

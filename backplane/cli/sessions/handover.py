@@ -8,7 +8,7 @@ from backplane.cli import options as add
 from backplane.cli import sessions
 from backplane.cli.command import Args, Parser
 
-HELP = "Continue a conversation on another backend. What that backend cannot take over is listed on stderr."
+HELP = "Continue a conversation on another backend. The parts that the backend cannot take over are listed on stderr."
 EXAMPLE = "backplane sessions handover last --to mine"
 
 GO_ON: Final = "Go on with the work where it was left."

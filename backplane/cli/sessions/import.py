@@ -20,12 +20,13 @@ backplane sessions import --from VENDOR last --backend mine
 def options(p: Parser) -> None:
     add.value(
         p, "file", metavar="FILE",
-        help="file that `sessions show --json` wrote; with --from: a path, the vendor's session id, or `last`",
+        help="file that `sessions show --json` wrote; with --from, a path, the vendor's session id, or `last`",
     )  # fmt: skip
     add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read a conversation stored by this vendor's program")
     add.value(
-        p, "-b", "--backend", metavar="NAME", help="continue on this backend (default: the file's or the vendor's)"
-    )
+        p, "-b", "--backend", metavar="NAME",
+        help="continue on this backend (default: the backend named in the file, or the vendor's own)",
+    )  # fmt: skip
     add.config(p)
 
 

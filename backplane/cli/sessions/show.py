@@ -20,7 +20,7 @@ EXAMPLE = "backplane sessions show last\nbackplane sessions show last --json > s
 
 def options(p: Parser) -> None:
     add.value(
-        p, "id", metavar="ID", nargs="?", default="last", help="session id or its beginning, or `last` (default: last)"
+        p, "id", metavar="ID", nargs="?", default="last", help="session id or a prefix of it, or `last` (default: last)"
     )
     add.json(p, "the session as one JSON object", "session")
 

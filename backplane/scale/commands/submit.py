@@ -44,13 +44,13 @@ def options(p: Parser) -> None:
     queue.add_argument(
         "--on-lost-worker",
         choices=("rerun", "fail"),
-        help="if its worker dies, rerun the order or fail it (default: rerun only without network and MCP servers)",
+        help="if the worker dies, rerun the order or end it as failed (default: rerun only without network and MCP)",
     )
     add.flag(queue, "--asks", help="let approvals wait for an answer by `queue answer`")
     add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
     add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
     add.flag(queue, "--with-ignored", help="also send the files that git ignores")
-    add.many(queue, "--secret", metavar="NAME", help="let the worker pass its environment variable NAME to the agent")
+    add.many(queue, "--secret", metavar="NAME", help="pass the environment variable NAME of the worker to the agent")
     work = p.add_argument_group("the order")
     add.value(work, "-b", "--backend", metavar="NAME", help="run the order on this backend of the worker")
     add.model(work)

@@ -34,7 +34,7 @@ SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
 """Characters of a timestamp up to its seconds."""
 
 HELP = """Take orders from a queue and run them on this machine. After a signal, the worker takes no more orders and
-waits for the running ones to end. A second signal leaves the running orders to other workers."""
+waits for the running ones to end. After a second signal, it ends at once and other workers take over its orders."""
 EXAMPLE = "backplane queue worker --slots 4 --label gpu"
 
 
@@ -45,7 +45,7 @@ def options(p: Parser) -> None:
     add.queue(p, content=True)
     add.value(
         p, "--lease", metavar="TIME", type=add.seconds,
-        help="let others take over this worker's orders after TIME without a heartbeat (default: 20s)",
+        help="let other workers take over this worker's orders after TIME without a heartbeat (default: 20s)",
     )  # fmt: skip
     add.value(p, "--poll", metavar="TIME", type=add.seconds, help="check the queue for orders every TIME (default: 1s)")
 
@@ -72,7 +72,7 @@ def run(args: Args) -> int:
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
                 streams.note(
-                    f"taking orders with the label {args.label}, {slots}; after a signal, only running orders go on"
+                    f"taking orders with the label {args.label}, {slots}; a signal lets the running orders end"
                 )
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):
@@ -117,5 +117,5 @@ async def _end_on_signal(taking: Any) -> None:
         async for number in received:
             if taking.cancel_called:
                 os._exit(128 + number)
-            streams.complain("taking no more orders; waiting for the running ones to end\n")
+            streams.complain("taking no more orders; waiting for the running orders to end\n")
             taking.cancel()
