@@ -10,12 +10,13 @@ import msgspec
 
 from backplane.cli import order, streams
 from backplane.config import Settings
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import WorkOrder, settings_of
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.router import Route, RoutingDecision
 from backplane.runtime.backends import Backend
 from backplane.runtime.faults import check_whole
 from backplane.runtime.plane import signer_of
+from backplane.runtime.requirements import check_place
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ def show(
         explain: print why other backends were not chosen, too.
     """
     check_whole(work)
+    check_place(settings_of(work.config.vendor), remote=named is not None and named.remote, routed=named is None)
     signer_of(settings.signing_key)
     order.say_without_effect(work)
     if work.abp("remote_root") is None:

@@ -145,7 +145,7 @@ def _candidate(
         name=name,
         group=declared.group or name,
         models=_models(name, declared, agent, settings),
-        named_only=name in backends.NEVER_CHOSEN or host in backends.NEVER_CHOSEN,
+        named_only=declared.remote or name in backends.NEVER_CHOSEN or host in backends.NEVER_CHOSEN,
         not_ready=_why_not_ready(status, declared),
         fix=status.fix,
         manifest=None if manifest is None else supplied(read_manifest(manifest), ours),

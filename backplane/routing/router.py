@@ -353,7 +353,7 @@ class _Look:
         """What is in the way as the backend stands now."""
         now_ms, name = self._now_ms, candidate.name
         if candidate.named_only:
-            yield Obstacle("named_only", f"{name} does not think", f"name it with --backend {name}")
+            yield Obstacle("named_only", "it runs only orders that name it", f"name it with --backend {name}")
         if candidate.not_ready:
             yield Obstacle("not_ready", candidate.not_ready, candidate.fix or "see `backplane backends`")
         if name in self._tried:

@@ -108,7 +108,7 @@ class Backend(Protocol):
 
     @property
     def remote(self) -> bool:
-        """It works on another machine: the workspace travels, or is there already."""
+        """True if it works on another machine, in a folder that the order names."""
         ...
 
     def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...

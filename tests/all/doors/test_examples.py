@@ -126,7 +126,7 @@ def test_tasks_go_where_the_router_sends_them_and_say_why(folder: Path) -> None:
         "code_review: one: Fine.",
     ]
     assert "  not other: tool_read required, and it never said hello here -> run it once with --backend other" in lines
-    assert any(line.startswith("  not shell: shell does not think") for line in lines)
+    assert any(line.startswith("  not shell: it runs only orders that name it") for line in lines)
 
 
 def test_the_forms_of_the_router_go_by_cost_by_strategy_and_by_quality(folder: Path) -> None:
