@@ -50,8 +50,8 @@ INDEX: Final[dict[str, dict[str, str]]] = {
         "receipts audit": "compare the agent's claims with what was observed",
         "receipts export": "write receipt, patch and journal as one folder",
         "receipts import": "verify a receipt from another machine or store, and store it",
-        "policy test": "judge stored runs by another policy, and list each decision that would differ",
-        "prune": "remove the files of older runs; the chain still verifies",
+        "policy test": "apply another policy to stored runs, and list each decision that would differ",
+        "prune": "remove the files of older runs, but keep their place in the chain of receipts",
     },
     "many machines": {
         "queue submit": "put a work order into a queue, for a worker on any machine",
@@ -69,16 +69,16 @@ INDEX: Final[dict[str, dict[str, str]]] = {
         "init": "write a first backplane.toml in this folder",
         "doctor": "check this machine and the configuration",
         "backends": "list the backends: ready, or why not and how to fix it",
-        "demo": "run a sample from bug to fix and receipt, without key or network",
+        "demo": "fix a bug in a small sample project, without a key or a network",
         "completion": "print the completion script of a shell",
         "version": "print the version",
     },
     "for programs": {
-        "serve": "be a host: run orders for programs in any language, on stdin and stdout",
-        "mcp": "be an MCP server: tools to run orders and read receipts",
+        "serve": "run orders that other programs send on stdin, as a host",
+        "mcp": "start an MCP server with tools that run orders and read receipts",
         "validate": "check work orders, receipts, policies and other files",
         "schema": "print a JSON Schema",
-        "conform": "check any program that claims to be a host",
+        "conform": "check whether a program follows the protocol of a host",
         "translate": "convert a request, response or stream between vendors' formats",
         "explain": "explain an error code",
     },
@@ -86,7 +86,7 @@ INDEX: Final[dict[str, dict[str, str]]] = {
 """Heading of the help → its commands → what each does. The order is the help's."""
 
 GROUPS: Final = {
-    "sessions": "work with kept conversations",
+    "sessions": "work with stored conversations",
     "receipts": "read, verify and move receipts",
     "policy": "try a policy on stored runs",
     "queue": "run orders on many machines",
@@ -119,14 +119,14 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
 HELP: Final = """\
 usage: backplane COMMAND …
 
-Run any coding agent through one contract: a work order in, events and one
-sealed receipt out.
+Run any coding agent through one contract: backplane reads a work order, and
+writes events and one sealed receipt.
 
 {commands}
 
 options:
   --version   print the version
-  -h, --help  print this; `backplane COMMAND --help` says more
+  -h, --help  print this help; `backplane COMMAND --help` prints the help of a command
 
 example:
   backplane run "make test" --backend shell
@@ -134,11 +134,11 @@ example:
 exit codes:
   0    done
   1    the work failed, or a check found something
-  2    usage, unreadable input, unknown backend, bad configuration
-  3    outcome partial, whatever ended the run, or a finding of --fail-on
-  4    refused: by policy, or for a missing capability; or nothing to judge
-  130  interrupted by Ctrl-C, after an orderly stop; or 129, 131, 143 by another signal
-  141  the reader of stdout went away
+  2    wrong usage, unreadable input, unknown backend or wrong configuration
+  3    the outcome is partial, or the run has a finding of --fail-on
+  4    refused by policy or for a missing capability; or no claim could be judged
+  130  stopped cleanly by Ctrl-C (129, 131 or 143: by another signal)
+  141  the reader of stdout closed the pipe
 """
 
 

@@ -24,7 +24,7 @@ from backplane.view import ended, figures
 
 HELP = "Hold a conversation in the terminal."
 HELP_TEXT: Final = """\
-/clear          begin anew; the agent forgets the conversation, receipts stay
+/clear          start a new conversation; the receipts are kept
 /diff           print the changes of the last turn
 /model NAME     use another model from the next turn on
 /handover NAME  continue with another backend

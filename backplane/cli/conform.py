@@ -21,7 +21,8 @@ EXAMPLE = "backplane conform -- node my-host.mjs"
 
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
-    add.many(p, "--rule", metavar="NAME", help="check only this rule (and a plain run), by name or number such as S19")
+    rule = "check a plain run and only this rule, given by name or by number such as S19"
+    add.many(p, "--rule", metavar="NAME", help=rule)
     add.value(p, "command", metavar="COMMAND", nargs="+", help="program to check and its arguments, after `--`")
 
 

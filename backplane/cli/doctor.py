@@ -116,10 +116,10 @@ def _state(home: Path) -> DoctorCheck:
 
 
 _PURPOSES: Final[Mapping[Name, str]] = {
-    "bubblewrap": "processes, beyond the control plane's own end; rules on files; a private /tmp",
+    "bubblewrap": "ending all processes of a run, even if backplane is killed; rules on files; a private /tmp",
     "network namespace": "rules on the network",
-    "landlock": "writing outside the workspace; sockets and signals of others",
-    "cgroup": "processes, where bubblewrap is missing",
+    "landlock": "no writing outside the workspace, no sockets or signals of other processes",
+    "cgroup": "ending all processes of a run without bubblewrap",
 }
 """Layer of the sandbox → what it protects."""
 
@@ -131,7 +131,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
     except BackplaneError as error:
         yield _failed("configuration", error, "correct the file, or name another one with --config")
         return
-    yield _check("configuration", True, str(found) if found else "none; the built-in settings are in force")
+    yield _check("configuration", True, str(found) if found else "none; the built-in settings apply")
     for variable in config.unknown_variables(environ):
         fact = f"{variable} is not a setting of this version"
         yield _check("environment", False, fact, f"unset {variable}", needed=False)

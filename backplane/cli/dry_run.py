@@ -79,5 +79,5 @@ def show(
 def summary(decision: RoutingDecision) -> str:
     """Return a few words that say why the option was chosen."""
     eligible = sum(not option.obstacles for option in decision.options)
-    by = "the first in order" if decision.strategy == "first_available" else f"by {decision.strategy}"
+    by = "the first eligible option" if decision.strategy == "first_available" else f"by {decision.strategy}"
     return f"{by}, of {eligible} eligible among {streams.count(len(decision.options), 'option')}"

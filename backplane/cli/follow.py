@@ -195,7 +195,7 @@ class Live:
         elif self._signal is not None:
             await self._run.cancel(f"interrupted by {signal.Signals(self._signal).name}")
         elif not self._run.is_ending:  # Finished work is not lost.
-            await self._run.cancel("nobody reads the output")
+            await self._run.cancel("the reader of the output closed the pipe")
 
     async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(*ending_signals(), signal.SIGCONT) as received:

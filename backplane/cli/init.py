@@ -18,11 +18,11 @@ HELP = "Write a backplane.toml into this folder, with a default backend, a polic
 EXAMPLE = "backplane init\nbackplane init --backend shell --policy ci"
 
 TEXT: Final = """\
-# What `backplane` does if an order says nothing else. Every setting: backplane schema configuration
+# Defaults for all orders. `backplane schema configuration` describes every setting.
 # Ready on this machine: {ready}. The others: backplane backends
 default_backend = "{backend}"
-# default: git's hooks and configuration are not written; strict: also no keys or .env files are read, and no network
-# beyond the model; ci: as strict, and the agent has no tool to ask a person
+# default: the agent cannot write git's hooks and configuration; strict: it also cannot read keys or .env files, and
+# can connect to its model's service only; ci: as strict, and the agent has no tool to ask a person
 policy = "{policy}"
 
 [limits]

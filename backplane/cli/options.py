@@ -85,7 +85,7 @@ def answer(p: Group) -> None:
     """Add the words and options of an answer to an approval or a question."""
     one = "id of the question or a prefix of it; required if several questions are open"
     value(p, "ask", metavar="ASK", nargs="?", default="", help=one)
-    value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="your decision")
+    value(p, "decision", metavar="allow|deny", choices=("allow", "deny"), help="allow or deny the call")
     value(p, "--text", metavar="WORDS", help="answer a question with this text")
     reason(p)
 
@@ -121,7 +121,7 @@ def files(p: Group) -> None:
 
 def on_ask(p: Group) -> None:
     """Add who answers the approvals of a conversation."""
-    how = "how to answer approvals (default: prompt on a terminal, else deny)"
+    how = "how to answer requests for approval (default: prompt on a terminal, else deny)"
     value(p, "--on-ask", choices=("deny", "allow", "prompt"), help=how)
 
 

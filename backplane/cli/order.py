@@ -110,7 +110,8 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 def _read(args: Args) -> WorkOrder:
     if (args.task is None) == (args.order is None):
-        raise wrong_words("no task is given, or both TASK and --order", 'give one: backplane run "…", or --order FILE')
+        hint = 'give the task, as in `backplane run "…"`, or --order FILE'
+        raise wrong_words("the order needs exactly one of TASK and --order", hint)
     if args.order is not None:
         return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     return WorkOrder(streams.read_text("-") if args.task == "-" else args.task)

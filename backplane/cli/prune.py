@@ -56,5 +56,5 @@ def run(args: Args) -> int:
             store.make_room(**bounds)
         with open_store(readonly=False) as store:
             count = store.prune(**bounds)
-    streams.write(f"{streams.count(count, 'run')} pruned; the chain still verifies\n")
+    streams.write(f"{streams.count(count, 'run')} pruned; the chain of receipts can still be verified\n")
     return 0

@@ -34,7 +34,8 @@ def run(args: Args) -> int:
     if args.name is None:
         with open_store() as store:
             made = kept(store.load(args.run))
-        streams.write_rows(made, _line, "only `start`; `run --checkpoints` makes more", as_json=args.json)
+        none = "the only checkpoint is `start`; `run --checkpoints` stores more"
+        streams.write_rows(made, _line, none, as_json=args.json)
         return 0
     with state_folder() as folder:
         write_files(rewind_result(folder, args.run, args.name, check=args.check), is_check=args.check)

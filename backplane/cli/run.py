@@ -33,7 +33,8 @@ def options(p: Parser) -> None:
     )
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
-    add.value(talk, "--resume", metavar="ID", help="continue this conversation; `last` is the backend's latest")
+    latest = "continue this conversation; `last` is the latest one with this backend"
+    add.value(talk, "--resume", metavar="ID", help=latest)
     talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
     add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer must satisfy; - for stdin")
     add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote server")
@@ -47,8 +48,8 @@ def options(p: Parser) -> None:
     may = p.add_argument_group("what the agent needs and may do")
     add.bounds(may)
     how = (
-        "answer approvals: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), or a command "
-        "that reads an approval as JSON and prints its decision (default: prompt on a terminal, else deny)"
+        "answer requests for approval: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), "
+        "or a command that reads a request as JSON and prints its decision (default: prompt on a terminal, else deny)"
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
     add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes it from your environment")
@@ -59,7 +60,7 @@ def options(p: Parser) -> None:
     add.flag(loud, "-v", "--verbose", help="print the run's id and folder on stderr")
     add.flag(loud, "-q", "--quiet", help="print only the answer")
     schemas = ("envelope_event", "envelope_final", "envelope_fatal", "cli_dry_run")
-    add.json(out, "the protocol's own messages, one per line", *schemas)
+    add.json(out, "all messages of the protocol, one JSON object per line", *schemas)
     add.flag(out, "--dry-run", help="start nothing; print the backend that would run the order (-v: and why)")
     add.value(out, "--run-id-file", metavar="FILE", help="write the run's id to FILE when the run begins")
     add.value(out, "--receipt", metavar="FILE", help="also write the receipt to FILE; - for stdout")

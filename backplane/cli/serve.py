@@ -31,7 +31,7 @@ backplane serve --engine postgresql://me@db/work --content /mnt/content
 
 def options(p: Parser) -> None:
     add.config(p)
-    queue = p.add_argument_group("a queue instead of this machine")
+    queue = p.add_argument_group("run the orders through a queue instead of on this machine")
     add.queue(queue, content=True)
     add.value(queue, "--label", metavar="LABEL", help="label of the workers that run the orders (default: default)")
     add.priority(queue)

@@ -31,12 +31,12 @@ def options(p: Parser) -> None:
     names = ", ".join(DIALECTS)
     for option, dest, words in (
         ("--from", "source", f"format of FILE: {names}; or augment (requests)"),
-        ("--to", "target", "format to write: one of the same; augment for streams alone"),
+        ("--to", "target", "format to write: one of the formats of --from; augment only for streams"),
     ):
         add.value(p, option, metavar="DIALECT", dest=dest, required=True, help=words)
     kinds = ("request", "response", "stream")
     p.add_argument("--kind", choices=kinds, default="request", help="kind of message in FILE (default: request)")
-    add.flag(p, "--strict", help="exit with 1 if content is lost; changes of form only do not count")
+    add.flag(p, "--strict", help="exit with 1 if any content is lost; mere changes of form do not count")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 
 
@@ -59,7 +59,8 @@ def _document(args: Args) -> Sequence[Any]:
     try:
         document = canonical.decode(streams.read_input(args.file))
     except (ValueError, RecursionError) as fault:
-        raise wrong(f"{streams.source(args.file)} is not JSON: {fault}", "correct it, or give its --kind") from fault
+        hint = "correct the JSON, or set --kind to the kind of this file"
+        raise wrong(f"{streams.source(args.file)} is not JSON: {fault}", hint) from fault
     if args.source == augment.NAME:
         done = augment.translate_request(document, args.target)
     else:

@@ -113,7 +113,7 @@ class _Watch:
         self.terminal.add(look.end_line())
         streams.write(self.terminal.clear())
         if state == "cut_off":
-            gone, queued = "cut off: its control plane is gone; the next run seals it", self._run.queued
+            gone, queued = "cut off: its backplane process ended; the next run writes its receipt", self._run.queued
             step = f"no longer followed here: {follow_step(queued)} [--engine URL]" if queued is not None else gone
             streams.write(f"{step}\n")
             return FAILED

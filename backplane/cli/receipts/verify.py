@@ -87,11 +87,11 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
         yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
     if names:
         return
-    pruned = f", {found.pruned} pruned ones by their place in the chain" if found.pruned else ""
+    pruned = f", of {found.pruned} pruned ones only the place in the chain" if found.pruned else ""
     checked = streams.count(found.checked, "receipt")
     yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
     if not found.rollback_checked:
-        yield "without --checkpoint FILE a cut tail or an older copy of the store cannot be seen"
+        yield "without --checkpoint FILE, missing newest receipts or an older copy of the store cannot be detected"
 
 
 def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:

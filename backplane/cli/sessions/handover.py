@@ -11,7 +11,7 @@ from backplane.cli.command import Args, Parser
 HELP = "Continue a conversation on another backend. The parts that the backend cannot take over are listed on stderr."
 EXAMPLE = "backplane sessions handover last --to mine"
 
-GO_ON: Final = "Go on with the work where it was left."
+GO_ON: Final = "Continue the work from where it stopped."
 """Message to the new backend if none is given."""
 
 
