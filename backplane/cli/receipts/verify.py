@@ -87,7 +87,7 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
         yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
     if names:
         return
-    pruned = f", of {found.pruned} pruned ones only the place in the chain" if found.pruned else ""
+    pruned = f", {found.pruned} pruned ones only by their place in the chain" if found.pruned else ""
     checked = streams.count(found.checked, "receipt")
     yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
     if not found.rollback_checked:
