@@ -20,7 +20,7 @@ RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 PREVIEW_BYTES_MAX: Final = 8192
 EXT_MEMBERS: Final = {"reasoning": ("text",), "turn": ("stop_reason",), "output": ("stream", "text")}
 
-DID: Final = "said nothing until the hello, sent a run, closed stdin"
+DID: Final = "waited for the hello, sent a run, closed stdin"
 
 
 Found = Iterator[tuple[str, Sequence[HostLine]]]
@@ -63,7 +63,7 @@ class Plain:
     def ending(self) -> str:
         """The exit in words, and the last line of stderr."""
         errors = self.stderr.strip().splitlines()
-        how = f"it ended with {self.how.describe()}" if self.how else "it is still running"
+        how = f"the host ended with {self.how.describe()}" if self.how else "the host is still running"
         return f"{how}; stderr: {printable(errors[-1]) if errors else 'empty'}"
 
     def hello_in_time(self) -> Found:
@@ -96,13 +96,13 @@ class Plain:
 
     def run_ends(self) -> Found:
         if self.link.flooded:
-            yield "it wrote without end", self.answer[:3]
+            yield "the host did not stop writing", self.answer[:3]
         elif not self.ends:
             yield f"neither final nor fatal came; {self.ending}", self.answer
 
     def run_gives_receipt(self) -> Found:
         if self.ends[0].t == "fatal":
-            yield f"it ended with fatal: {self.ends[0].get('error')!r:.200}", self.ends
+            yield f"the run ended with a fatal: {self.ends[0].get('error')!r:.200}", self.ends
 
     def receipt_shape(self) -> Found:
         if not self.receipt:
@@ -128,7 +128,7 @@ class Plain:
     def no_noise(self) -> Found:
         for line in self.lines:
             if line.t is None and line.fault is None and line.raw.strip():
-                yield "a line that is no message", (line,)
+                yield "this line is not a message", (line,)
 
     def whole_lines(self) -> Found:
         if any(not line.raw.strip() for line in self.lines):
@@ -144,24 +144,24 @@ class Plain:
     def own_messages_only(self) -> Found:
         for line in self.lines:
             if line.t in ("ask", "pong"):
-                yield f"{line.t}, whose extension the peer did not announce", (line,)
+                yield f"{line.t} needs an extension that the peer did not announce", (line,)
             elif line.t is not None and MESSAGES.get(line.t, (None, ""))[1] != "host":
-                yield f"{line.t!r:.60} is no message of a host", (line,)
+                yield f"{line.t!r:.60} is not a message that a host may send", (line,)
 
     def extension_names(self) -> Found:
         announced = self.greeting.get("extensions", [])
         for name in announced if isinstance(announced, list) else ():
             if not isinstance(name, str) or re.fullmatch(r"[a-z][a-z0-9_]*/[0-9]+", name) is None:
-                yield f"{name!r:.60} is no extension: a name, a slash, a number", self.hello
+                yield f"{name!r:.60} is not the name of an extension, such as 'cancel/1'", self.hello
             elif announced.count(name) > 1:
                 yield f"{name} is announced twice", self.hello
 
     def one_hello(self) -> Found:
         if self.early:
-            yield "it wrote before it was asked", self.early
+            yield "the host wrote before it got a run", self.early
         again = [line for line in self.answer if line.t == "hello"]
         if again:
-            yield "it sent a second hello", again
+            yield "the host sent a second hello", again
 
     def capabilities(self) -> Found:
         for name, level in {**self.receipt.get("capabilities", {}), **self.greeting["capabilities"]}.items():
@@ -178,19 +178,19 @@ class Plain:
             if isinstance(preview, str) and len(preview.encode("utf-8", "surrogatepass")) > PREVIEW_BYTES_MAX:
                 yield f"output_preview is over {PREVIEW_BYTES_MAX} bytes", (line,)
             if isinstance(path, str) and (path.startswith("/") or ".." in path.split("/")):
-                yield f"path is {path!r:.80}, not relative to the root", (line,)
+                yield f"path is {path!r:.80}, which is not relative to the root", (line,)
 
     def event_times(self) -> Found:
         for line, event in self.events:
             if _time(event.get("ts")) is None:
-                yield f"ts is {event.get('ts')!r:.60}", (line,)
+                yield f"ts is {event.get('ts')!r:.60}, which is not a time of the contract", (line,)
 
     def event_order(self) -> Found:
         latest = ""
         for line, event in self.events:
             if (ts := _time(event.get("ts"))) is not None:
                 if ts < latest:
-                    yield f"an event of {ts}Z comes after one of {latest}Z", (line,)
+                    yield f"an event with the time {ts}Z comes after an event with {latest}Z", (line,)
                 latest = max(latest, ts)
 
     def error_codes(self) -> Found:
@@ -204,14 +204,14 @@ class Plain:
         for line, event in self.events:
             ext = event.get("ext", {})
             if not isinstance(ext, dict):
-                yield "ext is no object", (line,)
+                yield "ext is not an object", (line,)
                 continue
             if ext.get("reasoning") is not None and (event.get("type") != "assistant_delta" or event.get("text") != ""):
-                yield 'reasoning belongs to an assistant_delta with text ""', (line,)
+                yield 'ext.reasoning is allowed only in an assistant_delta with the text ""', (line,)
             for name in EXT_MEMBERS.keys() & ext.keys():
                 texts = [_object(ext[name]).get(key) for key in EXT_MEMBERS[name]]
                 if not all(isinstance(text, str) for text in texts):
-                    yield f"ext.{name} lacks the texts {', '.join(EXT_MEMBERS[name])}", (line,)
+                    yield f"ext.{name} must have the strings {', '.join(EXT_MEMBERS[name])}", (line,)
 
     def settled(self) -> Found:
         standing = ""
@@ -221,16 +221,16 @@ class Plain:
                 standing += text
             elif event.get("type") == "assistant_message":
                 if standing not in ("", text):
-                    yield f"a message differs from its pieces {standing!r:.60}, which no retry took back", (line,)
+                    yield f"a message differs from its deltas {standing!r:.60}, which no retry took back", (line,)
                 standing = ""
             elif _object(_object(event.get("ext")).get("retry")).get("taken_back"):
                 standing = ""
 
     def one_end(self) -> Found:
         if len(self.ends) > 1:
-            yield f"{len(self.ends)} ends of one run", self.ends
+            yield f"the run ended {len(self.ends)} times", self.ends
         elif self.answer[-1] is not self.ends[0]:
-            yield "it wrote more after the end", self.answer[self.answer.index(self.ends[0]) :]
+            yield "the host wrote more after the end", self.answer[self.answer.index(self.ends[0]) :]
 
     def receipt_names(self) -> Found:
         meta = self.receipt["meta"]
@@ -241,9 +241,9 @@ class Plain:
                 yield f"{name} is {meta.get(name)!r:.60} instead of {value!r}", self.ends
         start, end = _time(meta.get("started_at")), _time(meta.get("finished_at"))
         if start is None or end is None:
-            yield "started_at or finished_at is no time", self.ends
+            yield "started_at or finished_at is not a time", self.ends
         elif start > end:
-            yield f"it ends at {end}Z, before its start at {start}Z", self.ends
+            yield f"finished_at {end}Z is before started_at {start}Z", self.ends
 
     def receipt_agrees(self) -> Found:
         if "backends" in self.greeting:
@@ -261,7 +261,7 @@ class Plain:
     def receipt_trace(self) -> Found:
         trace = self.receipt.get("trace")
         if trace and trace != [line.get("event") for line, _ in self.events]:
-            yield f"trace has {len(trace)} events that are not the {len(self.events)} streamed ones", self.ends
+            yield f"the {len(trace)} events of trace differ from the {len(self.events)} streamed events", self.ends
 
     def hash_right(self) -> Found:
         sealed = self.receipt.get("receipt_sha256")
@@ -270,18 +270,18 @@ class Plain:
         try:
             computed = receipt_hash(read_receipt(self.receipt))
         except ValueError as error:
-            yield f"cannot be computed: {error}", self.ends
+            yield f"the hash of the receipt cannot be computed: {error}", self.ends
             return
         if computed != sealed:
-            yield f"receipt_sha256 is {sealed!r:.80}, the content hashes to {computed}", self.ends
+            yield f"receipt_sha256 is {sealed!r:.80}, but the hash of the content is {computed}", self.ends
 
     def exit(self) -> Found:
         if self.how is None or self.how.code != 0:
-            yield f"stdin is closed and the run is over; {self.ending}", self.answer
+            yield f"the run has ended and stdin is closed; {self.ending}", self.answer
 
     def nothing_left(self) -> Found:
         if self.how is not None and self.link.child.swept:
-            yield f"{self.link.child.swept} of its processes were left running", ()
+            yield f"the host left {self.link.child.swept} of its processes running", ()
 
 
 def _wrong(name: str, value: Json, lines: Sequence[HostLine], *only: str, without: tuple[str, ...] = ()) -> Found:
@@ -330,36 +330,36 @@ async def record(program: Program, root: str, task: str) -> Plain:
         return Plain(link, asked, hello, early, how)
 
 
-NOISE: Final = "writes nothing but messages"
+NOISE: Final = "writes only messages to stdout"
 """Name of the check that a banner fails; other failures follow from it."""
 
 PLAIN_RULES: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
-    ("says hello first and in time", "speaks", "S8", Plain.hello_in_time),
-    ("has a hello of the right shape", "speaks", "S9", Plain.hello_shape),
+    ("sends its hello first and in time", "speaks", "S8", Plain.hello_in_time),
+    ("sends a valid hello", "speaks", "S9", Plain.hello_shape),
     ("speaks a compatible version", "speaks", "S10", Plain.hello_version),
     ("writes strict JSON", "speaks", "S3", Plain.strict_json),
     ("ends a run", "speaks", "S26", Plain.run_ends),
-    ("goes on after stdin ended and gives a receipt", "speaks", "S34", Plain.run_gives_receipt),
-    ("has a receipt of the right shape", "speaks", "S30", Plain.receipt_shape),
+    ("finishes the run after stdin has ended, and sends a receipt", "speaks", "S34", Plain.run_gives_receipt),
+    ("sends a valid receipt", "speaks", "S30", Plain.receipt_shape),
     ("repeats the run's id", "speaks", "S14", Plain.ref_ids),
     (NOISE, "behaves", "S2", Plain.no_noise),
     ("writes whole lines, and no blank ones", "behaves", "S7", Plain.whole_lines),
-    ("keeps its lines within the limit", "behaves", "S4", Plain.line_lengths),
-    ("says only what is a host's to say", "behaves", "S50", Plain.own_messages_only),
-    ("announces extensions by name and number, once", "behaves", "S50", Plain.extension_names),
-    ("says hello once, and is silent until the run", "behaves", "S12", Plain.one_hello),
-    ("names capabilities and levels of the contract", "behaves", "S11", Plain.capabilities),
-    ("sends events of the right shape", "behaves", "S21", Plain.event_shapes),
+    ("keeps its lines within the size limit", "behaves", "S4", Plain.line_lengths),
+    ("sends only messages that a host may send", "behaves", "S50", Plain.own_messages_only),
+    ("announces each extension once, as name/number", "behaves", "S50", Plain.extension_names),
+    ("sends one hello, and nothing more before the run", "behaves", "S12", Plain.one_hello),
+    ("announces only capabilities and levels of the contract", "behaves", "S11", Plain.capabilities),
+    ("sends valid events", "behaves", "S21", Plain.event_shapes),
     ("gives every event a time", "behaves", "S22", Plain.event_times),
     ("reports events in the order in which they happened", "behaves", "S25", Plain.event_order),
     ("uses the contract's error codes", "behaves", "S24", Plain.error_codes),
-    ("uses the known members of ext as they are meant", "behaves", "S23", Plain.ext_members),
-    ("repeats in a message its pieces, or takes them back", "behaves", "S23", Plain.settled),
-    ("ends once and then is silent", "behaves", "S26", Plain.one_end),
+    ("uses the known members of ext correctly", "behaves", "S23", Plain.ext_members),
+    ("sends a message equal to its deltas, or takes the deltas back", "behaves", "S23", Plain.settled),
+    ("ends once, and sends nothing after the end", "behaves", "S26", Plain.one_end),
     ("names order, run, version and times in the receipt", "behaves", "S31", Plain.receipt_names),
-    ("says the same of itself in hello and receipt", "behaves", "S30", Plain.receipt_agrees),
-    ("has an empty trace, or the one it streamed", "behaves", "S32", Plain.receipt_trace),
-    ("has no hash, or the right one", "behaves", "S33", Plain.hash_right),
+    ("describes itself in the receipt as in the hello", "behaves", "S30", Plain.receipt_agrees),
+    ("has a trace that is empty or equals the streamed events", "behaves", "S32", Plain.receipt_trace),
+    ("has no receipt hash, or the correct one", "behaves", "S33", Plain.hash_right),
     ("exits with code 0 when stdin has ended", "behaves", "S35", Plain.exit),
     ("leaves no process behind", "behaves", "S38", Plain.nothing_left),
 )

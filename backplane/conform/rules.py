@@ -67,7 +67,7 @@ async def _played(program: Program, bench: Bench, steps: Sequence[Step]) -> str:
         play, seen = Play(link, bench), ""
         try:
             if await link.until(lambda line: line.t == "hello", link.bounds.hello_s) is None:
-                raise Unfit("this time no hello came", link.lines)
+                raise Unfit("no hello came when the host was started again", link.lines)
             play.mark = len(link.lines)
             for step in steps:
                 (verb,) = VERBS.keys() & step.keys()

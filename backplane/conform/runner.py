@@ -33,7 +33,7 @@ TASK: Final = "Reply with the single word ready. Change no file."
 AT_ONCE: Final = 3
 """Number of rules tried at the same time; a trial is mostly waiting."""
 
-_MUTE: Final = "not tried: it does not speak the protocol"
+_MUTE: Final = "not tried: the host does not speak the protocol"
 
 
 def checks() -> tuple[tuple[str, RuleLevel, str], ...]:
@@ -143,7 +143,7 @@ async def _try_rule(rule: HostRule, bench: Bench) -> tuple[Result, str | None]:
             "fail", unfit.seen, shown(unfit.lines, unfit.stderr)
         ), NOISE if unfit.is_noise else rule.follows
     except BackendError as error:
-        return rule.result("fail", f"it could not be started again: {error}"), None
+        return rule.result("fail", f"the host could not be started again: {error}"), None
 
 
 def _level(results: Collection[Result], extensions: Collection[str]) -> Literal["none"] | RuleLevel:

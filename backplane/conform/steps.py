@@ -148,7 +148,7 @@ class Play:
             await self.link.next(self.bounds.quiet_s)
             ends = [line for line in self.link.lines[self.mark :] if line.is_end]
             if len(ends) > 1:
-                raise Unfit("more than one end came", ends)
+                raise Unfit("the run ended more than once", ends)
         return f"{line.t} came"
 
     async def _end_of(self, run_id: str, timeout_s: float | None = None) -> HostLine:
@@ -163,8 +163,8 @@ class Play:
         if line is None:
             # Its output ends a moment before its exit is known.
             exited = await link.child.wait(self.bounds.slack_s) if link.ended else link.child.exit
-            ending = f"it ended with {exited.describe()}" if exited is not None else "it is silent"
-            raise Unfit(f"no end of run {run_id!r:.60} came; {ending}", link.lines)
+            ending = f"the host ended with {exited.describe()}" if exited is not None else "the host sends nothing"
+            raise Unfit(f"run {run_id!r:.60} did not end; {ending}", link.lines)
         return line
 
     final = functools.partialmethod(end, t="final")
@@ -177,15 +177,15 @@ class Play:
         limits = {"exit": bounds.exit_s, "grace": bounds.grace_s + bounds.exit_s, "closed": bounds.closed_s}
         how = await link.exit(limits[within])
         if how is None:
-            raise Unfit(f"still running {limits[within]:g} s after {why}", link.lines)
+            raise Unfit(f"the host is still running {limits[within]:g} s after {why}", link.lines)
         if code is not None and how.code != code:
-            raise Unfit(f"it ended with {how.describe()}", link.lines)
+            raise Unfit(f"the host ended with {how.describe()}", link.lines)
         if mute and link.lines[self.mark :]:
-            raise Unfit("it wrote although nothing was asked", link.lines[self.mark :])
+            raise Unfit("the host wrote although it got no run", link.lines[self.mark :])
         if clean:
             await link.child.stop(grace_s=0)
             if link.child.swept:
-                raise Unfit(f"{link.child.swept} of its processes were left running", link.lines)
+                raise Unfit(f"the host left {link.child.swept} of its processes running", link.lines)
         return how.describe()
 
     async def wait(self, wanted: str) -> None:
@@ -200,13 +200,13 @@ class Play:
     async def silent(self, fault: str) -> str:
         if (line := await self._next()) is not None:
             raise Unfit(fault, [line])
-        return "silence, as it should be"
+        return "the host sent nothing, as expected"
 
     async def never(self, fault: str, **faults: Any) -> str:
         wrong = [line for line in self.link.lines if any(FAULTS[name](line, value) for name, value in faults.items())]
         if wrong:
             raise Unfit(fault, wrong)
-        return f"none of {len(self.link.lines)} lines is wrong"
+        return f"{len(self.link.lines)} lines, none of them wrong"
 
     async def survives(self, run_id: str) -> str:
         await self.run(run_id)
@@ -216,17 +216,17 @@ class Play:
         ends = [line for line in lines if line.is_end]
         noise = [line for line in lines if line.t is None]
         if any(line.t == "final" and line.get("ref_id") != run_id for line in ends):
-            raise Unfit("it was taken for a run", lines)
+            raise Unfit("the host took another line for a run", lines)
         if noise:
-            raise Unfit("it wrote something that is no message", noise)
+            raise Unfit("the host wrote a line that is not a message", noise)
         if good is not None:
-            return "answered by fatal, then worked" if len(ends) > 1 else "ignored, then worked"
+            return "the host sent a fatal, then did the run" if len(ends) > 1 else "no answer, then the run was done"
         link.child.close_stdin()
         exited = await link.child.wait(self.bounds.exit_s)
         if ends and exited is not None:
-            return "answered by fatal, then exited"
-        how = f"it ended with {exited.describe()}" if exited is not None else "it hangs"
-        raise Unfit(f"no fatal came, and the run after it was not done: {how}", lines)
+            return "the host sent a fatal, then exited"
+        how = f"the host ended with {exited.describe()}" if exited is not None else "the host hangs"
+        raise Unfit(f"no fatal came, and the next run was not done: {how}", lines)
 
     async def pongs(self, wanted: int | Sequence[str]) -> str:
         numbers = list(range(wanted)) if isinstance(wanted, int) else [int(number) for number in wanted]
@@ -238,14 +238,14 @@ class Play:
             await self.link.until(lambda _: len(came()) >= len(numbers), self.bounds.pong_s + self.bounds.slack_s)
         await self.link.next(self.bounds.quiet_s)
         if came() != numbers:
-            raise Unfit(f"{len(came())} pongs for {len(numbers)} pings, or not in their order", self.link.lines)
+            raise Unfit(f"{len(came())} pongs came for {len(numbers)} pings, or came in another order", self.link.lines)
         return f"{len(numbers)} pongs in order"
 
     async def _asked(self, seen: Sequence[str] = ()) -> HostLine:
         """Wait for an ask in the right shape and with an id of its own, or for the end of the run."""
         line = await self.link.until(lambda line: line.t == "ask" or line.is_end, self.bounds.run_s)
         if line is None:
-            raise Unfit(f"no end came after {len(seen)} answered asks", self.link.lines)
+            raise Unfit(f"the run did not end after {len(seen)} answered asks", self.link.lines)
         if line.t != "ask":
             return line
         kind, ask_id = line.get("kind"), line.get("id")
@@ -267,7 +267,7 @@ class Play:
                 await self.link.send({"t": "answer", "ref_id": "r1", "id": seen[-1], **given})
         if not may_fail:
             _require_final(line)
-        return f"{len(seen)} asks, all in the right shape, then {line.t}" if seen else "no ask came up"
+        return f"{len(seen)} valid asks, then {line.t}" if seen else "the host sent no ask"
 
     async def finals(self, names: Names, *, others: Names = (), whole: bool = False) -> str:
         finals, found = _names(names), dict[str, HostLine]()
@@ -276,15 +276,15 @@ class Play:
             line = await self.link.until(lambda line: line.is_end and line.get("ref_id") is not None, self.bounds.run_s)
             if line is None:
                 missing = ", ".join(repr(name) for name in wanted if name not in found)
-                raise Unfit(f"no end of {missing:.200} came", self.link.lines)
+                raise Unfit(f"these runs did not end: {missing:.200}", self.link.lines)
             name = line.get("ref_id")
             if name in found or name not in wanted:
-                raise Unfit(f"an end too many, of {name!r:.60}", [line])
+                raise Unfit(f"run {name!r:.60} ended twice, or was never sent", [line])
             found[name] = line
         for name in finals:
             _require_final(found[name])
             if whole and found[name].value["receipt"].get("outcome") == "partial":
-                raise Unfit(f"{name} is partial, although another was cancelled", [found[name]])
+                raise Unfit(f"run {name} is partial, although only another run was cancelled", [found[name]])
         return f"{len(wanted)} runs, each with its own end"
 
     async def apart(self, names: Names) -> None:
@@ -294,7 +294,7 @@ class Play:
             if line.t == "event":
                 events[name] += 1
                 if name not in wanted or name in over:
-                    raise Unfit(f"an event of {name!r:.60}, which is not open", [line])
+                    raise Unfit(f"an event of run {name!r:.60}, which is not open", [line])
             elif line.is_end:
                 over.add(name)
         if events and min(events[name] for name in wanted) == 0:
@@ -307,9 +307,9 @@ class Play:
         ends = [line for line in self.link.lines if line.is_end]
         found = Counter((line.t, line.get("ref_id")) for line in ends)
         if found == {("final", run_id): 2}:
-            return "the second came after the end"
+            return "the host did the second run after the first"
         if found != {("final", run_id): 1, ("fatal", None): 1}:
-            raise Unfit("a run whose id is in use is answered by a fatal with ref_id null", ends or self.link.lines)
+            raise Unfit("a run whose id is in use must be answered with a fatal, ref_id null", ends or self.link.lines)
         return "one final, and a fatal with ref_id null"
 
     async def row(self, names: Sequence[str], *, may_fail: bool = False) -> str:
@@ -320,8 +320,8 @@ class Play:
             if line is None and number:
                 how = await link.child.wait(self.bounds.slack_s)
                 if how is None or how.code != 0:
-                    raise Unfit("neither a second end nor an exit with code 0 came", link.lines)
-                return "one run a process; it exits with code 0"
+                    raise Unfit("the second run did not end, and the host did not exit with code 0", link.lines)
+                return "the host does one run per process, then exits with code 0"
             if line is None or ((line.t != "final" or line.get("ref_id") != name) and not (may_fail and number)):
                 raise Unfit(f"run {number + 1} of {len(names)} did not end with its own final", link.lines)
         return f"{len(names)} runs, one after the other"
@@ -345,15 +345,15 @@ def _unreadable(line: HostLine) -> str | None:
     try:
         read_receipt(line.get("receipt"))
     except ValueError as error:
-        return f"its receipt cannot be read: {error}"
+        return f"the receipt cannot be read: {error}"
     return None
 
 
 ENDS: Final[dict[str, Callable[[HostLine, Any], str | None]]] = {
     "t": _not,
-    "named": lambda line, _: "it names no run" if line.get("ref_id") is None else None,
+    "named": lambda line, _: "the end names no run" if line.get("ref_id") is None else None,
     "code": lambda line, code: f"{line.get('error_code')} came, not {code}" if line.get("error_code") != code else None,
-    "explained": lambda line, _: None if str(line.get("error") or "").strip() else "it does not explain what is wrong",
+    "explained": lambda line, _: None if str(line.get("error") or "").strip() else "the fatal explains nothing",
     "receipt": lambda line, _: _unreadable(line) if line.t == "final" else None,
 }
 """Demand on an end → its fault, if any."""

@@ -151,41 +151,41 @@ _SERVER: Final = {"name": "trial", "command": sys.executable, "args": ["-m", "ba
 
 WAYS: Final[Mapping[str, Way]] = {
     "streaming": Way(holds=lambda seen: seen.pieces > 1, wanted="an answer in pieces", text=_TEXT),
-    "extended_thinking": Way(holds=lambda seen: seen.of(Reasoning), wanted="thoughts as such", text=_TEXT),
-    "tool_read": Way(holds=lambda seen: SEEN.strip() in seen.outputs, wanted="the file's word"),
+    "extended_thinking": Way(holds=lambda seen: seen.of(Reasoning), wanted="thoughts as reasoning", text=_TEXT),
+    "tool_read": Way(holds=lambda seen: SEEN.strip() in seen.outputs, wanted="the word in the file"),
     "tool_write": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a new file"),
     "tool_edit": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a changed file"),
-    "tool_bash": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="the command's file"),
-    "tool_glob": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or the count of one"),
-    "tool_grep": Way(holds=lambda seen: seen.found_one, wanted="the file's name, or the count of one"),
+    "tool_bash": Way(holds=lambda seen: f"+{WORD}" in seen.patch, wanted="a file that the command wrote"),
+    "tool_glob": Way(holds=lambda seen: seen.found_one, wanted="the name of the file, or the count 1"),
+    "tool_grep": Way(holds=lambda seen: seen.found_one, wanted="the name of the file, or the count 1"),
     "tool_ask_user": Way(
         holds=lambda seen: any(event.body.get("kind") == "input" for event in seen.of(Approval)),
         wanted="a question to a person",
     ),
     "hooks_pre_tool_use": Way(
         holds=lambda seen: WORD not in seen.patch and seen.of(Approval) and seen.receipt.outcome != "failed",
-        wanted="a command that was asked about and not run",
+        wanted="a request for approval of a command, which then did not run",
         policy=PolicyProfile(require_approval_for=("*",)), calls="tool_bash",
     ),
     "hooks_post_tool_use": Way(
-        holds=lambda seen: "unheard" in seen.last, wanted="a result as a hook changed it",
+        holds=lambda seen: "unheard" in seen.last, wanted="the result of a tool, as changed by a hook",
         abp={"hooks": [_HOOK]}, calls="tool_read",
     ),
     "structured_output_json_schema": Way(
         holds=lambda seen: seen.receipt.usage_raw.get("structured_output") == {"n": 7},
-        wanted="a value of the wanted shape", abp={"output_schema": SCHEMA},
+        wanted="a value that satisfies the JSON Schema", abp={"output_schema": SCHEMA},
     ),
     "mcp_client": Way(
-        holds=lambda seen: "work_order" in seen.outputs, wanted="the answer of a server's tool",
+        holds=lambda seen: "work_order" in seen.outputs, wanted="the answer of an MCP server's tool",
         abp={"mcp_servers": [_SERVER]},
     ),
     "session_resume": Way(
         holds=lambda seen: seen.before and seen.session == seen.before and WORD in seen.last,
-        wanted="the text of the conversation before", text=Turn(text="yes"), continues="resume",
+        wanted="the text of the earlier conversation", text=Turn(text="yes"), continues="resume",
     ),
     "session_fork": Way(
         holds=lambda seen: seen.before and seen.session not in (None, seen.before) and WORD in seen.last,
-        wanted="the text of the conversation before", text=Turn(text="yes"), continues="fork",
+        wanted="the text of the earlier conversation", text=Turn(text="yes"), continues="fork",
     ),
 }  # fmt: skip
 """Ability → how one or two runs show it."""
@@ -236,7 +236,7 @@ class Trials:
         if way.holds(seen):
             return Finding(ability=ability, proof="proved")
         error = f" ({seen.error})" if seen.error else ""
-        why = f"not seen: {way.wanted}; the run ended {seen.receipt.outcome}{error}"
+        why = f"the run did not show {way.wanted}; it ended as {seen.receipt.outcome}{error}"
         return Finding(ability=ability, proof="failed", why=why)
 
     async def run(
@@ -302,8 +302,10 @@ async def prove(
     """
     backend = backends.find(name, settings, environ)
     if not provable(backend):
-        fix = "choose an agent whose model's address can be configured"
-        raise BackplaneError("capability_unsupported", f"backend {name!r} cannot be tried", hint=fix)
+        fix = "choose an agent for which the address of the model can be configured"
+        raise BackplaneError(
+            "capability_unsupported", f"backend {name!r} cannot be tested with a scripted model", hint=fix
+        )
     missing = backends.missing_program(backend, environ)
     if missing is not None:
         raise missing
@@ -341,7 +343,7 @@ def _judged(tried: dict[str, Finding], manifest: Mapping[str, Json]) -> Iterator
         elif ability in tried:
             yield msgspec.structs.replace(tried[ability], claim=claim)
         elif claim in CLAIMS:
-            yield Finding(ability=ability, claim=claim, proof="untried", why="no trial shows it")
+            yield Finding(ability=ability, claim=claim, proof="untried", why="no test covers this capability")
 
 
 def provable(backend: backends.Backend) -> bool:

@@ -123,47 +123,48 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "a last line that is not ended": ("\nserve()", "\nserve()\nos.write(1, b'{\"t\":\"weather\"}')",
                                       "writes whole lines, and no blank ones"),
     "a line without end": ("say(event(id))", "say(event(id, text='x' * 17_000_000))",
-                           "keeps its lines within the limit"),
+                           "keeps its lines within the size limit"),
     "an extension without a number": ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["cancel"]}',
-                                      "announces extensions by name and number, once"),
+                                      "announces each extension once, as name/number"),
     "a time that goes back": ("say(event(id))", "say(event(id)); say(event(id, ts='2026-01-15T11:00:00Z'))",
                               "reports events in the order in which they happened"),
     "reasoning that speaks": ("say(event(id))", "say(event(id, ext={'reasoning': {'text': 'hm'}}))",
-                              "uses the known members of ext as they are meant"),
+                              "uses the known members of ext correctly"),
     "a long preview": ("say(event(id))",
                        "say(event(id, type='command_executed', command='ls', output_preview='é' * 5000))",
-                       "sends events of the right shape"),
+                       "sends valid events"),
     "a path of its own machine": ("say(event(id))", "say(event(id, type='file_changed', path='/a', summary='s'))",
-                                  "sends events of the right shape"),
+                                  "sends valid events"),
     "another manifest in the receipt": ('"capabilities": {}, "usage_raw"',
                                         '"capabilities": {"audio": "native"}, "usage_raw"',
-                                        "says the same of itself in hello and receipt"),
+                                        "describes itself in the receipt as in the hello"),
     "another mode in the receipt": ('"outcome": "complete", **members}',
                                     '"outcome": "complete", "mode": "passthrough"}',
-                                    "says the same of itself in hello and receipt"),
-    "an event before the hello": ("#BEFORE", "say(event('x'))", "says hello first and in time"),
-    "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "has a hello of the right shape"),
+                                    "describes itself in the receipt as in the hello"),
+    "an event before the hello": ("#BEFORE", "say(event('x'))", "sends its hello first and in time"),
+    "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "sends a valid hello"),
     "another major version": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": "abp/v7.0", "backend"',
                               "speaks a compatible version"),
     "NaN in an event": ("say(event(id))", "say(event(id, text=float('nan')))", "writes strict JSON"),
     "no end": ("    end(id, order)", "", "ends a run"),
     "a fatal": ("    end(id, order)", "    say({'t': 'fatal', 'ref_id': id, 'error': 'no key'})",
-                "goes on after stdin ended and gives a receipt"),
-    "a receipt without usage": ('"usage": {}, ', "", "has a receipt of the right shape"),
+                "finishes the run after stdin has ended, and sends a receipt"),
+    "a receipt without usage": ('"usage": {}, ', "", "sends a valid receipt"),
     "a foreign ref_id": ("say(event(id))", "say(event('r9'))", "repeats the run's id"),
-    "a banner": ("#BEFORE", "print('npm notice')", "writes nothing but messages"),
+    "a banner": ("#BEFORE", "print('npm notice')", "writes only messages to stdout"),
     "a blank line": ("say(event(id))", "print()", "writes whole lines, and no blank ones"),
     "an ask nobody announced": ("say(event(id))", "say({'t': 'ask', 'ref_id': id, 'id': 'a', 'kind': 'tool'})",
-                                "says only what is a host's to say"),
-    "a second hello": ("say(event(id))", "say(HELLO)", "says hello once, and is silent until the run"),
+                                "sends only messages that a host may send"),
+    "a second hello": ("say(event(id))", "say(HELLO)", "sends one hello, and nothing more before the run"),
     "an invented capability": ('{"streaming": "native"}', '{"telepathy": "native"}',
-                               "names capabilities and levels of the contract"),
-    "an event before the run": ("#AFTER", "say(event('x'))", "says hello once, and is silent until the run"),
-    "an event of another type": ("say(event(id))", "say(event(id, type='usage'))", "sends events of the right shape"),
+                               "announces only capabilities and levels of the contract"),
+    "an event before the run": ("#AFTER", "say(event('x'))", "sends one hello, and nothing more before the run"),
+    "an event of another type": ("say(event(id))", "say(event(id, type='usage'))", "sends valid events"),
     "a time without offset": ("say(event(id))", "say(event(id, ts='2026-01-15T12:00:00'))", "gives every event a time"),
     "an invented error code": ("say(event(id))", "say(event(id, type='error', message='m', error_code='E001'))",
                                "uses the contract's error codes"),
-    "two ends": ("    end(id, order)", "    end(id, order); end(id, order)", "ends once and then is silent"),
+    "two ends": ("    end(id, order)", "    end(id, order); end(id, order)",
+                 "ends once, and sends nothing after the end"),
     "a wrong order id": ('"work_order_id": order', '"work_order_id": "0" * 32',
                          "names order, run, version and times in the receipt"),
     "a wrong version in the receipt": ('"contract_version": "abp/v0.1",\n', '"contract_version": "abp/v0.2",\n',
@@ -171,11 +172,11 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "an end before the start": ('"finished_at": NOW', '"finished_at": "2026-01-15T11:59:59.999Z"',
                                 "names order, run, version and times in the receipt"),
     "another backend in the receipt": ('"meta": meta, "backend": {"id": "b"}', '"meta": meta, "backend": {"id": "c"}',
-                                       "says the same of itself in hello and receipt"),
+                                       "describes itself in the receipt as in the hello"),
     "an invented trace": ("    end(id, order)", "    end(id, order, trace=[event(id, text='y')['event']])",
-                          "has an empty trace, or the one it streamed"),
+                          "has a trace that is empty or equals the streamed events"),
     "a wrong hash": ("    end(id, order)", "    end(id, order, receipt_sha256='0' * 64)",
-                     "has no hash, or the right one"),
+                     "has no receipt hash, or the correct one"),
     "an exit code": ("\nserve()", "\nserve()\nsys.exit(3)", "exits with code 0 when stdin has ended"),
     "a process left behind": ("\nserve()", "\nserve()\nif os.fork() == 0: os.close(1); time.sleep(60)",
                               "leaves no process behind"),
@@ -326,7 +327,7 @@ def test_a_fault_in_an_announced_extension_is_found(fault: str) -> None:
 
 def test_a_denied_ask_is_counted() -> None:
     report = check(host(*WITH_EXTENSIONS, ("    end(id, order)\n", ASK)), {"S55"}, bounds=PATIENT)
-    assert "1 asks, all in the right shape, then final" in {result.seen for result in report.results}
+    assert "1 valid asks, then final" in {result.seen for result in report.results}
 
 
 @pytest.mark.parametrize("program", ["import time; time.sleep(60)", "while True: print('y')"])
@@ -336,7 +337,7 @@ def test_a_program_that_is_no_host_is_done_within_its_bounds(program: str) -> No
     report = check([sys.executable, "-I", "-S", "-c", program], None, bounds=bounds)
     assert report.level == "none"
     assert (report.count("pass"), report.count("fail")) == (0, 1)
-    assert ("no messages, the first: 'y'" in failed(report)["says hello first and in time"]) == ("'y'" in program)
+    assert ("no messages, the first: 'y'" in failed(report)["sends its hello first and in time"]) == ("'y'" in program)
     assert time.monotonic() - started_s < 30
     assert report.count("pass") + report.count("fail") + report.count("skip") == len(CHECKS)
 
@@ -349,7 +350,7 @@ def test_a_program_that_cannot_be_started_is_an_error_of_the_caller() -> None:
 
 def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_escaped() -> None:
     report = check(host(("#BEFORE", "print('\\x1b[31mred')")))
-    (result,) = [result for result in report.results if result.name == "writes nothing but messages"]
+    (result,) = [result for result in report.results if result.name == "writes only messages to stdout"]
     assert result.lines == ("\\x1b[31mred",)
     assert printable(b"\xff\x00" + b"x" * 5000).startswith("\\xff\\x00xxx")
     assert len(printable(b"x" * 5000)) == 300
@@ -359,8 +360,8 @@ def test_failures_that_follow_from_a_banner_are_marked() -> None:
     own = {name for name, seen in failed(check(host(), ("S19", "S25"))).items()}
     report = check(host(("#BEFORE", "import time; print('Welcome', flush=True)")), ("S19", "S25"))
     marked = {result.name: result.follows for result in report.results if result.verdict == "fail"}
-    assert {name for name, follows in marked.items() if follows is None} - own == {"writes nothing but messages"}
-    assert set(marked.values()) == {None, "writes nothing but messages"}
+    assert {name for name, follows in marked.items() if follows is None} - own == {"writes only messages to stdout"}
+    assert set(marked.values()) == {None, "writes only messages to stdout"}
 
 
 def test_what_a_crashed_host_wrote_to_stderr_is_shown() -> None:
