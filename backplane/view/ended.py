@@ -48,21 +48,21 @@ def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
     ]
     if original := as_object(added.get("replay")):
         served = as_object(added.get("cache")).get("hit") is True
-        told.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
+        told.append(f"{'answered from the store, by' if served else 'replay of'} run {original.get('run')}")
     if receipt.outcome != "complete":
         told.append(f"why backplane why {run_id[:8]}")
     if (output := as_object(receipt.usage_raw).get("structured_output")) is not None:
         told.append(f"value {one_line(msgspec.json.encode(output).decode(), VALUE_CHARS_MAX)}")
     held = as_object(added.get("enforcement"))
     for name, colour, label in (
-        ("violations", "red", "policy not kept"),
-        ("attempts", "yellow", "forbidden, and failed"),
+        ("violations", "red", "policy violated"),
+        ("attempts", "yellow", "forbidden action, which failed"),
     ):
         told += [f"{look.dress(colour, label + ':')} {one_line(row)}" for row in reasons_of(held.get(name))]
     if unnamed := as_list(as_object(added.get("claimed")).get("unexplained")):
-        told.append(f"{look.dress('yellow', 'changed, and named by no event:')} {names(list(map(str, unnamed)))}")
+        told.append(f"{look.dress('yellow', 'changed, but no event names it:')} {names(list(map(str, unnamed)))}")
     if unheard := as_list(added.get("unheard")):
-        told.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
+        told.append(f"settings of the order without effect: {one_line(', '.join(map(str, unheard)))}")
     return "\n".join([*told, *filter(None, [patch])]) + "\n"
 
 
@@ -119,4 +119,4 @@ def diff(patch: Iterable[str], look: Look, name: str) -> Iterator[str]:
     for line in islice(found, DIFF_LINES_MAX):
         yield diff_line(line.text, look, line.kind) + "\n"
     if next(found, None) is not None:
-        yield look.dress("dim", f"… cut after {DIFF_LINES_MAX} lines; the whole is in {one_line(name)}") + "\n"
+        yield look.dress("dim", f"… cut after {DIFF_LINES_MAX} lines; the complete diff is in {one_line(name)}") + "\n"

@@ -40,14 +40,14 @@ def remarks(run_id: str, outcome: str, added: Mapping[str, Any]) -> list[str]:
     if found.false_claims:
         counts = as_object(as_object(added.get("claimed")).get("counts"))
         kinds = ", ".join(kind for kind, row in counts.items() if as_object(row).get("false"))
-        claims = counted(found.false_claims, "claim")
-        lines.append(f"{claims} of the agent found false ({kinds}): backplane receipts audit {run_id[:8]}")
+        claims = counted(found.false_claims, "false claim")
+        lines.append(f"{claims} of the agent ({kinds}): backplane receipts audit {run_id[:8]}")
     if found.errors and outcome == "complete":
         last, errors = as_object(added.get("errors")).get("last"), "an error" if found.errors == 1 else "errors"
-        lines.append(f"the agent reported {errors} and then ended complete; the last: {last}")
+        lines.append(f"the agent reported {errors} but ended as complete; the last error: {last}")
     patch = as_object(added.get("patch"))
     if (ignored := patch.get("ignored")) and patch.get("bytes"):
-        lines.append(f"{counted(ignored, 'ignored file')} changed; the patch has no ignored files")
+        lines.append(f"{counted(ignored, 'ignored file')} changed; the patch does not contain ignored files")
     if outcome == "complete" and (words := fail_on_words(added)):
-        lines.append(f"exit 3: {words}")
+        lines.append(f"exit code 3: {words}")
     return [one_line(line) for line in lines if line]

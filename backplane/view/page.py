@@ -69,7 +69,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def page(runs: Sequence[Shown]) -> Iterator[str]:
     """Yield the whole page of one run, or of two side by side, in pieces."""
     title = " and ".join(f"{run.picture.task[:80]} — {verdict(run)[0]}" for run in runs)
-    find = "Search the story: words, all of them ( / )"
+    find = "Search the events for all these words ( / )"
     yield head_of(title, CSS, policy_of(JS, CSS))
     yield (
         f'<div class="report screen" role="search"><input type="search" id="search" aria-label="{find}" '
@@ -248,9 +248,9 @@ def _claims(run: Shown) -> Html:
     ]
     unnamed = [{"file": path} for path in as_list(claimed.get("unexplained"))]
     return join(
-        _members(counts, "kind_of_claim true false not_seen unwitnessed", "Claims of the agent, counted"),
+        _members(counts, "kind_of_claim true false not_seen unwitnessed", "Number of claims of the agent"),
         _members(claims, "verdict kind event claimed seen", "Claims that are false or were not seen"),
-        _members(unnamed, "file", "Files that were changed and that no event names"),
+        _members(unnamed, "file", "Changed files that no event names"),
     )
 
 
@@ -289,12 +289,12 @@ PARTS: Final[dict[str, tuple[str, Callable[[Shown], Html]]]] = {
     "head": ("", _head),
     "why": ("Why", _why),
     "now": ("Now", _now),
-    "said": ("What it said", _said),
-    "changed": ("What it changed", _changed),
+    "said": ("What the agent said", _said),
+    "changed": ("What the agent changed", _changed),
     "story": ("What happened", _story),
     "beyond": ("", _beyond),
-    "claims": ("Claimed and seen", _claims),
-    "enforced": ("What enforced it", _enforcement),
+    "claims": ("Claims of the agent", _claims),
+    "enforced": ("What enforced the policy", _enforcement),
     "receipt": ("Receipt", _receipt),
 }
 """The parts of a run's page in their order: the title, and what draws it."""

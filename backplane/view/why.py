@@ -72,7 +72,7 @@ def diagnose(picture: Picture, moment: Moment) -> Diagnosis:
 def _words_of_code(code: str) -> tuple[str, str]:
     """Return the meaning and the next step of an error's code, which may be a code of the host's own."""
     if code not in CODES:
-        return "its host ended it with a code of its own, {kind!r}", "backplane receipts show {run}"
+        return "the host ended the run with an error code of its own, {kind!r}", "backplane receipts show {run}"
     step = STEPS[code].replace("RUN", "{run}")
     if "backplane why" in step:  # That is this command.
         step = f"backplane explain {code}, and backplane receipts show {{run}}"
@@ -83,7 +83,7 @@ def _fine(picture: Picture) -> Cause:
     end = picture.ended
     if end is not None:
         lasted = f" after {lasting(end.duration_ms)}" if end.duration_ms is not None else ""
-        return Cause("nothing", picture.absent, {"what": f"it is {end.outcome}{lasted}"})
+        return Cause("nothing", picture.absent, {"what": f"the run is {end.outcome}{lasted}"})
     writes = picture.last == "AssistantDelta"
-    doing = "the agent writes" if writes else "the model thinks" if picture.reached == "sent" else "it starts"
+    doing = "the agent writes" if writes else "the model thinks" if picture.reached == "sent" else "the run starts"
     return Cause("nothing", facts={"what": doing}, since=picture.last_ts or picture.started_at)

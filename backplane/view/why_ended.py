@@ -24,7 +24,7 @@ _TESTS: Final = re.compile(r"\b(test|tests|pytest|unittest|tox|nox|check|ctest|v
 def cut_off(picture: Picture, moment: Moment) -> Iterator[Cause]:
     """Yield what ended a run that has no receipt yet."""
     restarted = None not in (picture.boot_id, moment.boot_id) and picture.boot_id != moment.boot_id
-    yield _interrupted(picture, restarted=restarted, hint="the next run here seals it")
+    yield _interrupted(picture, restarted=restarted, hint="start any run: it writes the receipt of this run")
 
 
 def ended(picture: Picture, moment: Moment) -> Iterator[Cause]:
@@ -35,7 +35,7 @@ def ended(picture: Picture, moment: Moment) -> Iterator[Cause]:
     if end is None:
         return
     if reasons := reasons_of(as_object(end.added.get("enforcement")).get("violations")):
-        seen = f"backplane receipts show {picture.run_id[:8]}, for what it did"
+        seen = f"backplane receipts show {picture.run_id[:8]}, to see what the agent did"
         hint = end.hint if end.code == "policy_denied" and end.hint else seen
         yield Cause("rule_broken", [Evidence(reason) for reason in dict.fromkeys(reasons)], hint=hint)
     yield from _done(picture, end) if end.outcome == "complete" else _not_done(picture, end, moment)
@@ -69,14 +69,14 @@ def _said(end: Ended) -> list[Evidence]:
 def _at_work(picture: Picture) -> list[Evidence]:
     """Return the newest call that got no result."""
     call = newest_call(picture)
-    return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []
+    return [Evidence(f"{call.tool} was running: {call.about}", call.number)] if call is not None else []
 
 
 def _interrupted(picture: Picture, *, restarted: bool, hint: str = "") -> Cause:
-    rows = [Evidence(f"the machine was {'' if restarted else 'not '}restarted since")]
+    rows = [Evidence(f"the machine has {'' if restarted else 'not '}been restarted since")]
     if picture.last:
         rows.append(Evidence(f"the last event was {picture.last}", picture.events))
-    how = "was cut off: the machine went down" if restarted else "was killed"
+    how = "ended when the machine went down" if restarted else "was killed"
     return Cause("interrupted", [*rows, *_at_work(picture)], {"how": how}, hint=hint)
 
 
@@ -87,13 +87,14 @@ def _by_reason(picture: Picture, end: Ended) -> Cause | None:
             durability = as_object(end.added.get("durability"))
             return _interrupted(picture, restarted=durability.get("machine_restarted") is True)
         case "cancelled":
-            return Cause("cancelled", [Evidence(str(end.added.get("cancel_reason") or "by its caller"))])
+            reason = end.added.get("cancel_reason") or "the program that started the run cancelled it"
+            return Cause("cancelled", [Evidence(str(reason))])
         case "host_exit":
             return _crashed(end)
         case "refused":
             return Cause("refused", _said(end), hint=end.hint)
         case limit if limit in _LIMITS:
-            calls = Evidence(f"{counted(picture.calls, 'call')} of tools")
+            calls = Evidence(counted(picture.calls, "tool call"))
             return Cause(_LIMITS[limit], [*_said(end), *_at_work(picture), calls], hint=end.hint)
     return None
 
@@ -103,10 +104,10 @@ def _crashed(end: Ended) -> Cause:
     if end.signal == 9:
         return Cause("out_of_memory", rows)
     if at_start and end.added.get("noise"):
-        hint = "have the command print messages alone on stdout, each with its `t` (no banner, no shell's profile)"
+        hint = "print only protocol messages on stdout (no banner, no output of a shell profile)"
         return Cause("protocol_handshake_failed", rows, hint=hint)
     how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-    what, hint = ("said hello", "backplane doctor") if at_start else ("gave a result", "")
+    what, hint = ("sent its hello", "backplane doctor") if at_start else ("sent a result", "")
     return Cause("crashed", rows, {"what": what, "how": how}, hint=hint)
 
 
@@ -126,7 +127,7 @@ def _by_agent(picture: Picture, end: Ended) -> Cause:
     last = picture.last_command
     if last is not None and last.exit_code:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
-    return Cause("agent_failed", rows or [Evidence("it did not say why")], {"outcome": end.outcome})
+    return Cause("agent_failed", rows or [Evidence("the agent gave no reason")], {"outcome": end.outcome})
 
 
 def _denied(picture: Picture, end: Ended) -> Iterator[Cause]:
@@ -148,7 +149,7 @@ def _done(picture: Picture, end: Ended) -> Iterator[Cause]:
     is_empty = patch.get("bytes") == 0
     counts = as_object(as_object(added.get("claimed")).get("counts"))
     numbers = ((kind, as_object(row).get("false")) for kind, row in counts.items())
-    false = [Evidence(f"found false: {number} × {kind}") for kind, number in numbers if number]
+    false = [Evidence(f"{counted(number, 'false claim')} of the kind {kind}") for kind, number in numbers if number]
     if words := fail_on_words(added):
         yield Cause("failed_on", [*picture.denied[-3:], *false], {"found": words})
     if is_empty and picture.denied:

@@ -46,7 +46,7 @@ def _hook(picture: Picture) -> Cause | None:
     for id, names in picture.hooks.items():
         ask = picture.open_asks.get(id)
         if ask is not None:
-            rows = [Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)]
+            rows = [Evidence(f"the hook must decide on {ask.tool}: {ask.about}", ask.number)]
             return Cause("hook_hangs", rows, {"names": ", ".join(names)}, ask.ts)
     return None
 
@@ -63,7 +63,7 @@ def _question(picture: Picture, moment: Moment) -> Cause | None:
         rows.append(Evidence(f"… {len(shown) - ASKED_LINES_MAX} more lines: backplane watch"))
     if isinstance(limit_ms, int) and asked_ms is not None:
         left, default = lasting(asked_ms + limit_ms - moment.now_ms), ask.body.get("default", "deny")
-        rows.append(Evidence(f"answered with {default!r} in {left}, if no answer comes"))
+        rows.append(Evidence(f"without an answer, {default!r} is used in {left}"))
     kind = "question_waits" if ask.kind == "input" else "approval_waits"
     return Cause(kind, rows, {"tool": ask.tool, "ask": ask.id}, ask.ts)
 
@@ -74,8 +74,8 @@ def _retried(picture: Picture) -> Cause | None:
         return None
     if (used_up := quota(picture, retry.text, [retry], picture.last_ts)) is not None:
         return used_up
-    pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
-    rows = [retry, *pause, Evidence(f"{counted(picture.retries, 'time')} in this run")]
+    pause = [Evidence(f"the service asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
+    rows = [retry, *pause, Evidence(f"{counted(picture.retries, 'repeated request')} in this run")]
     what, code = _LIMITS.get(picture.retry_code, "failed"), f" ({picture.retry_code})" if picture.retry_code else ""
     return Cause("overloaded", rows, {"what": what, "code": code}, picture.last_ts)
 
@@ -97,9 +97,9 @@ def _tool(picture: Picture, moment: Moment) -> Cause | None:
     began_ms = milliseconds(call.ts)
     own = [one for one in moment.processes if began_ms is not None and one.started_ms >= began_ms - SLACK_MS]
     if picture.output.strip():
-        rows.append(Evidence(f"its last line: {picture.output.strip().splitlines()[-1]}"))
+        rows.append(Evidence(f"last line of its output: {picture.output.strip().splitlines()[-1]}"))
     busy = [one for one in own if one.is_busy]
-    rows += [Evidence(f"process {one.pid} is at work: {one.command}") for one in busy[:2]]
+    rows += [Evidence(f"process {one.pid} is busy: {one.command}") for one in busy[:2]]
     kind = "tool_quiet" if age_ms >= QUIET_MS and not busy else "tool_works"
     return Cause(kind, rows, {"tool": call.tool, "age": lasting(age_ms)}, call.ts)
 

@@ -85,7 +85,7 @@ def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
     within = f"{found.ended_in_1_min} in 60 s, {found.ended_in_10_min} in 600 s, {found.ended_in_1_h} in 3600 s"
     streams.write(f"ended    {within}\n")
     for worker in found.workers:
-        beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
+        beat = f"{worker.slots} slots  heartbeat {worker.age_ms / 1000:.1f} s ago"
         has = f"  runs {' '.join(order_id[:ID_CHARS] for order_id in worker.orders)}" if worker.orders else ""
         streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}{has}") + "\n")
     return 0

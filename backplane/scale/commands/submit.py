@@ -77,7 +77,7 @@ def run(args: Args) -> int:
             is_new = await engine.submit(job, priority=args.priority)
             streams.write(f"{job.order.id}\n")
             if not is_new:
-                streams.complain(f"{job.order.id} was submitted before, and is unchanged\n")
+                streams.complain(f"{job.order.id} was submitted before; the first order is kept\n")
         if not args.wait:
             return 0
         ((root, job),) = jobs

@@ -72,7 +72,7 @@ def run(args: Args) -> int:
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
                 streams.note(
-                    f"taking orders with the label {args.label}, {slots}; a signal lets the running orders end"
+                    f"taking orders with the label {args.label}, {slots}; a signal stops the worker after its running orders"
                 )
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):

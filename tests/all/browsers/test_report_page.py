@@ -79,7 +79,7 @@ def test_without_a_script_and_on_paper_the_report_is_read(tmp_path: Path, backpl
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(page.as_uri())
-    words = ("complete", "echo two >> a.txt", "+two", "What happened", "What enforced it", "SHA-256")
+    words = ("complete", "echo two >> a.txt", "+two", "What happened", "What enforced the policy", "SHA-256")
     text = tab.inner_text("body")
     assert not [word for word in words if word not in text]
     tab.click(".row summary")

@@ -72,8 +72,8 @@ ASKED = ("--fail-on", "denied,false-claims", "--fail-on", "violations")
     ("body", "line", "words"),
     [
         (CLEAN, None, ()),
-        (FALSE, "1 claim of the agent found false (file_changed): backplane receipts audit ", ("-q",)),
-        (ERROR, "the agent reported an error and then ended complete; the last: the tests do not run", ("--json",)),
+        (FALSE, "1 false claim of the agent (file_changed): backplane receipts audit ", ("-q",)),
+        (ERROR, "the agent reported an error but ended as complete; the last error: the tests do not", ("--json",)),
     ],
 )
 def test_false_claims_and_errors_of_a_complete_run_are_one_line_on_stderr(
@@ -116,9 +116,9 @@ def test_the_lane_applies_no_patch_of_a_run_with_a_finding_of_its_fail_on(
 @pytest.mark.parametrize(
     ("body", "words", "exit_words", "why", "step"),
     [
-        (DENIED, "denied", "exit 3: 1 call denied (--fail-on denied)", "bash", "allow what it needs"),
-        (FALSE, "false-claims", "exit 3: 1 false claim (--fail-on false-claims)", "1 × file_changed", "audit"),
-        (WRITES + FALSE, "none", None, "1 × file_changed", "audit"),
+        (DENIED, "denied", "exit code 3: 1 call denied (--fail-on denied)", "bash", "allow what the agent needs"),
+        (FALSE, "false-claims", "exit code 3: 1 false claim (--fail-on false-claims)", "kind file_changed", "audit"),
+        (WRITES + FALSE, "none", None, "kind file_changed", "audit"),
         (WRITES + CLEAN, "denied,false-claims,violations", None, "nothing is wrong", None),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_run_and_why_name_the_finding_of_fail_on(
     told = cli("why", "last").stdout
     assert why in told
     assert ("nothing is wrong" in told) == (step is None)
-    assert (exit_words or "").removeprefix("exit 3: ") in told
+    assert (exit_words or "").removeprefix("exit code 3: ") in told
     assert step is None or step in told
 
 
@@ -180,7 +180,7 @@ def test_the_summary_offers_to_apply_a_patch_that_is_not_in_the_folder(
     ("names", "line"),
     [
         (("a.txt",), None),
-        (("a.txt", "a.log", "b.log"), "2 ignored files changed; the patch has no ignored files"),
+        (("a.txt", "a.log", "b.log"), "2 ignored files changed; the patch does not contain ignored files"),
     ],
 )
 def test_ignored_files_that_a_patch_leaves_out_are_counted(
@@ -230,7 +230,7 @@ def test_findings_are_read_from_what_the_receipt_has() -> None:
     assert outcome_words("complete", found) == "complete, 2 calls denied, 3 false claims, 1 violation, 1 error reported"
     assert outcome_words("failed", found) == "failed, 2 calls denied, 3 false claims, 1 violation"
     lines = remarks("1a2b3c4d-0", "complete", added)
-    assert lines[0] == "3 claims of the agent found false (file_changed, outcome): backplane receipts audit 1a2b3c4d"
+    assert lines[0] == "3 false claims of the agent (file_changed, outcome): backplane receipts audit 1a2b3c4d"
     assert (len(lines), "\n" in "".join(lines)) == (2, False)
     nothing: tuple[dict[str, Any], ...] = ({}, {"calls": None, "claimed": [], "errors": 3}, {"claimed": {"counts": []}})
     for odd in nothing:
