@@ -71,9 +71,8 @@ def run(args: Args) -> int:
                 )  # First, or the line below would appear without a database.
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
-                streams.note(
-                    f"taking orders with the label {args.label}, {slots}; a signal stops the worker after its running orders"
-                )
+                end = "a signal stops the worker after its running orders"
+                streams.note(f"taking orders with the label {args.label}, {slots}; {end}")
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):
                     await engine.serve(runner, slots=args.slots, label=args.label, say=_log)
