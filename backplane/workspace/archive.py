@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -71,9 +71,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 # The sender's side ----------------------------------------------------------------------------------------------------
 
 
-def pack(
-    folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False, *, times: bool = True
-) -> Iterator[bytes]:
+def pack(folder: Path, quota: Quota, *, times: bool = True) -> Iterator[bytes]:
     """A folder as a tar archive, in pieces; nobody else may change it meanwhile. Blocks.
 
     Args:
@@ -82,7 +80,7 @@ def pack(
     Raises:
         WorkspaceError: `workspace_staging_failed`, something cannot be read.
     """
-    within = scope(_STAGING, quota, stopped=stopped)
+    within = scope(_STAGING, quota)
     try:
         with opened(open_root(folder)) as root:
             yield from _pack_files(root, list_tree(root, within), within, times)
@@ -179,7 +177,7 @@ def _is_held(lock: Path) -> bool:
         return not try_lock(handle)
 
 
-def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False) -> None:
+def unpack(archive: Path, folder: Path, quota: Quota) -> None:
     """Make a new folder of an archive from a stranger. Blocks.
 
     Regular files, folders and symbolic links only; every path is opened below the folder without following a link.
@@ -188,7 +186,7 @@ def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool
         WorkspaceError: `workspace_staging_failed`: not such an archive, a path that leaves the folder or names a
             repository, a hard link or device, over the quota, or the disk is full.
     """
-    within = scope(_STAGING, quota, stopped=stopped)
+    within = scope(_STAGING, quota)
     folder.mkdir(mode=0o700)
     try:
         # Without extraction filters: `data` refuses links that lead out of the tree, which are copied as links here.
