@@ -15,7 +15,7 @@ Remember = Literal["once", "run"]
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The answer to an approval.
+    """Answers an approval: allows it, denies it, or changes its input.
 
     Raises:
         ConfigError: `config_invalid`, `decision` or `remember` is none of its choices.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backplane.contract.approval import DecisionKind, Remember
 from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import BackendIdentity
@@ -138,8 +139,8 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
 class AnswerMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):
     ref_id: str
     id: str
-    decision: Literal["allow", "deny", "modify"]
+    decision: DecisionKind
     input: Json | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
     reason: str | msgspec.UnsetType = msgspec.UNSET
-    remember: Literal["once", "run"] = "once"
+    remember: Remember = "once"

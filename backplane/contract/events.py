@@ -7,12 +7,12 @@ Events are immutable and shared between consumers; none of them holds a referenc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, Remember
 from backplane.contract.canonical import Json, is_timestamp, timestamp
 from backplane.errors import CODES, ConfigError
 
@@ -179,11 +179,11 @@ class Approval(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
         """What the agent asks in words."""
         return self.body.get("question")
 
-    def allow(self, *, remember: Literal["once", "run"] = "once") -> Decision:
+    def allow(self, *, remember: Remember = "once") -> Decision:
         """Make the answer yes."""
         return Decision("allow", remember=remember)
 
-    def deny(self, reason: str = "", *, remember: Literal["once", "run"] = "once") -> Decision:
+    def deny(self, reason: str = "", *, remember: Remember = "once") -> Decision:
         """Make the answer no; the agent reads the reason."""
         return Decision("deny", reason, remember=remember)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from backplane.contract.approval import Remember
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import StopReason
 from backplane.providers.failures import ErrorType
@@ -175,7 +176,7 @@ class ToolApproval(_Value, frozen=True):
     reason: str = ""
     text: str | None = None
     """The answer to a question in words."""
-    remember: Literal["once", "run"] = "once"
+    remember: Remember = "once"
 
 
 class PatchApproval(_Value, frozen=True):

@@ -19,7 +19,7 @@ from typing import Final, Literal
 import anyio
 import msgspec
 
-from backplane.contract.approval import Decision, choices, chosen, misfit
+from backplane.contract.approval import Decision, Remember, choices, chosen, misfit
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
 from backplane.process.aio import visited
@@ -53,7 +53,7 @@ class AnswerCommand(
     reason: str = ""
     text: str | None = None
     """The answer to a question in words."""
-    remember: Literal["once", "run"] = "once"
+    remember: Remember = "once"
     """`run`: the same for this tool until the run ends."""
 
 

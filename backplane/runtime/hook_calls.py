@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import anyio
 import anyio.to_thread
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backplane.config import child_environment
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, DecisionKind
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
 from backplane.process.aio import asyncio_loop, in_daemon
@@ -98,7 +98,7 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
         raise HookFailed(log_raised("hook", function, error, redactor)) from error
     if answer is None:
         return Decision(decision="allow")
-    if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
+    if not isinstance(answer, Decision) or answer.decision not in get_args(DecisionKind):
         raise HookFailed(f"it gave {redactor.text(_said(answer))[0][:80]!r}, which is neither a Decision nor None")
     return answer
 
