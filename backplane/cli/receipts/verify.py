@@ -91,7 +91,7 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
     checked = streams.count(found.checked, "receipt")
     yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
     if not found.rollback_checked:
-        yield "without --checkpoint FILE, missing newest receipts or an older copy of the store cannot be detected"
+        yield "without --checkpoint FILE, missing newest receipts or an older copy of the store cannot be seen"
 
 
 def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
