@@ -170,9 +170,10 @@ def _main(words: list[str]) -> int:
     if name not in COMMANDS:
         near = did_you_mean(first, _parts(group) if group else [*COMMANDS, *GROUPS])
         raise wrong_words(f"no command {name!r}", f"{near}backplane --help")
-    if name != "version" and not {"-h", "--help"} & set(rest):
-        importlib.import_module("backplane.contract.light")  # Before msgspec is loaded by a command's module.
-    command = load(name)
+    with streams.postponed():
+        if name != "version" and not {"-h", "--help"} & set(rest):
+            importlib.import_module("backplane.contract.light")  # Before msgspec is loaded by a command's module.
+        command = load(name)
     return int(command.run(Parser(name, command).parse(rest[1:])))
 
 

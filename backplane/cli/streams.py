@@ -75,6 +75,16 @@ def interruptible() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Deliver signals that would interrupt the block at its end: inside a C extension's import they crash Python."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def write_to(fd: int, data: bytes) -> None:
     """Write all of it to a descriptor, however slow its reader is. Raises OSError."""
     view = memoryview(data)
