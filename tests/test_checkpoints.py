@@ -426,9 +426,9 @@ async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     (row,) = [json.loads(line) for line in text.splitlines()]
     assert row["record_sha256"] == told(run)["made"][0]["record_sha256"]
     code, text = command("apply", run.id, "--at", "first", "--check")
-    assert (code, text) == (0, "would change 1 file\n  a.txt\n")
+    assert (code, text) == (0, f"would change 1 file in {root}\n  a.txt\n")
     assert (root / "a.txt").read_text() == "alpha\n"
-    assert command("apply", run.id, "--at", "first") == (0, "changed 1 file\n  a.txt\n")
+    assert command("apply", run.id, "--at", "first") == (0, f"changed 1 file in {root}\n  a.txt\n")
     assert tree(root) == {"a.txt": "1\n", "keep.txt": "keep\n"}
 
 
@@ -463,7 +463,7 @@ async def test_a_workspace_with_a_runs_result_is_rewound_by_the_command_line(
         assert command("apply", run.id)[0] == 0
     assert tree(root) == {"a.txt": "2\n", "b.txt": "b\n"}
     code, text = command("rewind", run.id, "first")
-    assert (code, text) == (0, "changed 3 files\n  a.txt\n  b.txt\n  keep.txt\n")
+    assert (code, text) == (0, f"changed 3 files in {root}\n  a.txt\n  b.txt\n  keep.txt\n")
     assert tree(root) == {"a.txt": "1\n", "keep.txt": "keep\n"}
     code, text = command("rewind", run.id, "first")
     assert code == 1

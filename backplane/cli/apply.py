@@ -50,11 +50,6 @@ def state_folder() -> Iterator[StateFolder]:
 
 
 def write_files(done: Applied, *, is_check: bool) -> None:
-    """Say which files were changed, or would be."""
-    if not done.files:
-        streams.write("the run changed nothing\n")
-        return
-    verb, merged = "would change" if is_check else "changed", ", some by a merge" if done.merged else ""
-    streams.write(f"{verb} {streams.count(len(done.files), 'file')}{merged}\n")
-    for file in done.files:
-        streams.write(f"  {streams.one_line(file)}\n")
+    """Print which files were changed, or would be."""
+    lines = [done.describe(is_check=is_check), *(f"  {file}" for file in done.files)]
+    streams.write_lines(map(streams.one_line, lines), "")

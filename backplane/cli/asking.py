@@ -44,7 +44,11 @@ OnAsk = Callable[[Approval], Awaitable[Decision]]
 
 def can_ask() -> bool:
     """Return True if a person can be asked, on the terminal that controls this process."""
-    return streams.is_interactive() and streams.is_controlled()
+    try:
+        os.close(os.open(streams.TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return streams.is_interactive()
 
 
 def chosen_way(given: str | None) -> str:

@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"backplane {name}",
             description=command.HELP,
             # Without a width argparse imports shutil, and that three compressors.
-            formatter_class=partial(argparse.HelpFormatter, width=min(streams.columns(), WIDTH_MAX) - 2),
+            formatter_class=partial(argparse.HelpFormatter, width=min(streams.size()[0], WIDTH_MAX) - 2),
             allow_abbrev=False,
         )
         self._example = "\n  ".join(command.EXAMPLE.strip().splitlines())

@@ -83,5 +83,5 @@ def _row(run: Remembered, look: Look) -> str:
     if run.cause is not None:
         text += f" — {streams.one_line(run.cause, TASK_CHARS_MAX)}"
     if look.terminal:
-        text = fitted(text, max(streams.columns() - width("  ".join(cells)) - 2, 0))
+        text = fitted(text, max(streams.size()[0] - width("  ".join(cells)) - 2, 0))
     return "  ".join([*(look.dress(tone, cell) if cell is word else cell for cell in cells), text])

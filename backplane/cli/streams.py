@@ -222,15 +222,6 @@ def is_interactive() -> bool:
     return os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))
 
 
-def is_controlled() -> bool:
-    """Return True if a terminal controls this process."""
-    try:
-        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
 def is_painted(fd: int) -> bool:
     """Return True for a terminal whose lines may be painted over: not for CI logs, nor for a screen reader."""
     return _takes_escapes(fd) and not (os.environ.get("CI") or os.environ.get("ACCESSIBLE"))
@@ -245,11 +236,6 @@ def is_coloured(fd: int) -> bool:
 
 def _takes_escapes(fd: int) -> bool:
     return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def columns() -> int:
-    """Return the width of the terminal on stdout (default: 80)."""
-    return size()[0]
 
 
 def size() -> tuple[int, int]:

@@ -37,7 +37,7 @@ def look(*, plain: bool = False, sessions: bool = False) -> Look:
     """Return how stdout is to be drawn: by the terminal that it is, and the environment."""
     painted = not plain and streams.is_painted(streams.STDOUT)
     colours = streams.is_coloured(streams.STDOUT)
-    return Look(painted, colours=colours, sessions=sessions, columns=streams.columns)
+    return Look(painted, colours=colours, sessions=sessions, columns=lambda: streams.size()[0])
 
 
 def picture(backend: str, model: str | None, task: str = "", run_id: str = "") -> Picture:
@@ -89,12 +89,12 @@ class Terminal:
     def frame(self) -> str:
         """Return what to write now."""
         self._painted, self._is_new = time.monotonic(), False
-        columns = streams.columns()
-        return self.draw(self._foot(columns), columns)
+        columns, rows = streams.size()
+        return self.draw(self._foot(columns, rows), columns)
 
     def clear(self) -> str:
         """Return what leaves the text alone on the terminal."""
-        return self.draw((), streams.columns())
+        return self.draw((), streams.size()[0])
 
     def continued(self) -> None:
         """Paint the next foot below what others have written meanwhile."""
@@ -109,13 +109,13 @@ class Terminal:
         finally:
             self._away, self._is_new = self._away - 1, True
 
-    def _foot(self, columns: int) -> Sequence[Line]:
+    def _foot(self, columns: int, rows: int) -> Sequence[Line]:
         if self._away or self.picture is None:
             return ()
         from backplane.view import live
 
         now_ms, written = time.time_ns() // 1_000_000, streams.printable(self.look.written)
-        return live.block(self.picture, now_ms=now_ms, written=written, columns=columns, rows=streams.size()[1])
+        return live.block(self.picture, now_ms=now_ms, written=written, columns=columns, rows=rows)
 
     def draw(self, lines: Sequence[Line], columns: int) -> str:
         """Return what to write so that the added text and these lines stand there; empty if they do.

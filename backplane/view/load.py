@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Final
 
 from backplane.errors import StoreError
@@ -123,12 +122,8 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
 
 def patch_of(store: Store, run_id: str) -> str | None:
     """Return the beginning of a run's patch, or None if it was pruned or is empty."""
-    return _text(store.folder(run_id) / PATCH)
-
-
-def _text(path: Path) -> str | None:
     try:
-        with open_plain(path) as file:
+        with open_plain(store.folder(run_id) / PATCH) as file:
             return file.read(FILE_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return None

@@ -21,8 +21,10 @@ from backplane.runtime.door import AnswerCommand, CancelCommand, knock
 from backplane.runtime.results import Wish, apply_result, rewind_result
 from backplane.runtime.state import StateFolder
 from backplane.view import page
+from backplane.view.ended import names
 from backplane.view.load import picture_of, shown_of
-from backplane.web import draw, feed
+from backplane.web import feed
+from backplane.workspace import Applied
 
 CSS: Final = page.CSS + page.asset("desk.css", "backplane.web")
 JS: Final = page.asset("desk.js", "backplane.web")
@@ -132,11 +134,14 @@ class Routes:
 
     def apply(self, run_id: str, given: FormFields) -> str:
         wish = Wish(check=given.check, merge=given.merge, accept_violations=given.accept_violations)
-        return draw.changed(apply_result(StateFolder(self._home), run_id, wish), is_check=given.check)
+        return _changed(apply_result(StateFolder(self._home), run_id, wish), given)
 
     def rewind(self, run_id: str, given: FormFields) -> str:
-        done = rewind_result(StateFolder(self._home), run_id, given.to, check=given.check)
-        return draw.changed(done, is_check=given.check)
+        return _changed(rewind_result(StateFolder(self._home), run_id, given.to, check=given.check), given)
+
+
+def _changed(done: Applied, given: FormFields) -> str:
+    return ": ".join(filter(None, (done.describe(is_check=given.check), names(done.files))))
 
 
 def _id(request: Request) -> str:

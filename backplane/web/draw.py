@@ -16,14 +16,12 @@ from backplane.view.html import Html, join, tag, text
 from backplane.view.page import NOTHING, Shown
 from backplane.view.picture import Picture, ShownQuestion
 from backplane.view.text import one_line
-from backplane.workspace import Applied
 
 NO_RUNS: Final = {
     False: '<li class="none">No runs yet. Start one: <code>backplane run "fix the failing test"</code></li>',
     True: '<li class="none">No run matches the filter.</li>',
 }
 TASK_CHARS_MAX: Final = 300
-FILES_MAX: Final = 20
 
 
 OUTPUT: Final = Html("<output></output>")
@@ -122,13 +120,3 @@ def again(picture: Picture) -> str:
     options = {"-b": picture.backend, "--root": picture.root, "--model": picture.model or ""}
     words = [word for name, value in options.items() if value for word in (name, value)]
     return shlex.join(["backplane", "run", *words, "--", picture.task])
-
-
-def changed(done: Applied, *, is_check: bool) -> str:
-    """Return the sentence that names the files which were changed, or would be."""
-    files = done.files
-    if not files:
-        return "nothing to change"
-    names = ", ".join(one_line(file) for file in files[:FILES_MAX]) + (" …" if len(files) > FILES_MAX else "")
-    merged = ", some by a merge" if done.merged else ""
-    return f"{'would change' if is_check else 'changed'} {counted(len(files), 'file')}{merged}: {names}"

@@ -47,7 +47,17 @@ class Applied(msgspec.Struct, frozen=True):
 
     files: tuple[str, ...]
     merged: bool
-    """Whether a file that had changed meanwhile was merged."""
+    """A file that had changed meanwhile was merged."""
+    root: str = ""
+    """The folder; empty if there was nothing to apply."""
+
+    def describe(self, *, is_check: bool) -> str:
+        """Return a sentence that says how many files were changed, or would be, and where."""
+        if not self.files:
+            return "the run changed nothing"
+        count = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
+        merged, here = ", some by a merge" if self.merged else "", os.path.realpath(self.root) == os.path.realpath(".")
+        return f"{'would change' if is_check else 'changed'} {count}{'' if here else f' in {self.root}'}{merged}"
 
 
 def apply_patch(
@@ -129,7 +139,7 @@ def put(
         elif steps:
             with exchange(run_dir, root, handle, plan.found, steps):
                 done(len(steps))
-    return Applied(tuple(printable(path) for path in sorted(steps)), merged)
+    return Applied(tuple(printable(path) for path in sorted(steps)), merged, str(root))
 
 
 class _Plan:

@@ -164,7 +164,7 @@ def test_a_waiting_run_is_first_and_the_list_is_filtered(served: Callable[..., P
 def test_a_result_is_applied_and_taken_back_like_by_the_commands(served: Callable[..., Page], tmp_path: Path) -> None:
     page, file = served(), tmp_path / "work" / "a.txt"
     run_id = page.done("echo two >> a.txt")
-    assert "would change 1 file: a.txt" in page.act(run_id, "apply", check="true").text
+    assert "would change 1 file in " in page.act(run_id, "apply", check="true").text
     assert file.read_text() == "one\n"
     assert page.act(run_id, "apply").status_code == 200
     assert file.read_text() == "one\ntwo\n"
