@@ -296,7 +296,7 @@ async def test_a_host_that_cannot_be_pinged_says_so(backplane_home: Path, root: 
 # Many runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("way", "count"), [("memory", 100), ("process", 40)])
+@pytest.mark.parametrize(("way", "count"), [("memory", 100), ("process", 16)])
 async def test_many_orders_at_once_are_not_mixed_up(way: str, count: int, backplane_home: Path, root: Path) -> None:
     backend = mock_backend(way)
     ended: dict[int, Run] = {}

@@ -36,6 +36,7 @@ class OpenCode(Agent):
     write_tool = "write_file"
     alike: tuple[str, ...] = (
         "interrupt during a command, nothing left",
+        "the turn is stopped, the conversation goes on",
         "resume of what is not kept",
         FORK,
         "structured output right",
@@ -188,7 +189,6 @@ ORDERED = (
         *(("codex-acp", case) for case in ORDERED if case not in (FORK, MODELS)),
         ("qwen", FORBIDDEN),
         ("qwen", "resume, usage of this run alone"),
-        ("qwen", KEY_HELD),
     ],
 )
 async def test_an_agent_of_the_protocol_holds(name: str, case: str, ground: Ground) -> None:
