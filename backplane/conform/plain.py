@@ -336,7 +336,7 @@ NOISE: Final = "writes only messages to stdout"
 PLAIN_RULES: Final[tuple[tuple[str, RuleLevel, str, Callable[[Plain], Found]], ...]] = (
     ("sends its hello first and in time", "speaks", "S8", Plain.hello_in_time),
     ("sends a valid hello", "speaks", "S9", Plain.hello_shape),
-    ("speaks a compatible version", "speaks", "S10", Plain.hello_version),
+    ("uses a compatible version of the contract", "speaks", "S10", Plain.hello_version),
     ("writes strict JSON", "speaks", "S3", Plain.strict_json),
     ("ends a run", "speaks", "S26", Plain.run_ends),
     ("finishes the run after stdin has ended, and sends a receipt", "speaks", "S34", Plain.run_gives_receipt),

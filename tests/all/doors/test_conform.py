@@ -144,7 +144,7 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "an event before the hello": ("#BEFORE", "say(event('x'))", "sends its hello first and in time"),
     "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "sends a valid hello"),
     "another major version": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": "abp/v7.0", "backend"',
-                              "speaks a compatible version"),
+                              "uses a compatible version of the contract"),
     "NaN in an event": ("say(event(id))", "say(event(id, text=float('nan')))", "writes strict JSON"),
     "no end": ("    end(id, order)", "", "ends a run"),
     "a fatal": ("    end(id, order)", "    say({'t': 'fatal', 'ref_id': id, 'error': 'no key'})",
@@ -203,14 +203,14 @@ WORDLESS = """    if 'task' not in message['work_order']:
     RAN.append(message)"""
 
 ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str]] = {
-    "an id that must be something": (("say(event(id))", "assert id"), "takes any string as a run's id"),
+    "an id that must be something": (("say(event(id))", "assert id"), "accepts any string as a run's id"),
     "ids in lower case": (
         ('    id, order = message["id"]', '    id, order = message["id"].lower()'),
-        "takes any string as a run's id",
+        "accepts any string as a run's id",
     ),
     "a secret told": (
         ("say(event(id))", "say(event(id, text=str(message['work_order']['config']['env'])))"),
-        "keeps the values of config.env to itself",
+        "does not reveal the values of config.env",
     ),
     "a root of one word": (
         ("say(event(id))", "assert ' ' not in message['work_order']['workspace']['root']"),
@@ -218,27 +218,27 @@ ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str]] = {
     ),
     "extensions that must be known": (
         ("say(event(id))", "assert 'tomorrow/9' not in message.get('extensions', ())"),
-        "takes an empty list of extensions, and unknown ones",
+        "accepts an empty list of extensions, and unknown extensions",
     ),
     "a deaf ear for SIGINT": (("#BEFORE", "signal.signal(signal.SIGINT, signal.SIG_IGN)"), "ends at a signal"),
-    "NaN taken for a number": (NOTHING, "does not take for a run what is not strict JSON"),
-    "a fatal without words": (("    RAN.append(message)", WORDLESS), "explains a fatal"),
+    "NaN taken for a number": (NOTHING, "starts no run for a line that is not strict JSON"),
+    "a fatal without words": (("    RAN.append(message)", WORDLESS), "gives a reason in a fatal message"),
     "an exit code at the end of input": (
         ("\nserve()", "\nserve()\nsys.exit(0 if RAN else 4)"),
         "exits when stdin ends without a run",
     ),
-    "ids that must be UUIDs": (("say(event(id))", "import uuid; uuid.UUID(id)"), "takes any string as a run's id"),
+    "ids that must be UUIDs": (("say(event(id))", "import uuid; uuid.UUID(id)"), "accepts any string as a run's id"),
     "members that must be known": (
         ("say(event(id))", "assert set(message) == {'t', 'id', 'work_order'}"),
         "ignores members it does not know",
     ),
     "t that must be first": (
         ("if message.get", "if line[2:3] == 't' and message.get"),
-        "reads members in any order, and blanks",
+        "reads members in any order, with blanks between them",
     ),
     "a blank line that is no JSON": (
         ("json.loads(line) if line.strip() else {}", "json.loads(line)"),
-        "skips blank lines and takes CR LF",
+        "skips blank lines and accepts CR LF",
     ),
     "an unknown message taken for an error": (
         ('message.get("t")', "{'run': 'run', None: ''}[message.get('t')]"),
@@ -246,18 +246,21 @@ ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str]] = {
     ),
     "lines cut at U+2028": (
         ("in sys.stdin:", "in sys.stdin.readline().splitlines():"),
-        "reads text of all languages, and escapes",
+        "reads text in all languages, and JSON escapes",
     ),
-    "a short buffer": (("in sys.stdin:", "in [os.read(0, 65536).decode()]:"), "takes a long order"),
+    "a short buffer": (("in sys.stdin:", "in [os.read(0, 65536).decode()]:"), "accepts a long order"),
     "SIGTERM ignored": (("#BEFORE", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"), "ends at a signal"),
-    "half a line taken for a run": (("json.loads(line) if", "lenient(line) if"), "survives lines that are no message"),
-    "a traceback at bad JSON": (NOTHING, "survives lines that are no message"),
-    "a wrong order done": (NOTHING, "answers a wrong order with fatal"),
+    "half a line taken for a run": (("json.loads(line) if", "lenient(line) if"), "handles lines that are not messages"),
+    "a traceback at bad JSON": (NOTHING, "handles lines that are not messages"),
+    "a wrong order done": (NOTHING, "answers an invalid order with a fatal message"),
     "half a character given back": (
         ("say(event(id))", "say(event(id, text=message['work_order']['task']))"),
-        "does not give back half a character",
+        "sends no lone surrogate",
     ),
-    "a second run forgotten": (("say(event(id))", "if RAN[1:]: return"), "takes runs in a row, or exits in order"),
+    "a second run forgotten": (
+        ("say(event(id))", "if RAN[1:]: return"),
+        "does several runs in a row, or exits cleanly after one",
+    ),
 }
 
 
@@ -304,16 +307,16 @@ EXTENSION_FAULTS: dict[str, tuple[tuple[str, str], str]] = {
         "ignores a cancel that comes late"),
     "death by a foreign cancel": (
         ("            run(message)\n", ELSE + "1 / 0\n"), "ignores a cancel for a run it does not know"),
-    "a cancel not heard": (("say(event(id))", SLEEP), "ends a cancelled run within the grace"),
-    "an end of input not heard": (("say(event(id))", SLEEP), "cancels when its control plane is gone"),
+    "a cancel not heard": (("say(event(id))", SLEEP), "ends a cancelled run within the grace period"),
+    "an end of input not heard": (("say(event(id))", SLEEP), "cancels its run when the control plane is gone"),
     "an ask about nothing": (
-        ("    end(id, order)\n", ASK.replace("'name': 'x', ", "")), "asks in the right shape and goes on when denied"),
+        ("    end(id, order)\n", ASK.replace("'name': 'x', ", "")), "sends valid asks, and continues after a denial"),
     "an end for each bad line": (
         ("        return {}\n", "        return say({'t': 'fatal', 'ref_id': 'r1', 'error': ''}) or {}\n"),
-                                 "ends no run for a bad line"),
+                                 "ends no run because of a bad line"),
     "events of another run": (("say(event(id))", "say(event(RAN[0]['id']))"), "keeps many runs apart"),
     "a word about a late answer": (("            run(message)\n", ELSE_ANSWER),
-                                   "ignores answers to nobody and late ones"),
+                                   "ignores answers to unknown asks, and late answers"),
     "a run lost among many": (("say(event(id))", "if id == 'r3': return"), "runs several orders at once"),
 }  # fmt: skip
 
