@@ -59,7 +59,7 @@ def within(args: Args, name: str, least: float, most: float = float("inf")) -> N
     """Raise ConfigError `usage_invalid` for an option whose number is outside these bounds, or none."""
     value = getattr(args, name, None)
     if value is not None and not least <= value <= most:
-        more = f"give a number from {least:g} to {most:g}" if most < float("inf") else f"give {least:g} or more"
+        more = f"give a number from {least:g} to {most:g}" if most < float("inf") else f"give at least {least:g}"
         raise wrong_words(f"--{name} {value:g} is out of range", more)
 
 

@@ -17,7 +17,7 @@ from backplane.scale.place import QueuePlace
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
-HELP = "Show or set the limits of a label and the budget of the queue; the word `off` removes a limit."
+HELP = "Show or set the limits for orders with a label, and the budget of the queue. The word `off` removes a limit."
 EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50"
 
 
@@ -104,7 +104,7 @@ def _number(text: str | None, name: str, kind: type[Any], least: float = 1e-3) -
     except ValueError:
         number = -1
     if not least <= number < (1 << 31):
-        raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or off")
+        raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or give off to remove the limit")
     return number
 
 
@@ -117,5 +117,6 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:
-        raise wrong_words(f"--rate {text} is not a rate", "give N/S, for example 10/60 for ten orders a minute; or off")
+        hint = "give N/S (N orders in S seconds), for example 10/60, or give off to remove the limit"
+        raise wrong_words(f"--rate {text} is not a rate", hint)
     return most, round(float(seconds) * 1000)

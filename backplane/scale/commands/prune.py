@@ -13,7 +13,7 @@ from backplane.scale.place import QueuePlace
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
-HELP = "Remove all but the newest ended orders."
+HELP = "Remove ended orders, except the newest ones."
 EXAMPLE = "backplane queue prune --keep 1000"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATES: Final = get_args(State)
 
-HELP = "Count orders, and list the workers."
+HELP = "Count the orders in each state, and list the workers."
 EXAMPLE = "backplane queue status"
 
 

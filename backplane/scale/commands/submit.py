@@ -46,13 +46,13 @@ def options(p: Parser) -> None:
         choices=("rerun", "fail"),
         help="if the worker dies, rerun the order or end it as failed (default: rerun only without network and MCP)",
     )
-    add.flag(queue, "--asks", help="let approvals wait for an answer by `queue answer`")
+    add.flag(queue, "--asks", help="let requests for approval wait until `queue answer` answers them")
     add.flag(queue, "--wait", help="wait until the order ends, and store its receipt")
-    add.value(queue, "--jsonl", metavar="FILE", help="submit many orders, one JSON object per line; - for stdin")
+    add.value(queue, "--jsonl", metavar="FILE", help="submit the orders in FILE, one JSON object per line; - for stdin")
     add.flag(queue, "--with-ignored", help="also send the files that git ignores")
     add.many(queue, "--secret", metavar="NAME", help="pass the environment variable NAME of the worker to the agent")
     work = p.add_argument_group("the order")
-    add.value(work, "-b", "--backend", metavar="NAME", help="run the order on this backend of the worker")
+    add.value(work, "-b", "--backend", metavar="NAME", help="use this backend on the worker's machine")
     add.model(work)
     add.root(work)
     add.files(work)

@@ -39,7 +39,7 @@ EXAMPLE = "backplane queue worker --slots 4 --label gpu"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "--slots", metavar="N", type=int, default=1, help="run N orders at once (default: 1)")
+    add.value(p, "--slots", metavar="N", type=int, default=1, help="run up to N orders at once (default: 1)")
     add.value(p, "--label", metavar="LABEL", default="default", help="take orders with this label (default: default)")
     add.config(p)
     add.queue(p, content=True)
@@ -71,7 +71,7 @@ def run(args: Args) -> int:
                 )  # First, or the line below would appear without a database.
                 await name_clocks(engine)
                 slots = streams.count(args.slots, "slot")
-                end = "a signal stops the worker after its running orders"
+                end = "on Ctrl-C or SIGTERM the worker takes no more orders, and stops when its orders have ended"
                 streams.note(f"taking orders with the label {args.label}, {slots}; {end}")
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):

@@ -433,7 +433,7 @@ def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> N
     worker = queue.worker()
     until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
     worker.terminate()
-    until(lambda: b"no more orders" in (queue.folder / "worker0.log").read_bytes())
+    until(lambda: b"taking no more orders" in (queue.folder / "worker0.log").read_bytes())
     worker.terminate()
     assert worker.wait(30) == 128 + signal.SIGTERM
 
