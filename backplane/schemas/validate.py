@@ -79,7 +79,7 @@ def validate(data: bytes, name: str) -> Findings:
     value, faults = _read(data)
     kind = _recognise(value)
     if kind == "unknown":
-        faults = faults or [DocumentFault("", "no document of the contract has these members: " + _members(value))]
+        faults = faults or [DocumentFault("", _why_unknown(value))]
         return _bounded(name, kind, iter(faults))
     return _bounded(name, kind, _document(value, kind, data, faults))
 
@@ -173,10 +173,10 @@ def _recognise(value: Json) -> str:
     return "configuration" if members & _SETTINGS else "unknown"
 
 
-def _members(value: Json) -> str:
+def _why_unknown(value: Json) -> str:
     if not isinstance(value, dict):
-        return f"it is no object but {_json_type(value)}"
-    return ", ".join(sorted(value)[:8]) or "there are none"
+        return f"an object is expected, but this is {_json_type(value)}"
+    return f"no kind of document has these members: {', '.join(sorted(value)[:8])}" if value else "the object is empty"
 
 
 def _json_type(value: Json) -> str:
@@ -198,8 +198,8 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
             known = set(error.schema["properties"])
             for stranger in sorted(set(error.instance) - known):
                 near = unheard.nearest_name(stranger, sorted(known))
-                meant = f"; {near!r} may be meant" if near else ""
-                yield DocumentFault(f"{place}/{_escaped(stranger)}", f"no such member{meant}")
+                meant = f"; did you mean {near!r}?" if near else ""
+                yield DocumentFault(f"{place}/{_escaped(stranger)}", f"unknown member{meant}")
         else:
             yield DocumentFault(place, _words(error))
 
@@ -250,7 +250,7 @@ def _words(error: Any) -> str:
             f"{shown} is not of type " + (wanted if isinstance(wanted, str) else " or ".join(wanted))
         ),
         "pattern": lambda wanted: f"{shown} does not have the form {wanted}",
-        "oneOf": lambda _: "exactly one of the alternatives must be present",
+        "oneOf": lambda _: "the value must match exactly one of the alternatives of the schema",
     }
     return words.get(error.validator, lambda _: str(error.message)[:200])(error.validator_value)
 
@@ -317,12 +317,12 @@ def _without_match(value: Json, kind: str) -> Iterator[DocumentFault]:
 
 
 def _matches_none(pointer: str, what: str, near: str | None) -> DocumentFault:
-    return DocumentFault(pointer, f"matches {what}" + (f"; {near!r} may be meant" if near else ""), note=True)
+    return DocumentFault(pointer, f"matches {what}" + (f"; did you mean {near!r}?" if near else ""), note=True)
 
 
 def _why_unheard(one: unheard.Unheard, refused: bool) -> str:
-    effect = "an order with it is refused" if refused else "without effect unless the host knows it"
-    return f"unknown, {effect}" + (f"; {one.nearest!r} may be meant" if one.nearest else "")
+    effect = "an order with it is refused" if refused else "it has no effect unless the host knows it"
+    return f"unknown member: {effect}" + (f"; did you mean {one.nearest!r}?" if one.nearest else "")
 
 
 def _is_form(message: str) -> bool:
@@ -341,7 +341,7 @@ def _wrong_times(value: Json, place: str) -> list[DocumentFault]:
         try:
             canonical.timestamp(value.get(name, "2000-01-01T00:00:00Z"))
         except (ValueError, TypeError) as error:
-            found.append(DocumentFault(f"{place}/{name}", f"no such time: {error}"))
+            found.append(DocumentFault(f"{place}/{name}", f"not a valid time: {error}"))
     for name in ("meta", "event", "receipt"):
         found += _wrong_times(value.get(name), f"{place}/{name}")
     trace = value.get("trace")
@@ -355,13 +355,13 @@ def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[DocumentFau
     receipt = read_receipt(value)
     # Without the final Z the print forms sort as the times do, whatever digits their fractions have.
     if receipt.meta.started_at[:-1] > receipt.meta.finished_at[:-1]:
-        return [DocumentFault(f"{place}/meta/finished_at", "is before started_at")]
+        return [DocumentFault(f"{place}/meta/finished_at", "finished_at is before started_at")]
     if receipt.receipt_sha256 is None:
         return []
     computed = receipt_hash(receipt)
     if receipt.receipt_sha256 == computed or (data is not None and verify_bytes(data) is None):
         return []
-    return [DocumentFault(f"{place}/receipt_sha256", f"the content hashes to {computed}")]
+    return [DocumentFault(f"{place}/receipt_sha256", f"the hash does not match the content, whose hash is {computed}")]
 
 
 def _is_lines(data: bytes) -> bool:
@@ -388,7 +388,7 @@ def _transcript(data: bytes) -> Iterator[DocumentFault]:
         if kind == "transcript line":
             faults += _annotated_line(value)
         elif kind == "unknown":
-            faults = faults or [DocumentFault("", "no document of the contract has these members: " + _members(value))]
+            faults = faults or [DocumentFault("", _why_unknown(value))]
         else:
             faults = list(_document(value, kind, line, faults))
         for fault in faults:
@@ -404,10 +404,10 @@ def _annotated_line(value: dict[str, Any]) -> list[DocumentFault]:
     if "set" in value:
         return []
     wrong = [
-        ("/from", value.get("from") in ("host", "control"), "host or control"),
-        ("/verdict", value.get("verdict") in ("accept", "noise", "drop", "end"), "accept, noise, drop or end"),
-        ("/code", ("code" in value) == (value.get("verdict") == "end"), "goes with the verdict end"),
-        ("/line", isinstance(value.get("line", value.get("line_base64")), str), "the raw text of the line"),
+        ("/from", value.get("from") in ("host", "control"), "must be host or control"),
+        ("/verdict", value.get("verdict") in ("accept", "noise", "drop", "end"), "must be accept, noise, drop or end"),
+        ("/code", ("code" in value) == (value.get("verdict") == "end"), "is required with the verdict end only"),
+        ("/line", isinstance(value.get("line", value.get("line_base64")), str), "the raw text of the line is missing"),
     ]
     return [DocumentFault(pointer, words) for pointer, holds, words in wrong if not holds]
 
@@ -422,5 +422,5 @@ def _configuration(data: bytes, name: str) -> Findings:
         fault = DocumentFault("", f"{what}: {error or type(error).__name__}", int(line[1]) if line else None)
         return Findings(name, "configuration" if name.endswith(".toml") else "unknown", (fault,))
     except TypeError:
-        return Findings(name, "configuration", (DocumentFault("", "a date or time is no value of any setting"),))
+        return Findings(name, "configuration", (DocumentFault("", "no setting accepts a date or a time"),))
     return _bounded(name, "configuration", _document(value, "configuration", data, []))
