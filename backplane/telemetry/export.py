@@ -46,7 +46,7 @@ LEAVE_MS_MAX: Final = 3_000
 """Milliseconds for a collector to accept what was not sent yet at the end; the rest is dropped."""
 
 NOT_ACCEPTED: Final = (
-    f"the collector did not accept it; check OTEL_EXPORTER_OTLP_ENDPOINT, or raise {TIMEOUT} (default: {SEND_S_MAX})"
+    f"the collector did not take data: check OTEL_EXPORTER_OTLP_ENDPOINT, or raise {TIMEOUT} (default: {SEND_S_MAX})"
 )
 
 Depths = Mapping[str, tuple[int, int]]

@@ -50,7 +50,7 @@ def arguments(call: Call) -> str:
 
 
 def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def arguments_value(text: str) -> Json:

@@ -83,9 +83,9 @@ def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | No
     """Return status and words of a refusal before any turn, or None."""
     script = plot.script
     if "upgrade" in head.headers:
-        return 426, "only HTTP/1.1 is spoken here"
+        return 426, "this server supports only HTTP/1.1"
     if head.data is None:
-        return 415, f"content-encoding {head.headers['content-encoding']} is not understood; gzip and identity are"
+        return 415, f"content-encoding {head.headers['content-encoding']} is not supported; use gzip or identity"
     hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
     is_doubled = _DOUBLED.search(head.path) is not None
     if place.protocol is None or hidden or is_doubled:
