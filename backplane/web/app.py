@@ -130,7 +130,7 @@ class Routes:
         return knock(self._home, run_id, answer)
 
     def cancel(self, run_id: str, given: FormFields) -> str:
-        return knock(self._home, run_id, CancelCommand(reason="cancelled at the desk"))
+        return knock(self._home, run_id, CancelCommand(reason="cancelled on the web page"))
 
     def apply(self, run_id: str, given: FormFields) -> str:
         wish = Wish(check=given.check, merge=given.merge, accept_violations=given.accept_violations)
