@@ -295,4 +295,4 @@ def test_what_is_imported_is_redacted_and_nothing_of_it_is_run(
     assert not list(tmp_path.rglob("ran"))
     assert main(["sessions", "show", id]) == 0
     shown = capfd.readouterr().out
-    assert "no run here" in shown
+    assert "without a run" in shown

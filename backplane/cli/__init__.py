@@ -21,19 +21,19 @@ INDEX: Final[dict[str, dict[str, str]]] = {
     "run work": {
         "run": "run one work order, from start to receipt",
         "chat": "hold a conversation in the terminal",
-        "compare": "run one order on several backends from the same tree",
+        "compare": "run one order on several backends, from the same files",
         "apply": "apply a run's patch to the original workspace",
-        "rewind": "list a run's checkpoints, or restore the workspace to one",
+        "rewind": "list a run's checkpoints, or restore its workspace to one of them",
     },
     "see and steer runs": {
-        "runs": "list runs, live ones first: task, state, cause, cost",
-        "show": "show one run: task, state, cause, cost, files",
-        "why": "say what a run waits for, or why it failed, and the next step",
+        "runs": "list runs, live runs first: task, state, cause of failure, cost",
+        "show": "show one run: task, state, cause of failure, cost, files",
+        "why": "explain what a run waits for or why it failed, and what to do next",
         "watch": "follow a run from any terminal, and answer its questions",
         "answer": "answer a live run's question from any terminal",
-        "cancel": "end a live run cleanly, with its receipt",
+        "cancel": "end a live run cleanly; it still gets a receipt",
         "report": "write a run as one HTML page, as Markdown or as a test report",
-        "web": "show runs in a browser, and answer, cancel, apply and rewind there",
+        "web": "show runs in a browser, and answer questions and apply patches there",
         "cost": "sum up what runs have cost",
     },
     "conversations": {
@@ -46,39 +46,39 @@ INDEX: Final[dict[str, dict[str, str]]] = {
     },
     "the record": {
         "receipts show": "print one receipt",
-        "receipts verify": "check hashes and the chain of receipts",
+        "receipts verify": "check the hashes and the chain of the stored receipts",
         "receipts audit": "compare the agent's claims with what was observed",
-        "receipts export": "write receipt, patch and journal as one folder",
-        "receipts import": "verify a receipt from another machine or store, and store it",
+        "receipts export": "write a run's receipt, patch and journal to a new folder",
+        "receipts import": "verify a receipt from another machine, and store it on this one",
         "policy test": "apply another policy to stored runs, and list each decision that would differ",
-        "prune": "remove the files of older runs, but keep their place in the chain of receipts",
+        "prune": "remove the files of older runs, but keep their entries in the chain of receipts",
     },
     "many machines": {
         "queue submit": "put a work order into a queue, for a worker on any machine",
         "queue worker": "take orders from a queue and run them on this machine",
         "queue list": "list orders, the newest first",
-        "queue show": "show where an order is, and fetch its receipt and patch",
+        "queue show": "show the state of an order, and fetch its receipt and patch",
         "queue answer": "answer an order's question",
         "queue events": "print the events of an order",
         "queue cancel": "end an order; it still gets a receipt",
-        "queue status": "count orders, and list the workers",
-        "queue limit": "show or set limits of a label",
-        "queue prune": "remove all but the newest ended orders",
+        "queue status": "count the orders in each state, and list the workers",
+        "queue limit": "show or set the limits for orders with a label",
+        "queue prune": "remove ended orders, except the newest ones",
     },
     "set up": {
         "init": "write a first backplane.toml in this folder",
         "doctor": "check this machine and the configuration",
-        "backends": "list the backends: ready, or why not and how to fix it",
-        "demo": "fix a bug in a small sample project, without a key or a network",
+        "backends": "list the backends, which of them are ready, and how to fix the others",
+        "demo": "show a whole run on a small sample project, without a key or a network",
         "completion": "print the completion script of a shell",
         "version": "print the version",
     },
     "for programs": {
-        "serve": "run orders that other programs send on stdin, as a host",
+        "serve": "run the orders that another program sends on stdin",
         "mcp": "start an MCP server with tools that run orders and read receipts",
         "validate": "check work orders, receipts, policies and other files",
         "schema": "print a JSON Schema",
-        "conform": "check whether a program follows the protocol of a host",
+        "conform": "check whether a program follows the sidecar protocol",
         "translate": "convert a request, response or stream between vendors' formats",
         "explain": "explain an error code",
     },
@@ -133,9 +133,9 @@ example:
 
 exit codes:
   0    done
-  1    the work failed, or a check found something
+  1    the work failed, or a check found a fault
   2    wrong usage, unreadable input, unknown backend or wrong configuration
-  3    the outcome is partial, or the run has a finding of --fail-on
+  3    the outcome is partial, or the run has a finding that --fail-on names
   4    refused by policy or for a missing capability; or no claim could be judged
   130  stopped cleanly by Ctrl-C (129, 131 or 143: by another signal)
   141  the reader of stdout closed the pipe
@@ -169,7 +169,7 @@ def _main(words: list[str]) -> int:
     name = "version" if words == ["--version"] else f"{group} {first}".strip()
     if name not in COMMANDS:
         near = did_you_mean(first, _parts(group) if group else [*COMMANDS, *GROUPS])
-        raise wrong_words(f"no command {name!r}", f"{near}backplane --help")
+        raise wrong_words(f"no command {name!r}", f"{near}`backplane --help` lists the commands")
     with streams.postponed():
         if name != "version" and not {"-h", "--help"} & set(rest):
             importlib.import_module("backplane.contract.light")  # Before msgspec is loaded by a command's module.

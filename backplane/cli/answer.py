@@ -32,11 +32,12 @@ def send(name: str, request: Request) -> int:
         run = find(store, name)
         if run.state != "live":
             fact = f"run {run.run_id} is not live: it is {run.outcome or run.reason or 'cut off'}"
-            hint = "backplane runs --live"
+            hint = "list the live runs: backplane runs --live"
             if run.reason == UNFOLLOWED:
-                hint = f"backplane queue cancel {run.queued} [--engine URL]"
+                hint = f"cancel it in its queue: backplane queue cancel {run.queued} [--engine URL]"
                 if isinstance(request, AnswerCommand):
-                    hint = f"backplane queue answer {run.queued} {request.ask} {request.decision} [--engine URL]"
+                    given = f"{run.queued} {request.ask} {request.decision}"
+                    hint = f"answer it in its queue: backplane queue answer {given} [--engine URL]"
             raise wrong(fact, hint)
         streams.write(streams.one_line(knock(store.home, run.run_id, request)) + "\n")
     return 0

@@ -15,7 +15,7 @@ from backplane.runtime.results import Wish, apply_result
 from backplane.runtime.state import StateFolder
 from backplane.workspace import Applied
 
-HELP = "Apply a run's patch to the original workspace: all of it or nothing."
+HELP = "Apply a run's patch to the original workspace. If a part does not apply, nothing is changed."
 EXAMPLE = "backplane apply last --check\nbackplane apply last\nbackplane apply 3f2a --root ~/project"
 
 

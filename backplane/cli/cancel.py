@@ -7,7 +7,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser
 from backplane.runtime.door import CancelCommand
 
-HELP = "End a live run cleanly: stop its host, save its work and seal its receipt."
+HELP = "End a live run cleanly: stop the agent, save its work and seal the receipt."
 EXAMPLE = "backplane cancel last --reason 'wrong branch'"
 
 

@@ -28,7 +28,7 @@ HELP_TEXT: Final = """\
 /diff           print the changes of the last turn
 /model NAME     use another model from the next turn on
 /handover NAME  continue with another backend
-/quit           end; the session stays stored
+/quit           end the chat; the session stays stored
 """
 EXAMPLE = "backplane chat --backend mine\nbackplane chat --continue"
 
@@ -39,12 +39,13 @@ def options(p: Parser) -> None:
     p.add_argument("-c", "--continue", dest="resume", action="store_const", const="last", help="same as --resume last")
     add.model(p)
     add.many(p, "--image", metavar="FILE", help="attach this picture to your first message")
-    add.value(p, "--system", metavar="TEXT", help="instructions for the whole conversation")
+    add.value(p, "--system", metavar="TEXT", help="give the agent these instructions for the whole conversation")
     add.root(p)
     add.in_place(p)
     add.value(
         p, "--policy", metavar="FILE",
-        help="policy file as JSON, or one of default, strict and ci; with --resume it can only tighten the policy",
+        help="JSON policy file, or a built-in policy: default, strict or ci; "
+        "with --resume it can only tighten the session's policy",
     )  # fmt: skip
     add.value(p, "--max-turns", metavar="N", type=int, help="end each reply after this many turns of the model")
     add.on_ask(p)
@@ -76,7 +77,7 @@ class _Chat:
                 tasks.start_soon(self._watch_signals, tasks.cancel_scope)
                 tasks.start_soon(self._paint)
                 model = f", {self._session.model}" if self._session.model else ""
-                streams.write(f"{self._session.provider}{model}; /help, Ctrl-D ends\n")
+                streams.write(f"{self._session.provider}{model}; /help lists the commands, Ctrl-D ends the chat\n")
             while True:
                 try:
                     text = await self._lines.line(lines.MESSAGE)

@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         found, extra = parse(words)
         if extra:
             near = did_you_mean(extra[0].partition("=")[0], self._option_string_actions)
-            raise wrong_words(f"unrecognized arguments: {' '.join(extra)}", f"{near}{self.prog} --help")
+            raise wrong_words(f"unrecognized arguments: {' '.join(extra)}", f"{near}see `{self.prog} --help`")
         for option, other in self.only_with.items():
             this, that = self._option_string_actions[option], self._option_string_actions[other]
             if getattr(found, this.dest) != this.default and getattr(found, that.dest) == that.default:
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        raise wrong_words(message, f"{self.prog} --help")
+        raise wrong_words(message, f"`{self.prog} --help` explains the options")
 
 
 def load(name: str) -> Any:

@@ -32,8 +32,8 @@ backplane compare "fix the failing test" -b mine/large -b mine/small
 def options(p: Parser) -> None:
     add.value(p, "task", metavar="TASK", help="what to do, in words")
     add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give the option at least twice")
-    add.value(p, "--check", metavar="CMD", help="check each patch with this command, in a copy; 0 means passed")
-    rounds = "run N rounds; a verdict needs at least three (default: 1)"
+    add.value(p, "--check", metavar="CMD", help="run this command on each patched copy; exit code 0 means passed")
+    rounds = "run each backend N times; a verdict needs at least 3 rounds (default: 1)"
     add.value(p, "--repeat", metavar="N", type=int, default=1, help=rounds)
     add.value(p, "-C", "--root", metavar="DIR", default=".", help="work on this folder (default: the current one)")
     add.value(p, "--timeout", metavar="TIME", type=add.seconds, help="end a run after this time, such as 90s or 5m")

@@ -54,7 +54,7 @@ complete -c backplane -a '(backplane completion fish --of (commandline -opc)[2..
 
 
 def options(p: Parser) -> None:
-    p.add_argument("shell", choices=tuple(SCRIPTS), help="your shell")
+    p.add_argument("shell", choices=tuple(SCRIPTS), help="shell that the script is for")
     p.add_argument("--of", metavar="WORD", nargs=argparse.REMAINDER, help="print the completions of the last WORD")
 
 

@@ -15,15 +15,15 @@ from backplane.cli.command import Args, Parser, wrong_words
 if TYPE_CHECKING:
     from backplane.conform.runner import Result
 
-HELP = "Check whether a program follows the protocol of a host. Exits with 1 if a check fails."
+HELP = "Check whether a program follows the sidecar protocol. Exits with 1 if a check fails."
 EXAMPLE = "backplane conform -- node my-host.mjs"
 
 
 def options(p: Parser) -> None:
     add.json(p, "one JSON object with every result", "cli_conform")
-    rule = "check a plain run and only this rule, given by name or by number such as S19"
+    rule = "check only a plain run and this rule; give its name, or its number such as S19"
     add.many(p, "--rule", metavar="NAME", help=rule)
-    add.value(p, "command", metavar="COMMAND", nargs="+", help="program to check and its arguments, after `--`")
+    add.value(p, "command", metavar="COMMAND", nargs="+", help="program to check, with its arguments, after `--`")
 
 
 def run(args: Args) -> int:

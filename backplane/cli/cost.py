@@ -26,7 +26,7 @@ EXAMPLE = "backplane cost --by model --since 7d"
 
 
 def options(p: Parser) -> None:
-    p.add_argument("--by", choices=tuple(_KEYS), default="provider", help="group the sums by this (default: provider)")
+    p.add_argument("--by", choices=tuple(_KEYS), default="provider", help="group the runs by this (default: provider)")
     add.since(p)
     add.json(p, "one JSON object per sum, one per line; the last is the sum of all runs", "cli_cost")
 

@@ -21,7 +21,8 @@ from backplane.config import child_environment
 from backplane.errors import BackendError
 from backplane.process.tool import run_tool
 
-HELP = "Fix a bug in a small sample project: copy the project, run a scripted agent, verify and apply the patch."
+HELP = """Show a whole run on a small sample project: a scripted agent fixes a bug, the receipt is verified, and
+the patch is applied. The demo needs no key and no network."""
 EXAMPLE = "backplane demo"
 
 SAMPLE: Final = Path(__file__).resolve().parent / "sample"

@@ -80,7 +80,7 @@ def examine(environ: Mapping[str, str], cwd: Path, file: Path | None, *, over_ne
     yield _state(config.home_path(environ))
     for layer in probe(environ).layers():
         purpose = _PURPOSES[layer.name]
-        fact = f"works; for: {purpose}" if layer.usable else f"{layer.why}; missing without it: {purpose}"
+        fact = f"{'works' if layer.usable else layer.why}; its purpose: {purpose}"
         yield _check(layer.name, layer.usable, fact, layer.fix, needed=False)
     yield from _configured(environ, cwd, file, over_network)
 
@@ -111,7 +111,7 @@ def _state(home: Path) -> DoctorCheck:
         fix = "set BACKPLANE_HOME to a folder that this user can write"
         return _check("state", False, f"{str(home)[:200]} cannot be written", fix)
     if home == place and place.stat().st_mode & 0o077:
-        return _check("state", False, f"{home} is open to other users", f"chmod 700 {home}", needed=False)
+        return _check("state", False, f"other users can open {home}", f"run: chmod 700 {home}", needed=False)
     return _check("state", True, str(home))
 
 
@@ -131,10 +131,10 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
     except BackplaneError as error:
         yield _failed("configuration", error, "correct the file, or name another one with --config")
         return
-    yield _check("configuration", True, str(found) if found else "none; the built-in settings apply")
+    yield _check("configuration", True, str(found) if found else "no file is there; the built-in settings apply")
     for variable in config.unknown_variables(environ):
         fact = f"{variable} is not a setting of this version"
-        yield _check("environment", False, fact, f"unset {variable}", needed=False)
+        yield _check("environment", False, fact, f"correct the name, or run: unset {variable}", needed=False)
     for place, fault in setting_faults(settings, environ):
         yield _failed(place.removeprefix("/"), fault)
     for status in backends.known(settings, environ):

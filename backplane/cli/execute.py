@@ -108,5 +108,5 @@ def _on_ask(args: Args, cwd: Path, environ: Mapping[str, str]) -> str | tuple[st
     assert isinstance(words, tuple)
     from backplane.runtime.faults import require_program  # Loads the prices of models.
 
-    require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
+    require_program(words[0], environ, f"give --on-ask one of {', '.join(asking.WORDS)}, or an installed program")
     return words

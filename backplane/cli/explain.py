@@ -12,7 +12,7 @@ EXAMPLE = "backplane explain backend_crashed"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "code", metavar="CODE", nargs="?", help="error code: the first word of an error message")
+    add.value(p, "code", metavar="CODE", nargs="?", help="error code, which is the first word of an error message")
 
 
 def run(args: Args) -> int:

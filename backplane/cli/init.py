@@ -33,7 +33,7 @@ run_s = 3600 # a whole run, in seconds
 def options(p: Parser) -> None:
     add.value(p, "-b", "--backend", metavar="NAME", help="use this backend (default: the first ready agent)")
     names = config.SHIPPED_POLICIES
-    p.add_argument("--policy", choices=names, default="default", help="use this policy (default: default)")
+    p.add_argument("--policy", choices=names, default="default", help="use this built-in policy (default: default)")
 
 
 def run(args: Args) -> int:

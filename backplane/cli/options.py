@@ -65,7 +65,7 @@ seconds.__name__ = "time"  # argparse says: invalid time value.
 def run_id(p: Group, *, optional: bool = False) -> None:
     """Add the word RUN; an optional one is `last` by default."""
     default: dict[str, Any] = {"nargs": "?", "default": "last"} if optional else {}
-    value(p, "run", metavar="RUN", help="run id or a prefix of it, `last`, or `last~2`", **default)
+    value(p, "run", metavar="RUN", help="run id or a prefix of it, `last`, or `last~2` (two runs earlier)", **default)
 
 
 def session_id(p: Group) -> None:
@@ -78,7 +78,7 @@ def since(p: Group) -> None:
 
 
 def config(p: Group) -> None:
-    value(p, "--config", metavar="FILE", help="configuration file (default: ./backplane.toml, else the user's own)")
+    value(p, "--config", metavar="FILE", help="use this configuration file (default: ./backplane.toml, else your own)")
 
 
 def answer(p: Group) -> None:
@@ -97,7 +97,7 @@ def reason(p: Group) -> None:
 def task_or_order(p: Parser) -> None:
     """Add the two ways to say what to do."""
     p.usage = f"{p.prog} [options] (TASK | --order FILE)"
-    value(p, "task", metavar="TASK", nargs="?", help="what to do, in words; - reads it from stdin")
+    value(p, "task", metavar="TASK", nargs="?", help="task for the agent, in words; - reads it from stdin")
     value(p, "--order", metavar="FILE", help="read a work order as JSON (- for stdin); other options override it")
 
 
@@ -121,7 +121,7 @@ def files(p: Group) -> None:
 
 def on_ask(p: Group) -> None:
     """Add who answers the approvals of a conversation."""
-    how = "how to answer requests for approval (default: prompt on a terminal, else deny)"
+    how = "answer requests for approval in this way (default: prompt on a terminal, else deny)"
     value(p, "--on-ask", choices=("deny", "allow", "prompt"), help=how)
 
 
@@ -129,15 +129,15 @@ def bounds(p: Group) -> None:
     """Add what the agent needs, may do and may spend."""
     level = "refuse a backend without this capability; LEVEL is native, emulated (default) or any"
     many(p, "--require", metavar="CAP[=LEVEL]", help=level)
-    value(p, "--policy", metavar="FILE", help="policy file as JSON, or one of default, strict and ci")
+    value(p, "--policy", metavar="FILE", help="JSON policy file, or a built-in policy: default, strict or ci")
     many(p, "--allow-tool", metavar="TOOL", help="allow only this tool and the tools in allowed_tools of the policy")
     many(p, "--deny-tool", metavar="TOOL", help="forbid this tool, in addition to the policy's rules")
     sandbox = "require, try or skip the sandbox around the agent (default: best_effort)"
     value(p, "--isolation", choices=("required", "best_effort", "off"), help=sandbox)
-    findings = "exit with 3 if a complete run has any of: denied, false-claims, violations; `none` turns this off"
+    findings = "exit with 3 if a complete run has one of: denied, false-claims, violations; `none` turns this off"
     many(p, "--fail-on", metavar="WORDS", help=findings)
-    value(p, "--max-turns", metavar="N", type=int, help="stop after this many turns of the model")
-    cost = "stop when the run has cost this much, as far as the backend reports costs"
+    value(p, "--max-turns", metavar="N", type=int, help="end the run after this many turns of the model")
+    cost = "end the run when it has cost this many US dollars; the backend must report its costs"
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
     many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, such as abp.route.seed=7")

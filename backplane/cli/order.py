@@ -51,7 +51,7 @@ def build(
         vendor = _with_parameters(order.config.vendor, args.param)
         root = os.path.normpath(cwd / (args.root or order.workspace.root))
         if root.encode(errors="replace").decode() != root:
-            fact = f"the name of the workspace {os.fsencode(root)!r} is not UTF-8, and an order is UTF-8 text"
+            fact = f"the name of the workspace {os.fsencode(root)!r} is not UTF-8, as an order requires"
             raise wrong(fact, "rename the folder, or give a symbolic link to it as --root")
         made = make_order(
             replace(order, config=replace(order.config, env=env, vendor=vendor)),
@@ -110,8 +110,8 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 def _read(args: Args) -> WorkOrder:
     if (args.task is None) == (args.order is None):
-        hint = 'give the task, as in `backplane run "…"`, or --order FILE'
-        raise wrong_words("the order needs exactly one of TASK and --order", hint)
+        hint = 'give exactly one: `backplane run "…"`, or `backplane run --order FILE`'
+        raise wrong_words("TASK and --order are both given, or both are missing", hint)
     if args.order is not None:
         return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     return WorkOrder(streams.read_text("-") if args.task == "-" else args.task)
@@ -125,7 +125,8 @@ def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
     try:
         return read_work_order(value, lenient=lenient)
     except ValueError as error:
-        raise wrong(f"{source} is not a work order: {error}", "see `backplane schema work_order`") from error
+        hint = "correct it by the schema that `backplane schema work_order` prints"
+        raise wrong(f"{source} is not a work order: {error}", hint) from error
 
 
 def read_json(data: bytes, source: str) -> Json:

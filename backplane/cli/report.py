@@ -20,13 +20,13 @@ backplane report last --summary >> "$GITHUB_STEP_SUMMARY"
 
 
 def options(p: Parser) -> None:
-    add.value(p, "runs", metavar="RUN", nargs="+", help="run ids or prefixes of run ids, `last`, or `last~2`")
+    add.value(p, "runs", metavar="RUN", nargs="+", help="run ids or prefixes, `last`, or `last~2` (two runs earlier)")
     form = p.add_mutually_exclusive_group()
-    add.flag(form, "--summary", help="write Markdown, for the summary of a CI step")
-    add.flag(form, "--junit", help="write a JUnit test report; an incomplete run is a failure")
+    add.flag(form, "--summary", help="write Markdown instead of HTML, for the summary of a CI step")
+    add.flag(form, "--junit", help="write a JUnit test report, in which an incomplete run counts as a failure")
     add.value(
         p, "--omit", metavar="WHAT", default="",
-        help="leave out outputs, prompts or absolute paths, to share the report; separate several kinds with commas",
+        help="leave these out of a report that you want to share: outputs, prompts, paths (separated by commas)",
     )  # fmt: skip
 
 
@@ -34,10 +34,10 @@ def run(args: Args) -> int:
     omit = frozenset(args.omit.split(",")) - {""}
     if unknown := omit - set(OMISSIBLE):
         fact = f"--omit {streams.one_line(min(unknown))}: unknown kind of content"
-        raise wrong_words(fact, f"choose from: {', '.join(OMISSIBLE)}")
+        raise wrong_words(fact, f"give one or more of: {', '.join(OMISSIBLE)}")
     as_page = not (args.summary or args.junit)
     if as_page and len(args.runs) > 2:
-        raise wrong_words("a page has at most two runs", "use --summary or --junit for more runs")
+        raise wrong_words("an HTML page can show at most two runs", "use --summary or --junit for more runs")
     if as_page and streams.is_terminal(streams.STDOUT):
         raise wrong_words("refusing to print HTML to a terminal", "write it to a file: backplane report RUN > run.html")
     rows_max = ROWS_MAX if as_page else 0

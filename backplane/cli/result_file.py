@@ -30,7 +30,7 @@ class ResultFile:
         is_file = name != "-" and not name.startswith("/dev/") and (os.path.isfile(name) or not os.path.exists(name))
         self._name, self.path = name, Path(os.path.realpath(name)) if is_file else None
         if stdout_taken and name in ("-", "/dev/stdout"):
-            raise wrong_words(f"{name!r}: stdout is used by --json", "give the name of a file")
+            raise wrong_words(f"{name!r} means stdout, which --json uses", "give the name of a file instead")
         if os.path.isdir(name or ".") or (self.path is not None and not os.access(self.path.parent, os.W_OK)):
             fact = f"{name!r} cannot be written: it is a folder, or its folder is missing or not writable"
             raise wrong(fact, "name a file in a folder that this user can write to")

@@ -20,16 +20,17 @@ LAST: Final = "last"
 def options(p: Parser) -> None:
     add.task_or_order(p)
     add.config(p)
-    who = p.add_argument_group("the backend (default: the configured one, else the router's choice)")
+    who = p.add_argument_group("the backend (default: the configured backend, else the router's choice)")
     named = who.add_mutually_exclusive_group()
-    add.value(named, "-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or replay:RUN")
+    name = "use this backend (see `backplane backends`), or replay:RUN to replay a stored run"
+    add.value(named, "-b", "--backend", metavar="NAME", help=name)
     add.value(
         named, "--sidecar", metavar="COMMAND",
-        help="use this program as the backend; `backplane conform` checks whether the program is a host",
+        help="use this program as the backend; `backplane conform` checks whether it follows the sidecar protocol",
     )  # fmt: skip
     add.model(who)
     add.value(
-        who, "--prefer", metavar="P", help="let the router choose by speed, quality, cost or all three (balanced)"
+        who, "--prefer", metavar="P", help="let backplane choose the backend by speed, quality, cost or all (balanced)"
     )
     talk = p.add_argument_group("the conversation")
     add.flag(talk, "--keep", help="store the conversation, and print its id")
@@ -37,22 +38,22 @@ def options(p: Parser) -> None:
     add.value(talk, "--resume", metavar="ID", help=latest)
     talk.add_argument("-c", "--continue", dest="resume", action="store_const", const=LAST, help="same as --resume last")
     add.value(talk, "--schema", metavar="FILE", help="JSON Schema that the answer must satisfy; - for stdin")
-    add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server; NAME=URL for a remote server")
+    add.many(talk, "--mcp", metavar="NAME=COMMAND", help="give the agent this MCP server, or a remote one: NAME=URL")
     place = p.add_argument_group("the workspace")
     add.root(place)
     add.in_place(place)
-    add.flag(place, "--apply", help="apply the patch when the run is complete")
+    add.flag(place, "--apply", help="apply the patch to the folder if the run ends as complete")
     add.files(place)
     add.many(place, "--image", metavar="FILE", help="attach this picture to the task: PNG, JPEG, GIF or WebP")
-    add.flag(place, "--checkpoints", help="store the workspace's state before each tool call that may write")
-    may = p.add_argument_group("what the agent needs and may do")
+    add.flag(place, "--checkpoints", help="store the workspace's state before each tool call that may change files")
+    may = p.add_argument_group("what the agent needs, and what it may do")
     add.bounds(may)
     how = (
         "answer requests for approval: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), "
         "or a command that reads a request as JSON and prints its decision (default: prompt on a terminal, else deny)"
     )
     add.value(may, "--on-ask", metavar="HOW", help=how)
-    add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone takes it from your environment")
+    add.many(may, "--env", metavar="K[=V]", help="set a variable for the agent; K alone copies your own variable")
     add.value(may, "--timeout", metavar="TIME", type=add.seconds, help="end the run after TIME, such as 90s, 5m or 2h")
     out = p.add_argument_group("output")
     add.many(out, "--tag", metavar="TAG", help="tag the run with a word or KEY=VALUE")

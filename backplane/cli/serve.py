@@ -20,8 +20,8 @@ def _is_read_only(path: Path) -> bool:
     return there is not None and bool(os.statvfs(there).f_flag & os.ST_RDONLY)
 
 
-HELP = """Speak the sidecar protocol on stdin and stdout: each `run` message starts a run of this control plane.
-contracts/sidecar.md describes the protocol, contracts/clients/ has clients."""
+HELP = """Speak the sidecar protocol on stdin and stdout: each `run` message starts a run.
+contracts/sidecar.md describes the protocol, and contracts/clients/ contains clients for it."""
 EXAMPLE = """
 backplane serve < orders.jsonl
 ssh build-machine backplane serve

@@ -30,13 +30,13 @@ EXAMPLE = f"backplane translate --from {_FIRST} --to {_SECOND} --kind request re
 def options(p: Parser) -> None:
     names = ", ".join(DIALECTS)
     for option, dest, words in (
-        ("--from", "source", f"format of FILE: {names}; or augment (requests)"),
-        ("--to", "target", "format to write: one of the formats of --from; augment only for streams"),
+        ("--from", "source", f"format of FILE: {names}; for requests also augment"),
+        ("--to", "target", "format to write: the same choices as for --from, but augment only for streams"),
     ):
         add.value(p, option, metavar="DIALECT", dest=dest, required=True, help=words)
     kinds = ("request", "response", "stream")
     p.add_argument("--kind", choices=kinds, default="request", help="kind of message in FILE (default: request)")
-    add.flag(p, "--strict", help="exit with 1 if any content is lost; mere changes of form do not count")
+    add.flag(p, "--strict", help="exit with 1 if any content is lost; a change of form only is no loss")
     add.value(p, "file", metavar="FILE", nargs="?", default="-", help="file to convert (default: stdin)")
 
 
@@ -44,7 +44,7 @@ def run(args: Args) -> int:
     reads, writes = args.source == augment.NAME, args.target == augment.NAME
     if (reads and args.kind != "request") or (writes and args.kind != "stream"):
         fact = f"cannot translate a {args.kind} from {args.source} to {args.target}"
-        raise wrong_words(fact, "use --from augment for requests, and --kind stream --to augment for streams")
+        raise wrong_words(fact, "give --from augment only with --kind request, --to augment only with --kind stream")
     losses = _stream(args) if args.kind == "stream" else _document(args)
     for loss in losses:
         if streams.is_terminal(streams.STDERR):

@@ -113,8 +113,9 @@ class _Watch:
         self.terminal.add(look.end_line())
         streams.write(self.terminal.clear())
         if state == "cut_off":
-            gone, queued = "cut off: its backplane process ended; the next run writes its receipt", self._run.queued
-            step = f"no longer followed here: {follow_step(queued)} [--engine URL]" if queued is not None else gone
+            step = "run cut off: its backplane process ended early; the next `backplane run` writes its receipt"
+            if (queued := self._run.queued) is not None:
+                step = f"this machine no longer follows the run; to follow it: {follow_step(queued)} [--engine URL]"
             streams.write(f"{step}\n")
             return FAILED
         receipt, patch = self._store.load(self._run.run_id), self._store.folder(self._run.run_id) / PATCH

@@ -21,7 +21,7 @@ EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 def options(p: Parser) -> None:
     add.value(p, "--port", metavar="N", type=int, default=0, help="port on 127.0.0.1 (default: any free port)")
-    add.flag(p, "--read-only", help="show runs only; accept no answers and no changes")
+    add.flag(p, "--read-only", help="read-only: show runs, but accept no answers to questions and no changes")
     add.flag(p, "--open", help="open the page in the browser")
 
 
@@ -32,10 +32,10 @@ def run(args: Args) -> int:
         from backplane.web import server
     except ModuleNotFoundError as error:
         raise wrong(f"`backplane web` needs {error.name}, which is not installed", install_hint("web")) from error
-    can = "read" if args.read_only else "read, answer and apply"
+    can = "read the runs" if args.read_only else "read the runs, answer questions and apply patches"
 
     def say(address: str, once: str) -> None:
-        streams.write(f"{address}\nthis address lets its reader {can} runs here; Ctrl-C ends the server\n")
+        streams.write(f"{address}\nwhoever knows this address can {can}; Ctrl-C ends the server\n")
         if args.open:
             # Some browsers make their caller wait.
             threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()

@@ -26,8 +26,8 @@ backplane policy test new.json --all
 
 
 def options(p: Parser) -> None:
-    add.value(p, "policy", metavar="POLICY", help="policy to try: a file, or one of default, strict and ci")
-    add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or prefixes of run ids, `last`, or `last~2`")
+    add.value(p, "policy", metavar="POLICY", help="JSON policy file, or a built-in policy: default, strict or ci")
+    add.value(p, "runs", metavar="RUN", nargs="*", help="run ids or prefixes, `last`, or `last~2` (two runs earlier)")
     add.flag(p, "--all", help="apply the policy to every stored run")
     add.json(p, "one JSON object per run, one per line", "cli_replay")
 

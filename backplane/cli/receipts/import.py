@@ -9,7 +9,7 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
 from backplane.receipts.bundle import import_bundle
 
-HELP = "Verify a receipt from another machine or store, and store it here."
+HELP = "Verify a receipt from another machine, and store it on this one."
 EXAMPLE = "backplane receipts import ./3f2a1b0c-…"
 
 

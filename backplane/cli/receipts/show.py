@@ -13,7 +13,7 @@ EXAMPLE = "backplane receipts show last --json | jq .usage"
 
 def options(p: Parser) -> None:
     add.run_id(p, optional=True)
-    add.json(p, "the whole receipt in canonical bytes", "receipt")
+    add.json(p, "the whole receipt as canonical JSON", "receipt")
 
 
 def run(args: Args) -> int:

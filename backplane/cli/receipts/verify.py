@@ -37,12 +37,13 @@ def options(p: Parser) -> None:
         p, "names", metavar="FILE-or-RUN", nargs="*",
         help="receipt file, exported folder, run id, or a prefix of a run id (default: all stored receipts)",
     )  # fmt: skip
-    add.value(p, "--checkpoint", metavar="FILE", help="find receipts that are missing since this checkpoint")
+    add.value(p, "--checkpoint", metavar="FILE", help="report receipts that are missing since this checkpoint")
     add.value(
         p, "--save-checkpoint", metavar="FILE",
         help="write a checkpoint of the chain to this file, signed if a signing key is configured; keep it elsewhere",
     )  # fmt: skip
-    add.value(p, "--key", metavar="PUB", help="require that each receipt has a signature of this public key's owner")
+    signed = "require that each receipt has a signature that verifies with this public key"
+    add.value(p, "--key", metavar="PUB", help=signed)
     add.config(p)
     p.only_with["--config"] = "--save-checkpoint"
     add.json(p, "what was checked and each fault as one JSON object", "cli_receipts_verify")
@@ -51,7 +52,8 @@ def options(p: Parser) -> None:
 def run(args: Args) -> int:
     key = signatures.public_key(args.key) if args.key is not None else None
     if args.names and (args.checkpoint or args.save_checkpoint) is not None:
-        raise wrong_words("a checkpoint covers all stored receipts", "leave out the names of receipts")
+        fact = "a checkpoint covers all stored receipts, so single receipts cannot be named with it"
+        raise wrong_words(fact, "leave out the names of receipts")
     if args.names:
         found = Audit(tuple(fault for name in args.names for fault in _faults_of(name, key)), len(args.names))
     else:
@@ -77,7 +79,7 @@ def _head(args: Args, store: Store) -> bytes:
     """Return the head of the chain as a file to keep elsewhere. Raises ConfigError: the chain has none."""
     key, head = load_settings(args).signing_key, store.checkpoint()
     if head is None:
-        raise wrong("no receipt is stored, so the chain has no head", "run an order first")
+        raise wrong("no receipt is stored, so there is nothing to save as a checkpoint", "run an order first")
     return signatures.Signer(key).checkpoint(head) if key is not None else msgspec.json.encode(head) + b"\n"
 
 
@@ -87,11 +89,11 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
         yield f"{name or 'store'}: {'; '.join(facts) or 'intact'}"
     if names:
         return
-    pruned = f", {found.pruned} pruned ones only by their place in the chain" if found.pruned else ""
+    pruned = f", {found.pruned} pruned runs only by their entries in the chain" if found.pruned else ""
     checked = streams.count(found.checked, "receipt")
     yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
     if not found.rollback_checked:
-        yield "without --checkpoint FILE, missing newest receipts or an older copy of the store cannot be seen"
+        yield "give --checkpoint FILE to also detect that the newest receipts are missing or the store is an older copy"
 
 
 def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
@@ -115,7 +117,7 @@ def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
             return
         sha256 = receipt.receipt_sha256
     elif os.sep in name or name.endswith(".json"):
-        raise wrong(f"no file {name}", "name an existing file or folder, or a run")
+        raise wrong(f"there is no file {name}", "name an existing file or folder, or a stored run")
     else:
         with open_store() as store:
             row = store.find(name)

@@ -53,7 +53,7 @@ def turn_options(p: Parser) -> None:
     add.on_ask(p)
     add.value(
         p, "--policy", metavar="FILE",
-        help="tighten the session's policy with this policy: a JSON file, or one of default, strict and ci",
+        help="tighten the session's policy with this policy: a JSON file, or a built-in policy (default, strict or ci)",
     )  # fmt: skip
     add.config(p)
 

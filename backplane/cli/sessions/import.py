@@ -20,7 +20,7 @@ backplane sessions import --from VENDOR last --backend mine
 def options(p: Parser) -> None:
     add.value(
         p, "file", metavar="FILE",
-        help="file that `sessions show --json` wrote; with --from, a path, the vendor's session id, or `last`",
+        help="file that `sessions show --json` wrote; with --from: a path, the vendor's id of the session, or `last`",
     )  # fmt: skip
     add.value(p, "--from", metavar="VENDOR", dest="vendor", help="read a conversation stored by this vendor's program")
     add.value(

@@ -7,7 +7,7 @@ from backplane.cli import order, sessions
 from backplane.cli.command import Args, Parser
 from backplane.contract.conversation import UserMessage
 
-HELP = "Send one message to a stored conversation; `backplane chat --resume` opens the chat."
+HELP = "Send one message to a stored conversation; `backplane chat --resume` continues it as a chat."
 EXAMPLE = 'backplane sessions resume last "and now the tests"'
 
 

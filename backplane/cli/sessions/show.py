@@ -32,7 +32,7 @@ def run(args: Args) -> int:
         return 0
     streams.write(f"session {file.id} with {file.provider}\n")
     for number, turn in enumerate(file.turns):
-        run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "no run here"
+        run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "without a run on this machine"
         streams.write(f"\nturn {number + 1}: {turn.provider}, {run}, {turn.stop_reason or '?'}\n")
         for message in turn.messages:
             for line in _lines(message):
