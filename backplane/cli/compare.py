@@ -30,7 +30,7 @@ backplane compare "fix the failing test" -b mine/large -b mine/small
 
 
 def options(p: Parser) -> None:
-    add.value(p, "task", metavar="TASK", help="what to do, in words")
+    add.value(p, "task", metavar="TASK", help="task for the agents, in words")
     add.many(p, "-b", "--backend", metavar="NAME[/MODEL]", help="compare this backend; give the option at least twice")
     add.value(p, "--check", metavar="CMD", help="run this command on each patched copy; exit code 0 means passed")
     rounds = "run each backend N times; a verdict needs at least 3 rounds (default: 1)"

@@ -116,7 +116,7 @@ def in_place(p: Group) -> None:
 def files(p: Group) -> None:
     many(p, "--include", metavar="GLOB", help="copy only these files")
     many(p, "--exclude", metavar="GLOB", help="leave these files out of the copy")
-    many(p, "--context", metavar="FILE", help="name this file to the agent as context for the task")
+    many(p, "--context", metavar="FILE", help="point the agent to this file as context for the task")
 
 
 def on_ask(p: Group) -> None:

@@ -107,7 +107,7 @@ async def name_clocks(engine: DurableEngine) -> None:
     if abs(ahead_ms) > CLOCK_MS_MAX:
         word = "behind" if ahead_ms > 0 else "ahead of"
         fact = f"this machine's clock is {elapsed(abs(ahead_ms) // 1000)} {word} the database's"
-        streams.note(f"{fact}: times in logs and receipts are off by as much; synchronize both clocks (NTP)")
+        streams.note(f"{fact}: times in logs and receipts differ by this time; synchronize both clocks (NTP)")
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):

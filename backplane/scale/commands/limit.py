@@ -23,7 +23,8 @@ EXAMPLE = "backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budg
 
 def options(p: Parser) -> None:
     add.queue(p)
-    add.value(p, "--label", metavar="LABEL", default="default", help="label to show or to limit (default: default)")
+    label = "show or set the limits of this label (default: default)"
+    add.value(p, "--label", metavar="LABEL", default="default", help=label)
     add.value(p, "--concurrency", metavar="N", help="run at most N orders at once, across all workers of the label")
     add.value(p, "--rate", metavar="N/S", help="begin at most N orders in S seconds")
     add.value(p, "--budget-usd", metavar="USD", help="limit the cost of all orders of the queue, including past orders")

@@ -185,7 +185,7 @@ def test_the_command_line_refuses_it_before_anything_ran(pointer: str, work: Pat
     assert done.stderr.startswith(f"policy_invalid: {pointer} is no member of an order: ")
     found = command(work, "validate", "-", stdin=order)
     assert found.returncode == 1
-    assert f"work_order: {pointer}: unknown, an order with it is refused; " in found.stdout
+    assert f"work_order: {pointer}: unknown member: an order with it is refused; " in found.stdout
 
 
 def test_a_policy_file_with_a_misspelt_rule_is_answered_with_the_right_name(work: Path) -> None:
