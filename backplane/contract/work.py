@@ -104,7 +104,6 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "remote_root": str,
     "route": dict[str, Any],
     "sampling": dict[str, Any],
-    "seccomp": bool,
     "secrets": list[str],
     "session": dict[str, Any],
     "system": str,

@@ -40,7 +40,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
-PR_SET_SECCOMP, SECCOMP_FILTER = 22, 2
 
 RLIMIT_BYTES = 8
 """Of a soft and of a hard limit, in the kernel's structure."""
@@ -89,8 +88,8 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
     The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
     the first process of a namespace of our own; the control plane's pidfd, and a pipe tied to our wrapper), `stdio`
     (its three descriptors under other numbers), `door` (where to send a listening socket, and its port), `cgroup` (its
-    open `cgroup.procs`), `evidence` (see `unseen`), `limits` (numbers and values), `seccomp` (a filter's program) and
-    `landlock` (see `confine`).
+    open `cgroup.procs`), `evidence` (see `unseen`), `limits` (numbers and values) and `landlock`
+    (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -211,9 +210,6 @@ def become(
         if "landlock" in cage:
             where = b"landlock"
             confine(*cage["landlock"])  # type: ignore[misc]  # its arguments
-        if "seccomp" in cage:
-            where = b"seccomp"
-            filter_calls(cage["seccomp"])  # type: ignore[arg-type]  # bytes
         where = b"exec"
         _reset_signals()
         _execute(argv, env)
@@ -251,18 +247,6 @@ def confine(ruleset: bytes, rights: int, file_rights: int, paths: "list[bytes]",
         raise OSError(1, "no_new_privs")
     _landlock(LANDLOCK_RESTRICT_SELF, guarded, 0)
     posix.close(guarded)
-
-
-def filter_calls(program: bytes) -> None:
-    """Put a filter on the system calls of this process and all it starts, for good. Raises OSError."""
-    import ctypes  # Slow to load, but it knows the address of a buffer.
-
-    steps = ctypes.create_string_buffer(program, len(program))
-    count = (len(program) // 8).to_bytes(8, sys.byteorder)  # A short, padded to the size of an address.
-    where = ctypes.addressof(steps).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
-    libc = ctypes.CDLL(None)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, SECCOMP_FILTER, count + where, 0, 0):
-        raise OSError(1, "seccomp")
 
 
 def _landlock(*arguments: "int | bytes") -> int:

@@ -45,8 +45,6 @@ class Cage(msgspec.Struct, frozen=True):
     """Arguments of `_guard.confine`; None for no such rules."""
     door: tuple[int, int] | None = None
     """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
-    seccomp: bytes | None = None
-    """A filter's program for system calls; None for no filter."""
     limits: tuple[tuple[int, int], ...] = ()
     """Of the system on each process: numbers of `resource` and values, soft and hard."""
     cgroup: str | None = None
@@ -104,7 +102,6 @@ _NAME_CHARS_MAX: Final = 200
 _PLACES: Final = {
     b"landlock": "could not be confined (landlock)",
     b"limits": "could not be confined (limits)",
-    b"seccomp": "could not be confined (seccomp)",
     b"subreaper": "could not be guarded",
 }
 """Where a start can fail that is neither the program nor its folder."""

@@ -119,8 +119,6 @@ def spawn_guard(
         inside["held"] = True
     if cage.limits:
         inside["limits"] = cage.limits
-    if cage.seccomp is not None:
-        inside["seccomp"] = cage.seccomp
     extra: tuple[Any, ...] = ()
     if cage.wrapper:
         # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.

@@ -198,10 +198,7 @@ class RunEnvironment:
         open_stores = read_names(asked, "config.vendor.abp.credentials")
         if program is not None:
             open_stores |= program.open_stores
-        filtered = settings.get("seccomp") is True
-        self._sandbox = Sandbox(
-            self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores
-        )
+        self._sandbox = Sandbox(self._facts.policy, isolation, demanded, found, open_stores=open_stores)
         if program is None or not contained:
             return self._way(warm, plainly, plain)
         if warm is not None and warm.environment._sandbox is not None:

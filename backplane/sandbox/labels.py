@@ -40,11 +40,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     state_open: bool = False
     """The state folder lies where the host may write, and nothing covers it."""
     grouped: bool = False
-    filtered: bool = False
-    """A filter on system calls was asked for."""
-    calls_known: bool = False
-    """And could be made for this machine."""
-
     processes_max: int | None = None
     """Processes and threads of it at most, None for no such limit."""
 
@@ -99,7 +94,7 @@ def label(held: Held) -> dict[str, Json]:
         "sockets": _sockets(held),
         "network": _network(held),
         "processes": _processes(held),
-        "syscalls": _syscalls(held),
+        "syscalls": _none("nothing filters them"),
         "limits": _limits(held),
         "environment": _environment(held),
     }
@@ -227,13 +222,6 @@ def _processes(held: Held) -> dict[str, Json]:
     if held.grouped:
         return _state([GUARD, _by(held.found.cgroup)], [f"{stays} until the next start finds the cgroup", _OTHERS])
     return _state([GUARD], [stays, _OTHERS])
-
-
-def _syscalls(held: Held) -> dict[str, Json]:
-    if held.filtered and held.calls_known:
-        covers = "tracing, modules, mounts, namespaces, keys, clocks, io_uring and others that no agent needs"
-        return _state(["seccomp"], []) | {"covers": covers}
-    return _none("the calls of this machine are not known" if held.filtered else "nothing asked for it")
 
 
 def _environment(held: Held) -> dict[str, Json]:

@@ -18,7 +18,7 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.process.launch import Cage, StartCommand
-from backplane.sandbox import credentials, evidence, landlock, seccomp
+from backplane.sandbox import credentials, evidence, landlock
 from backplane.sandbox import mounts as masks
 from backplane.sandbox.labels import Held, label
 from backplane.sandbox.mounts import Masks
@@ -103,7 +103,6 @@ def plan(
     servers: ServerFiles = MappingProxyType({}),
     agent: str | None = None,
     grouped: bool = False,
-    filtered: bool = False,
 ) -> Contained:
     """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
 
@@ -114,7 +113,6 @@ def plan(
         servers: MCP servers that its agent is to start.
         agent: path of the program that the host is to start.
         grouped: it is started in a cgroup of its own.
-        filtered: the order asks for a filter on system calls.
     """
     profile = policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -133,7 +131,6 @@ def plan(
         wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private, agent), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
-    calls = seccomp.program() if filtered else None
     held = Held(
         isolation=isolation,
         found=found,
@@ -145,15 +142,13 @@ def plan(
         private=bool(private),
         state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
         grouped=grouped,
-        filtered=filtered,
-        calls_known=calls is not None,
         # Counted for a user in his own namespace; nobody counts those of root.
         processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )
     most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
     confined = landlock.rules(interface, list(kept)) if interface else None
     seen = evidence.expected(wrapper)
-    cage = Cage(wrapper=wrapper, evidence=seen, landlock=confined, seccomp=calls, limits=most)
+    cage = Cage(wrapper=wrapper, evidence=seen, landlock=confined, limits=most)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
     return Contained(
         cage=cage,

@@ -11,7 +11,6 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
 from backplane.policy.rules import Layer, Rule, has_rules_of
-from backplane.sandbox import seccomp
 from backplane.sandbox.probe import Probe, Probed
 
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
@@ -61,14 +60,11 @@ def demands(asked: Json) -> Demands:
     return cast(Demands, asked)
 
 
-def refuse(
-    isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None, *, filtered: bool = False
-) -> None:
+def refuse(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None) -> None:
     """Refuse before anything is started what these layers cannot give.
 
     Args:
         found: None where nothing contains the host: a function of this process.
-        filtered: the order asks for a filter on system calls.
 
     Raises:
         CapabilityError: `capability_unsupported`, with every missing layer and how to get it.
@@ -77,8 +73,6 @@ def refuse(
     missing: list[str] = []
     if isolation == "required":
         missing += [f"isolation 'required': {text}" for text in _missing(found, networked)]
-        if filtered and seccomp.program() is None:
-            missing.append("isolation 'required': seccomp: the system calls of this machine are not known")
     unheld = {name: _not_by_system(name, isolation, found) for name, holder in wanted.items() if holder == "os"}
     for reason in dict.fromkeys(filter(None, unheld.values())):
         names = [_BESIDE_LISTS.get(name, name) for name, why in unheld.items() if why == reason]

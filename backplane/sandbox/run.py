@@ -30,7 +30,6 @@ class Sandbox:
     Args:
         demanded: the order's `config.vendor.abp.enforcement`, not checked yet; it replaces the policy's own demands.
         found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
-        filtered: the order asks for a filter on system calls.
         open_stores: names of stores of credentials that the host may read.
 
     Raises:
@@ -45,7 +44,6 @@ class Sandbox:
         demanded: Json,
         found: Probe | None,
         *,
-        filtered: bool = False,
         open_stores: frozenset[str] = frozenset(),
     ) -> None:
         self._connections: Connections | None = None
@@ -54,12 +52,11 @@ class Sandbox:
         own = requirements.demands_of(policy.profile, isolation)
         self._demands = {**own, **requirements.demands(demanded)}
         self._found = found
-        self._filtered = filtered
         self._open_stores = open_stores
         self._scratch: str | None = None
         self._leaf: Path | None = None
         self._group: str | None = None
-        requirements.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
+        requirements.refuse(isolation, self._demands, policy.profile, found)
 
     def adopt(self, other: Sandbox) -> None:
         """Take over what was made for a host that waited in its cage for this run."""
@@ -78,7 +75,7 @@ class Sandbox:
         """Go on without bubblewrap: a guard has looked around inside. Raises CapabilityError as the making does."""
         assert self._found is not None
         self._found = without(self._found, "bubblewrap", why=error.message, fix=error.hint or "")
-        requirements.refuse(self._isolation, self._demands, self._policy.profile, self._found, filtered=self._filtered)
+        requirements.refuse(self._isolation, self._demands, self._policy.profile, self._found)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -125,7 +122,6 @@ class Sandbox:
             servers=servers,
             agent=agent,
             grouped=self._group is not None,
-            filtered=self._filtered,
         )
         requirements.check_held(self._demands, held.gaps, self._policy.profile)
         if self._isolation == "required" or self._demands.get("deny_read") == "os":

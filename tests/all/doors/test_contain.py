@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -35,7 +34,7 @@ from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
-from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
+from backplane.sandbox import cgroup, labels, landlock, mounts, proxy
 from backplane.sandbox.probe import Name, Probe, probe, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
@@ -697,72 +696,6 @@ def test_landlock_of_a_kernel_that_knows_less_guards_less() -> None:
     assert landlock.rules(3, [])[1] & (1 << 14)
     assert landlock.rules(3, [], tcp_port=1)[4] == []
     assert len(landlock.rules(4, [], tcp_port=1)[4]) == 1
-
-
-@pytest.mark.parametrize("hidden", [(), ("bubblewrap", "landlock")])
-async def test_calls_are_filtered_where_an_order_asks_for_it(
-    hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    if seccomp.program() is None:
-        pytest.skip("needs seccomp: the calls of this machine are not known")
-    libc = '__import__("ctypes").CDLL(None, use_errno=True)'
-    unshare = f"{libc}.unshare(0x10000000)"
-    clone = seccomp.MACHINES[os.uname().machine].clone
-    cloned = f"{libc}.syscall({clone}, 0x10000000 | 17, 0, 0, 0, 0) or os._exit(0)"
-    threaded = (
-        "(__import__('threading').Thread(target=write, args=['y']).start(), os.waitpid(os.fork() or os._exit(0), 0))"
-    )
-    said, held = await ask(
-        control(backplane_home, without(found, *hidden)),
-        cell(tmp_path / "bin", f"[{unshare}, {cloned}, {threaded}[1][1], os.getpid() > 0, write('x')]"),
-        root,
-        config=abp(seccomp=True),
-    )
-    assert said == [-1, -1, 0, True, "ok"]
-    assert held["kinds"]["syscalls"]["state"] == "enforced"
-    said, held = await ask(control(backplane_home, without(found, *hidden)), cell(tmp_path / "bin", unshare), root)
-    assert said == 0
-    assert held["kinds"]["syscalls"]["state"] == "none"
-
-
-@pytest.mark.parametrize("machine", seccomp.MACHINES)
-@pytest.mark.parametrize(
-    ("number", "flags", "answer"),
-    [
-        ("clone", 0x00010000 | 17, "allow"),
-        ("clone", 0x10000000 | 17, "refuse"),
-        ("clone", 0x00020000 | 17, "refuse"),
-        (435, 0, "absent"),
-        ("unshare", 0, "refuse"),
-        ("open_tree_attr", 0, "refuse"),
-        (63, 0, "allow"),
-        (0x40000000 | 63, 0, "refuse"),
-    ],
-)
-def test_a_filter_answers_by_number_and_flags(machine: str, number: str | int, flags: int, answer: str) -> None:
-    known = seccomp.MACHINES[machine]
-    called = number if isinstance(number, int) else {**known.refused, "clone": known.clone}[number]
-    assert _filtered(machine, known.audit, called, flags) == answer
-    assert _filtered(machine, known.audit ^ 1, called, flags) == "refuse"
-
-
-def _filtered(machine: str, audit: int, number: int, flags: int) -> str:
-    """What the kernel makes of a program: loads, comparisons, and an answer."""
-    data = struct.pack("<IIQQ", number, audit, 0, flags)
-    steps = list(struct.iter_unpack("HBBI", seccomp.program(machine) or b""))
-    at = value = 0
-    while True:
-        code, yes, no, word = steps[at]
-        if code == 0x06:
-            return {0x7FFF0000: "allow", 0x00050001: "refuse", 0x00050026: "absent"}[word]
-        if code == 0x20:
-            (value,) = struct.unpack_from("<I", data, word)
-        holds = {0x15: value == word, 0x35: value >= word, 0x45: bool(value & word), 0x20: False}[code]
-        at += 1 + (yes if holds else no)
-
-
-def test_a_machine_whose_calls_are_not_known_has_no_filter() -> None:
-    assert seccomp.program("pdp11") is None
 
 
 # Network --------------------------------------------------------------------------------------------------------------

@@ -144,7 +144,6 @@ WORK: dict[str, Row] = {
     "abp.mcp_servers": ([house("hello")], lambda it: "the word" in it.sent),
     "abp.parent": (PARENT, lambda it: it.own["parent"] == PARENT),
     "abp.route": ({"priority": "high"}, lambda it: it.code != "config_invalid"),
-    "abp.seccomp": (True, lambda it: it.own["enforcement"]["kinds"]["syscalls"]["state"] != "none"),
     "abp.tags": (["case=settings"], _tags),
     "abp.task_text": (
         "hash", lambda it: TASK.encode() not in (it.home / "runs" / it.seen.run.id / HEAD).read_bytes()
