@@ -119,7 +119,6 @@ _PURPOSES: Final[Mapping[Name, str]] = {
     "bubblewrap": "ending all processes of a run, even if backplane is killed; rules on files; a private /tmp",
     "network namespace": "rules on the network",
     "landlock": "no writing outside the workspace, no sockets or signals of other processes",
-    "cgroup": "ending all processes of a run without bubblewrap",
 }
 """Layer of the sandbox → what it protects."""
 

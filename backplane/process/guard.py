@@ -87,8 +87,8 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
 
     The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
     the first process of a namespace of our own; the control plane's pidfd, and a pipe tied to our wrapper), `stdio`
-    (its three descriptors under other numbers), `door` (where to send a listening socket, and its port), `cgroup` (its
-    open `cgroup.procs`), `evidence` (see `unseen`), `limits` (numbers and values) and `landlock`
+    (its three descriptors under other numbers), `door` (where to send a listening socket, and its port),
+    `evidence` (see `unseen`), `limits` (numbers and values) and `landlock`
     (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
@@ -130,8 +130,6 @@ def guard(
         if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             _say(control, b"spawn_error subreaper 0")
             return
-    if "cgroup" in cage:
-        _join(cage["cgroup"])  # type: ignore[arg-type]  # a number
     if "door" in cage:
         _send_door(*cage["door"])  # type: ignore[misc]  # two numbers
     stdio = cage.get("stdio", ())
@@ -267,14 +265,6 @@ def _tie(plane: int, life: int) -> int:
     _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
     _libc("fcntl", life, F_SETFL, posix.O_ASYNC)
     return plane
-
-
-def _join(cgroup: int) -> None:
-    """Move into a group by its open `cgroup.procs`; all we start is born there."""
-    try:
-        posix.write(cgroup, b"0")
-    finally:
-        posix.close(cgroup)
 
 
 def _released(control: int, plane: int) -> bool:

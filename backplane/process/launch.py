@@ -47,8 +47,6 @@ class Cage(msgspec.Struct, frozen=True):
     """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
     limits: tuple[tuple[int, int], ...] = ()
     """Of the system on each process: numbers of `resource` and values, soft and hard."""
-    cgroup: str | None = None
-    """`cgroup.procs` of a group that the guard joins."""
     held: bool = False
     """The guard starts the program when it is told to: its own start takes as long as much that has to come first."""
 

@@ -135,10 +135,6 @@ def spawn_guard(
                 opened.callback(os.close, plane)
                 inside["first"] = (plane, life)
                 extra += (plane, life)
-            if cage.cgroup is not None:
-                group = inside["cgroup"] = os.open(cage.cgroup, os.O_WRONLY | os.O_CLOEXEC)
-                opened.callback(os.close, group)
-                extra += (group,)
             order.write(_order_bytes(command, pass_fds, inside))
             order.flush()
             argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]

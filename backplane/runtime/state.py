@@ -15,7 +15,6 @@ from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
-from backplane.sandbox import cgroup
 from backplane.workspace import collect, transaction
 
 if TYPE_CHECKING:
@@ -150,10 +149,7 @@ class StateFolder:
             # It could not be sealed yet.
             return (self.home / "runs" / run_id).exists() and not store.has(run_id)
 
-        scratch = self.home / "scratch"
-        if scratch.is_dir():  # Each contained host's is made before its group.
-            cgroup.sweep(self.home, is_used)
-        for stages in (self.home / "stage", scratch):
+        for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
                 if not is_used(stage.name) and not is_wanted(stage):
                     self._collect(stage)

@@ -39,7 +39,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     private: bool
     state_open: bool = False
     """The state folder lies where the host may write, and nothing covers it."""
-    grouped: bool = False
     processes_max: int | None = None
     """Processes and threads of it at most, None for no such limit."""
 
@@ -125,9 +124,7 @@ def _shared(label: bytes) -> dict[str, Json]:
 
 
 def _used(held: Held, layer: Probed) -> bool:
-    return layer.name in ("bubblewrap", "landlock") or (
-        held.grouped if layer.name == "cgroup" else layer.name == "network namespace" and held.networked
-    )
+    return layer.name != "network namespace" or held.networked
 
 
 def _files(held: Held) -> dict[str, Json]:
@@ -219,8 +216,6 @@ def _processes(held: Held) -> dict[str, Json]:
     if held.found.bubblewrap.usable:
         return _state([_by(held.found.bubblewrap, "pid namespace"), GUARD], [])
     stays = "if the guard itself is killed, who has left the session stays"
-    if held.grouped:
-        return _state([GUARD, _by(held.found.cgroup)], [f"{stays} until the next start finds the cgroup", _OTHERS])
     return _state([GUARD], [stays, _OTHERS])
 
 

@@ -102,7 +102,6 @@ def plan(
     open_stores: Collection[str] = (),
     servers: ServerFiles = MappingProxyType({}),
     agent: str | None = None,
-    grouped: bool = False,
 ) -> Contained:
     """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
 
@@ -112,7 +111,6 @@ def plan(
         open_stores: names of stores of credentials that the host may read.
         servers: MCP servers that its agent is to start.
         agent: path of the program that the host is to start.
-        grouped: it is started in a cgroup of its own.
     """
     profile = policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -141,7 +139,6 @@ def plan(
         stores=stores,
         private=bool(private),
         state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
-        grouped=grouped,
         # Counted for a user in his own namespace; nobody counts those of root.
         processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )

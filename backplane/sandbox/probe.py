@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final, Literal
 
 import anyio.to_thread
@@ -18,7 +17,7 @@ import msgspec
 from backplane.errors import BackendError, BackplaneError
 from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
-from backplane.sandbox import cgroup, landlock
+from backplane.sandbox import landlock
 
 TRIAL_S_MAX: Final = 5.0
 """For one trial; it takes some ms, a second on a loaded machine. After one that takes longer there is no other."""
@@ -37,7 +36,7 @@ _KEPT: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 
 _AS_ROOT: Final = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("--cap-add", f"CAP_{name}")))
 
-Name = Literal["bubblewrap", "network namespace", "landlock", "cgroup"]
+Name = Literal["bubblewrap", "network namespace", "landlock"]
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -57,7 +56,6 @@ class Probe(msgspec.Struct, frozen=True):
     bubblewrap: Probed
     network: Probed
     landlock: Probed
-    cgroup: Probed
     command: tuple[str, ...] = ()
     """Bubblewrap with the options that worked; empty where none did."""
 
@@ -66,7 +64,7 @@ class Probe(msgspec.Struct, frozen=True):
         return int(self.landlock.version or 0) if self.landlock.usable else 0
 
     def layers(self) -> tuple[Probed, ...]:
-        return self.bubblewrap, self.network, self.landlock, self.cgroup
+        return self.bubblewrap, self.network, self.landlock
 
 
 def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Probe:
@@ -79,7 +77,7 @@ def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: Fals
         BackendError: `execution_tool_failed`, it was stopped.
     """
     found, network, command = _bubblewrap(_path(environ)).find(stopped)
-    return Probe(found, network, _landlock(), _cgroup(), command)
+    return Probe(found, network, _landlock(), command)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
@@ -112,7 +110,6 @@ def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> P
         hidden.get("bubblewrap", found.bubblewrap),
         hidden.get("network namespace", found.network),
         hidden.get("landlock", found.landlock),
-        hidden.get("cgroup", found.cgroup),
         () if "bubblewrap" in hidden else found.command,
     )
 
@@ -216,20 +213,3 @@ def _landlock() -> Probed:
         return Probed("landlock", True, str(found))
     why = f"version {found} is too old" if found else "not in this kernel, or not allowed here"
     return Probed("landlock", False, str(found or ""), why, "a kernel from 5.19 on with landlock in its list of lsm=")
-
-
-@functools.cache
-def _cgroup() -> Probed:
-    folder = cgroup.own()
-    if folder is None:
-        return Probed("cgroup", False, "", "version 2 is not mounted")
-    trial = folder / f"backplane-trial-{os.getpid()}"
-    try:
-        trial.mkdir()
-        controllers = (trial / "cgroup.controllers").read_text().split()
-    except OSError as error:
-        return Probed("cgroup", False, "2", f"not writable: {error.strerror}", "delegate a cgroup to this user")
-    finally:
-        with suppress(OSError):
-            trial.rmdir()
-    return Probed("cgroup", True, "2" + (f" ({' '.join(controllers)})" if controllers else " (no controllers)"))

@@ -16,7 +16,7 @@ from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
-from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
+from backplane.sandbox import credentials, mounts, plan, requirements
 from backplane.sandbox.probe import Probe, without
 from backplane.workspace import collect
 
@@ -54,14 +54,11 @@ class Sandbox:
         self._found = found
         self._open_stores = open_stores
         self._scratch: str | None = None
-        self._leaf: Path | None = None
-        self._group: str | None = None
         requirements.refuse(isolation, self._demands, policy.profile, found)
 
     def adopt(self, other: Sandbox) -> None:
         """Take over what was made for a host that waited in its cage for this run."""
         self._connections, self._scratch = other._connections, other._scratch
-        self._leaf, self._group = other._leaf, other._group
 
     def needs_tree(self, original: str) -> bool:
         """Whether the files have to be there before the cage can be worked out. Blocking.
@@ -108,8 +105,6 @@ class Sandbox:
                 "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
             ) from error
         self._scratch = place.scratch
-        with suppress(OSError):  # Then the label does not claim it.
-            self._make_group(Path(place.state), os.path.basename(place.scratch))
         held = plan.plan(
             place,
             command,
@@ -121,7 +116,6 @@ class Sandbox:
             open_stores=self._open_stores,
             servers=servers,
             agent=agent,
-            grouped=self._group is not None,
         )
         requirements.check_held(self._demands, held.gaps, self._policy.profile)
         if self._isolation == "required" or self._demands.get("deny_read") == "os":
@@ -141,8 +135,7 @@ class Sandbox:
         Args:
             endpoints: where it may connect to beside those of the cage.
         """
-        cage = msgspec.structs.replace(held.cage, cgroup=self._group)
-        held = msgspec.structs.replace(held, cage=cage, endpoints=(*held.endpoints, *endpoints))
+        held = msgspec.structs.replace(held, endpoints=(*held.endpoints, *endpoints))
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
@@ -153,16 +146,6 @@ class Sandbox:
         self._connections = Connections()
         return open_contained(command, held, self._connections, stderr_bytes_max=stderr_bytes_max, ready=ready)
 
-    def _make_group(self, home: Path, run_id: str) -> None:
-        """A group of its own, where no namespace ends with the control plane. Raises OSError."""
-        assert self._found is not None
-        leaf = cgroup.leaf_of(home, run_id)
-        if self._found.cgroup.usable and not self._found.bubblewrap.usable and leaf is not None:
-            leaf.mkdir()
-            self._leaf, group = leaf, leaf / "cgroup.procs"
-            os.close(os.open(group, os.O_WRONLY | os.O_CLOEXEC))
-            self._group = str(group)
-
     def close(self, added: dict[str, Json]) -> None:
         """The host is gone: remove its temporary files, and add what went through its network. Blocking.
 
@@ -171,9 +154,6 @@ class Sandbox:
         """
         if self._connections is not None and (self._connections.allowed or self._connections.denied):
             added["network"] = self._connections.to_wire()
-        if self._leaf is not None:
-            cgroup.remove(self._leaf)
-
         if self._scratch is not None:
             with suppress(WorkspaceError):  # The next start tries again.
                 collect(Path(self._scratch))

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import resource
-import signal
 import socket
 import subprocess
 import threading
@@ -34,7 +33,7 @@ from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
-from backplane.sandbox import cgroup, labels, landlock, mounts, proxy
+from backplane.sandbox import labels, landlock, mounts, proxy
 from backplane.sandbox.probe import Name, Probe, probe, without
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
 from tests.peers import PYTHON, ROOT
@@ -444,39 +443,6 @@ put(event(run, "up")); time.sleep(600)
     assert until(lambda: not marked(mark))
 
 
-async def test_without_namespaces_a_cgroup_holds_the_host_and_is_gone_afterwards(
-    found: Probe, backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    if not found.cgroup.usable:
-        pytest.skip("needs cgroup: " + found.cgroup.why)
-    said, held = await ask(
-        control(backplane_home, without(found, "bubblewrap")),
-        cell(tmp_path / "bin", 'open("/proc/self/cgroup").read()'),
-        root,
-    )
-    name = next(line[3:] for line in said.splitlines() if line.startswith("0::"))
-    assert "/backplane-" in name
-    assert any("cgroup" in by for by in held["kinds"]["processes"]["by"])
-    above = cgroup.own()
-    assert above is not None
-    assert not (above / name.rpartition("/")[2]).exists()
-
-
-def test_a_cgroup_that_a_killed_plane_left_is_emptied_at_the_next_start(found: Probe, backplane_home: Path) -> None:
-    leaf = cgroup.leaf_of(backplane_home, "0c0ffee0-0000-4000-8000-000000000000")
-    if not found.cgroup.usable or leaf is None:
-        pytest.skip("needs cgroup: " + found.cgroup.why)
-    (backplane_home / "scratch").mkdir(parents=True)
-    leaf.mkdir()
-    with subprocess.Popen(["sleep", "600"]) as left:
-        (leaf / "cgroup.procs").write_text(str(left.pid))
-        state_folder = control(backplane_home).state_folder
-        state_folder.store()
-        state_folder.close()
-        assert left.wait(ALLOWED_S) == -signal.SIGKILL
-    assert not leaf.exists()
-
-
 def marked(mark: str) -> list[int]:
     return [pid for pid, words in said_of_all().items() if mark in words[-2:]]
 
@@ -493,7 +459,7 @@ def said_of_all() -> dict[int, list[str]]:
 # What is asked, refused and said --------------------------------------------------------------------------------------
 
 
-LAYERS: list[Name] = ["bubblewrap", "landlock", "network namespace", "cgroup"]
+LAYERS: list[Name] = ["bubblewrap", "landlock", "network namespace"]
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "landlock"])
@@ -519,7 +485,7 @@ async def test_required_refuses_before_anything_starts_where_a_layer_is_missing(
 async def test_required_needs_the_network_namespace_only_for_rules_on_the_network(
     found: Probe, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
-    layers = without(found, "network namespace", "cgroup")
+    layers = without(found, "network namespace")
     said, _ = await ask(control(backplane_home, layers, "required"), cell(tmp_path / "bin", "1"), root)
     assert said == 1
     async with control(backplane_home, layers, "required") as plane:
