@@ -4,7 +4,6 @@
     ├── ProtocolError     the peer broke the rules of the line
     ├── ContractError     a value is not what the contract promises
     ├── BackendError      a backend could not be had, or it failed
-    │   └── CageError     what was to hold it is not around it
     ├── PolicyError       refused by policy, or the policy cannot be read
     ├── CapabilityError   the order needs what the backend does not have
     ├── WorkspaceError    files could not be staged, compared or changed
@@ -230,10 +229,6 @@ class ContractError(BackplaneError):
 
 class BackendError(BackplaneError):
     """A backend could not be had, or it failed."""
-
-
-class CageError(BackendError):
-    """What was to hold a backend is not around it, as its guard saw from inside; nothing was started there."""
 
 
 class PolicyError(BackplaneError):

@@ -28,7 +28,6 @@ from backplane.process.launch import (
     START_S_MAX,
     Cage,
     StartCommand,
-    not_held,
     refusal,
     refused,
     spawn_failed,
@@ -354,7 +353,7 @@ class Child:
                 self.pid, self.start = (int(field) for field in word.split()[1:])
         elif what == b"swept":
             self.swept, self._sweep_reported = int(number), True
-        elif what in (b"spawn_error", b"unseen"):
+        elif what == b"spawn_error":
             self._sweep_reported = True
         else:
             self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))
@@ -453,7 +452,6 @@ async def open_child(
         ready: awaited before the program itself is started, while its guard is; what it raises comes out here.
 
     Raises:
-        CageError: `sidecar_spawn_failed`, the cage is not there as its guard sees it; nothing was started in it.
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
 
@@ -467,7 +465,7 @@ async def open_child(
             try:
                 if ready is not None and guarded:
                     await child.release_when(ready)
-                await _arrive(child, command, cage)
+                await _arrive(child, command)
                 del command, cage, held, ready  # Kilobytes that a run would keep as long as its host lives.
                 yield child
             finally:
@@ -476,15 +474,13 @@ async def open_child(
         child.close()
 
 
-async def _arrive(child: Child, command: StartCommand, cage: Cage) -> None:
+async def _arrive(child: Child, command: StartCommand) -> None:
     """Wait until the program itself was started. Raises as `open_child`."""
     word = await child.arrived(START_S_MAX)
     if child.fault is not None:
         raise child.fault
     if word.startswith(b"spawn_error "):
         raise refusal(command, word)
-    if word.startswith(b"unseen "):
-        raise not_held(cage, word)
     if not word:
         await child.stop(grace_s=0)
         fault = refused(command, b"exec", errno.ECHILD)

@@ -88,8 +88,7 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
     The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
     the first process of a namespace of our own; the control plane's pidfd, and a pipe tied to our wrapper), `stdio`
     (its three descriptors under other numbers), `door` (where to send a listening socket, and its port),
-    `evidence` (see `unseen`), `limits` (numbers and values) and `landlock`
-    (see `confine`).
+    `limits` (numbers and values) and `landlock` (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -110,18 +109,13 @@ def guard(
 ) -> None:
     """Start the host and stay until all of it is gone.
 
-    Says "pid PID START", "spawn_error WHERE ERRNO" or "unseen ROW", then "exit CODE" or "signal NUMBER", at the end
-    "swept COUNT". Hears "go" before the start of one that is held, then "term" and "kill".
+    Says "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", at the end "swept COUNT".
+    Hears "go" before the start of one that is held, then "term" and "kill".
     """
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
         _signal.signal(number, _signal.SIG_IGN)
     # A host of the same user could take our memory or our socket else, and speak in our name.
     _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    # Before anything else is done in there: what should be around us may be our own plane's.
-    row_number = unseen(cage.get("evidence", ()))  # type: ignore[arg-type]  # rows
-    if row_number is not None:
-        _say(control, b"unseen %d" % row_number)
-        return
     # A forked copy of the control plane may hold the socket open after its death.
     if "first" in cage:
         plane = _tie(*cage["first"])  # type: ignore[misc]  # two numbers
@@ -149,30 +143,6 @@ def guard(
         _serve(control, plane, host)
     finally:
         _say(control, b"swept %d" % _sweep(control, host))
-
-
-def unseen(evidence: "list[tuple[bytes, bytes, bytes]]") -> "int | None":
-    """Look around in here for what the label claims; returns the first row that is not so, None when all are.
-
-    Args:
-        evidence: a "namespace", a path that is "closed" to writing, or one where something "other" lies than outside;
-            and the namespace, or device and file number, of outside.
-    """
-    for number, (kind, name, outside) in enumerate(evidence):
-        try:
-            if kind == b"namespace":
-                is_so = posix.readlink(b"/proc/self/ns/" + name) != outside
-                is_so = is_so and (name != b"pid" or posix.getpid() == 1)
-            elif kind == b"closed":
-                is_so = bool(posix.statvfs(name).f_flag & posix.ST_RDONLY)
-            else:
-                here = posix.stat(name)
-                is_so = b"%d:%d" % (here.st_dev, here.st_ino) != outside
-        except OSError:  # Another mount may cover it: what nobody gets to is as good as closed.
-            is_so = kind != b"namespace"
-        if not is_so:
-            return number
-    return None
 
 
 def become(

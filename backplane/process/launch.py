@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.errors import BackendError, CageError
+from backplane.errors import BackendError
 
 READ_BYTES_MAX: Final = 64 * 1024
 """One read: the size of a pipe's buffer."""
@@ -30,17 +30,11 @@ class StartCommand(msgspec.Struct, frozen=True):
     cwd: str | None = None
 
 
-Evidence = tuple[str, str, str]
-"""A row of `_guard.unseen`: kind, name, and how that is outside."""
-
-
 class Cage(msgspec.Struct, frozen=True):
     """What is put around a child; `contain` works it out."""
 
     wrapper: tuple[str, ...] = ()
     """A program and its arguments that starts the guard as the first process of a namespace; empty for none."""
-    evidence: tuple[Evidence, ...] = ()
-    """What the guard must find inside of the wrapper, before it starts anything."""
     landlock: tuple[bytes, int, int, list[bytes], list[bytes]] | None = None
     """Arguments of `_guard.confine`; None for no such rules."""
     door: tuple[int, int] | None = None
@@ -63,20 +57,6 @@ def refusal(command: StartCommand, word: bytes) -> BackendError:
     """What a guard's word says of a start that failed."""
     where, number = word.split()[-2:]
     return refused(command, where, int(number))
-
-
-def not_held(cage: Cage, word: bytes) -> CageError:
-    """What a guard's word says of a wrapper that did not do what it was asked for."""
-    kind, name, _ = cage.evidence[int(word.split()[-1])]
-    fact = f"{cage.wrapper[0]} does not hold what it starts: {_UNSEEN[kind].format(name)}"
-    return CageError("sidecar_spawn_failed", fact, hint="have PATH lead to the system's own bubblewrap")
-
-
-_UNSEEN: Final = {
-    "namespace": "inside is still our own {} namespace",
-    "closed": "{} can be written inside",
-    "other": "{} is inside what it is outside",
-}
 
 
 def refused(command: StartCommand, where: bytes, number: int) -> BackendError:

@@ -113,8 +113,6 @@ def spawn_guard(
         life: where the cage has a wrapper: the reading end of a pipe that is tied to it, armed by the guard.
     """
     inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
-    if cage.evidence:
-        inside["evidence"] = [tuple(map(os.fsencode, row)) for row in cage.evidence]
     if cage.held:
         inside["held"] = True
     if cage.limits:

@@ -22,7 +22,7 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.contract.work import ContextPacket, Mode
-from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError, unforeseen
+from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
 from backplane.policy.rules import has_rules_of
 from backplane.receipts.build import RunState
 from backplane.receipts.journal import Facts, held_fact, hooks_fact, host_fact
@@ -230,20 +230,6 @@ class RunEnvironment:
         if self._key_use is not None:
             self._key_use.on_answer = self._spent
         return warm.block
-
-    async def reopen(self, error: CageError) -> AbstractAsyncContextManager[Link]:
-        """The way to start the host in what is left of its cage, after its guard found the rest not to be there.
-
-        Raises:
-            CapabilityError: refused, as the rest was asked for.
-            BackplaneError: as `open`.
-        """
-        program = self._start.backend
-        assert isinstance(program, ProcessBackend)
-        assert self._sandbox is not None
-        self._sandbox.distrust(error)
-        opener, _ = await self._contain(program)
-        return program.open(self._facts.order, self._start.environ, opener, self._key_use)
 
     async def _choose_root(self, sandbox: Sandbox, *, waits: bool) -> bool:
         """Know where the host will work; whether one that waits can.

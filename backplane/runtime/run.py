@@ -32,7 +32,6 @@ from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import (
     BackendError,
     BackplaneError,
-    CageError,
     ConfigError,
     ContractError,
     RunCancelledError,
@@ -526,10 +525,7 @@ class Run(Generic[ValueT]):
             opening = await self._open()
             if self._environment.holds_host:
                 self._environment.prepare(self._start_soon, self._mode())
-            try:
-                await self._enter(opening)
-            except CageError as error:
-                await self._enter(await self._environment.reopen(error))
+            await self._enter(opening)
             self._environment.prepare(self._start_soon, self._mode())
             if self._link is not None:
                 self._environment.note_host(self._link.pid, self._link.start)

@@ -18,7 +18,7 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.process.launch import Cage, StartCommand
-from backplane.sandbox import credentials, evidence, landlock
+from backplane.sandbox import credentials, landlock
 from backplane.sandbox import mounts as masks
 from backplane.sandbox.labels import Held, label
 from backplane.sandbox.mounts import Masks
@@ -144,8 +144,7 @@ def plan(
     )
     most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
     confined = landlock.rules(interface, list(kept)) if interface else None
-    seen = evidence.expected(wrapper)
-    cage = Cage(wrapper=wrapper, evidence=seen, landlock=confined, limits=most)
+    cage = Cage(wrapper=wrapper, landlock=confined, limits=most)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
     return Contained(
         cage=cage,

@@ -101,19 +101,6 @@ async def try_layers(environ: Mapping[str, str]) -> Probe:
                 await anyio.to_thread.run_sync(over.wait, LEFT_S_MAX)
 
 
-def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> Probe:
-    """The same machine, were these layers not there."""
-    hidden = {layer.name: Probed(layer.name, False, "", why, fix) for layer in found.layers() if layer.name in names}
-    if "bubblewrap" in hidden:
-        hidden["network namespace"] = _NO_NETWORK
-    return Probe(
-        hidden.get("bubblewrap", found.bubblewrap),
-        hidden.get("network namespace", found.network),
-        hidden.get("landlock", found.landlock),
-        () if "bubblewrap" in hidden else found.command,
-    )
-
-
 _NO_NETWORK: Final = Probed("network namespace", False, "", "bubblewrap is missing")
 
 

@@ -11,13 +11,13 @@ import msgspec
 
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
-from backplane.errors import CageError, WorkspaceError
+from backplane.errors import WorkspaceError
 from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import credentials, mounts, plan, requirements
-from backplane.sandbox.probe import Probe, without
+from backplane.sandbox.probe import Probe
 from backplane.workspace import collect
 
 if TYPE_CHECKING:
@@ -67,12 +67,6 @@ class Sandbox:
             original: the folder that will be copied.
         """
         return mounts.needs_tree(self._policy.profile) or credentials.has_stores(original)
-
-    def distrust(self, error: CageError) -> None:
-        """Go on without bubblewrap: a guard has looked around inside. Raises CapabilityError as the making does."""
-        assert self._found is not None
-        self._found = without(self._found, "bubblewrap", why=error.message, fix=error.hint or "")
-        requirements.refuse(self._isolation, self._demands, self._policy.profile, self._found)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""

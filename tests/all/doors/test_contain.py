@@ -34,8 +34,9 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.sandbox import labels, landlock, mounts, proxy
-from backplane.sandbox.probe import Name, Probe, probe, without
+from backplane.sandbox.probe import Name, Probe, probe
 from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
+from tests.layers import without
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, not_begun, order, script
 

@@ -19,8 +19,9 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackplaneError, CapabilityError
 from backplane.policy.rules import PROFILES
 from backplane.runtime.plane import ControlPlane
-from backplane.sandbox.probe import Name, Probe, probe, without
+from backplane.sandbox.probe import Name, Probe, probe
 from tests.in_process import in_process
+from tests.layers import without
 from tests.ordinary import NOBODY, as_nobody, python_of_everybody
 from tests.peers import ROOT
 from tests.runs import QUICK, go, not_begun, order, script
