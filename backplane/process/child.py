@@ -1,6 +1,6 @@
-"""A program as a child of ours, from its start to the last of it: its two pipes, its end, the one ladder to that.
+"""A program as a child of ours: its start, its two pipes, its end, and the steps that stop it.
 
-Descriptors and signals only; what the bytes mean is not known here.
+This file handles descriptors and signals only, and does not know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -19,8 +20,9 @@ from typing import Final
 import anyio
 import msgspec
 
+from backplane.errors import BackendError
 from backplane.process.aio import beside, in_time
-from backplane.process.guard import WORD_BYTES_MAX
+from backplane.process.guard import GROUP, SESSION, START, STATE, WORD_BYTES_MAX, ZOMBIE, descendants, look, look_at
 from backplane.process.launch import (
     GUARD_WORKS,
     NO_CAGE,
@@ -32,47 +34,43 @@ from backplane.process.launch import (
     refused,
     spawn_failed,
 )
-from backplane.process.spawn import has_ended, kill_group, pidfd_of, spawn, spawn_guard, tie
-from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
+from backplane.process.spawn import kill_group, spawn_guard
 from backplane.redact.tail import LOOK_BYTES, NO_OUTPUT, OutputTail
 
 LADDER_STEP_S: Final = 0.5
-"""The ladder's short step; the contract's number."""
+"""Seconds of the short step of `stop`; the contract's number."""
 
 GUARD_ANSWER_S_MAX: Final = 1.5
-"""For a guard to kill everything; milliseconds are usual. Past it we do its work ourselves."""
+"""Seconds for a guard to kill everything; milliseconds are usual. After that we kill what we find."""
 
 SWEEP_S_MAX: Final = 2.0
-"""For killing by the process table, when there is no guard or it was lost."""
-
-EMPTY_LOOKS: Final = 3
-"""Looks at the process table in a row that must find nobody, after one that found somebody."""
+"""Seconds to kill what a lost guard has left, and to reap the guard."""
 
 LOOK_S: Final = 0.005
-"""Between two such looks, and between two questions whether a child has ended where nothing reports it."""
+"""Seconds between two looks for what a lost guard has left."""
 
 LAST_WORDS_S_MAX: Final = 0.2
-"""For reading what is left in the stderr of a child that is gone; longer only if somebody escaped with it."""
+"""Seconds to read the rest of an ended child's stderr; a process that escaped with it may keep it open."""
 
 _REAP_S: Final = 0.0005
-"""Between two tries to reap a child whose end is certain."""
+"""Seconds between two tries to reap a guard that is about to end."""
 
 STDERR_BYTES_MAX: Final = 64 * 1024
-"""Kept of a child's stderr, its end; the contract's number."""
+"""Bytes that are kept of the end of a child's stderr; the contract's number."""
 
 
 Ready = Callable[[], Awaitable[object]]
-"""Comes back when what a program needs is there."""
+"""Returns when everything that a program needs is there."""
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a child ended; both None when nobody could learn it."""
+    """How a child ended; both members are None if that is unknown."""
 
     code: int | None = None
     signal: int | None = None
 
     def describe(self) -> str:
-        """Say it in words: "exit code 3", "signal 11 (SIGSEGV)"."""
+        """Return words such as "exit code 3" or "signal 11 (SIGSEGV)"."""
         if self.code is not None:
             return f"exit code {self.code}"
         if self.signal is None:
@@ -83,63 +81,66 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A running child: two pipes for its owner, everything else looked after here.
+    """A running child: two pipes for its owner; the rest is handled here.
 
     `stdin` and `stdout` are descriptors of ours, close-on-exec and non-blocking; wait with `anyio.wait_writable`
-    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop` what the
-    child wrote can still be read, until the block is left.
+    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop`, the output of
+    the child can still be read until the block ends.
+
+    Args:
+        guard: the guard, or the wrapper around it.
+        pipes: our ends of stdin, stdout and stderr.
+        line: our end of the guard's socket.
+        wrapped: the guard is in a namespace, so the numbers it reports are not ours.
     """
 
     def __init__(
         self,
-        leader: subprocess.Popen[bytes],
-        guarded: bool,
+        guard: subprocess.Popen[bytes],
         pipes: tuple[int, int, int],
         line: int,
         tail_bytes_max: int,
         *,
-        life: int = -1,
+        wrapped: bool,
     ) -> None:
         self.stdin, self.stdout, self._stderr = pipes
-        self.pid = leader.pid
+        self.pid = guard.pid
+        """The program's pid, the guard's until it reports the program's; in a namespace that of the wrapper."""
         self.exit: Exit | None = None
-        """How the program itself ended; those it started may still be there."""
+        """How the program itself ended; its descendants may still be there."""
         self.stderr_dropped = 0
         self.swept = 0
-        """Descendants that had to be killed at the end, the program itself not counted."""
+        """Descendants that were killed at the end, without the program itself."""
         self.guard_lost = False
-        """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
+        """The guard did not end in order: processes that left session and parents may live."""
         self.fault: Exception | None = None
-        """Raised while the child was watched, and foreseen by nobody: its exit may never be known then."""
+        """An unforeseen exception while the child was watched; then its exit may never be known."""
         self._on_exit: Callable[[], None] | None = None
-        self._leader = leader  # The guard, or the program where there is none.
-        self._guarded = guarded
-        self._life = life  # To the wrapper of a namespace, where what the guard calls by number has another one here.
-        self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
-        self.start = 0 if guarded and life < 0 else start_of(leader.pid)
-        """When process `pid` began, in clock ticks since the machine did; 0 until the guard has said it."""
+        self._guard = guard
+        self._wrapped = wrapped
+        self._line = line
+        self.start = start_of(guard.pid)
+        """When process `pid` began, in clock ticks since the machine did."""
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
         self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
         self._waiting: list[tuple[Callable[[], bool], anyio.Event]] = []
-        """What is waited for, and the event that says that it has come."""
+        """Awaited conditions, each with the event that announces it."""
         self._step: anyio.CancelScope | None = None
-        # Shielded, as a cancelled owner still needs what is heard in them to walk down the ladder.
+        # Shielded, because the owner still needs them for `stop` after it was cancelled.
         self._noticing, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
 
     @property
     def stderr_tail(self) -> OutputTail:
-        """The last bytes of its stderr; whole after `stop`."""
+        """The last bytes of its stderr; complete after `stop`."""
         if not self._tail:
             return NO_OUTPUT
         cut = max(0, len(self._tail) - self._tail_bytes_max)
         return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
     async def arrived(self, timeout_s: float) -> bytes:
-        """Wait for the guard's first word about the program; none in time, or from a guard that ended, is empty."""
-        if not self._guarded:
-            return b"pid"
+        """Wait for the guard's first word about the program; empty if none came in time, or the guard ended."""
         heard = functools.partial(
             self._until, lambda: bool(self._first_word) or self._line_ended or self.fault is not None
         )
@@ -147,46 +148,43 @@ class Child:
         return self._first_word
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Have the guard of a child that is held start it, once this is ready; not waited for when the guard ends."""
+        """Have the guard start a held child once `ready` returns; the end of the guard cancels `ready`."""
         with anyio.CancelScope() as self._step:
             if self.exit is None:
                 await ready()
-                self._tell(b"go")
+                self._command(b"go")
         self._step = None
 
     def close_stdin(self) -> None:
-        """Tell the child that nothing more will come."""
+        """Close the child's stdin: it reads the end of its input."""
         fd, self.stdin = self.stdin, -1
         _close(fd)
 
     def close_stdout(self) -> None:
-        """Stop listening; the child's next write fails."""
+        """Close the child's stdout: its next write fails."""
         fd, self.stdout = self.stdout, -1
         _close(fd)
 
     def terminate(self) -> None:
-        """Ask the child's process group to end, and wake it if it was stopped."""
-        if self.exit is None and self._guarded:
-            self._tell(b"term")
-        elif self.exit is None:
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                kill_group(self._leader, number)
+        """Send SIGTERM to the child's process group, and SIGCONT in case it was stopped."""
+        if self.exit is None:
+            self._command(b"term")
 
     async def wait(self, timeout_s: float) -> Exit | None:
-        """Wait until the program has ended, at most this long; None when it has not."""
+        """Wait until the program has ended, at most this long; None if it has not."""
         with anyio.move_on_after(timeout_s):
             await self._until(lambda: self.exit is not None)
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """Walk down the ladder; at its end nothing of the child is alive.
+        """End the child step by step; at the end nothing of it is alive.
 
-        Grace + 0.5 s to SIGKILL at most, and no step waits once the program has ended. Cancellation does not
-        interrupt it; a second caller waits for the first one's ladder.
+        SIGKILL comes after grace + 0.5 s at most, and no step waits once the program has ended. Cancellation does not
+        interrupt it; a second caller waits for the first one's steps.
 
         Args:
             cancel: sends the `cancel` message and returns when it was answered or its argument, the grace in
-                seconds, has passed; None where the host knows no such message.
+                seconds, has passed; None if the host does not know that message.
         """
         if self._stopping:
             await self._until(lambda: self._gone)
@@ -210,11 +208,11 @@ class Child:
                 try:
                     await self._kill()
                 finally:
-                    # Broken off, as the loop itself is being ended: the next one begins anew.
+                    # If the loop itself broke it off, the next caller begins again.
                     self._stopping = self._gone
 
     async def leave(self) -> None:
-        """Kill what is left of it and stop listening, whoever is cancelled."""
+        """Kill the rest of it and stop watching, also if the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             if self._stopping:
                 await self._until(lambda: self._gone)
@@ -225,106 +223,87 @@ class Child:
         self._draining.cancel()
 
     def close(self) -> None:
-        """Close everything; nobody listens any more."""
+        """Close all descriptors."""
         self.close_stdin()
         self.close_stdout()
-        for fd in (self._stderr, self._line, self._life):
+        for fd in (self._stderr, self._line):
             _close(fd)
 
     async def _kill(self) -> None:
-        """Kill all there is, reap our own child, and take the last words."""
-        if self._guarded:
-            self._tell(b"kill")
-            with anyio.move_on_after(GUARD_ANSWER_S_MAX):
-                await self._until(lambda: self._line_ended)
+        """Kill everything, reap the guard, and read the rest of stderr."""
+        self._command(b"kill")
+        with anyio.move_on_after(GUARD_ANSWER_S_MAX):
+            await self._until(lambda: self._line_ended)
         if not self._sweep_reported:
-            await self._sweep()
+            await self._kill_left()
         await self._reap()
-        self.guard_lost = self._guarded and self._leader.returncode != 0
+        self.guard_lost = self._guard.returncode != 0
         with anyio.move_on_after(LAST_WORDS_S_MAX):
             await self._until(lambda: self._stderr_ended)
         self._gone = True
         self._announce()
 
-    async def _sweep(self) -> None:
-        """Kill by the process table what a guard did not; less sure, as who left session and parents is not seen."""
+    async def _kill_left(self) -> None:
+        """Kill what a lost guard has left; a process that left session and parents is not found."""
         killed: set[int] = set()
-        empty, end_s = 0, time.monotonic() + SWEEP_S_MAX
-        while empty < EMPTY_LOOKS and time.monotonic() < end_s:
-            found = remains(self._traces())
-            if not self._guarded:
-                kill_group(self._leader)
-            for pid, start in found.items():
+        end_s = time.monotonic() + SWEEP_S_MAX
+        while (left := self._left()) and time.monotonic() < end_s:
+            for pid, start in left.items():
                 kill_exactly(pid, start)
-            killed |= found.keys()
-            empty = 0 if found else empty + 1
-            if not killed and not found:
-                break
+            killed |= left.keys()
             await anyio.sleep(LOOK_S)
         self.swept += len(killed - {self.pid})
 
-    def _traces(self) -> Traces:
-        guard = self._leader.pid if self._guarded and self._leader.returncode is None else None
-        ends = (far_end(fd) for fd in (self.stdin, self.stdout, self._stderr) if fd >= 0)
-        start = self.start or start_of(self.pid)  # Not reaped yet, so its number is its own.
-        return Traces(guard, self.pid, start, frozenset(end for end in ends if end))
+    def _left(self) -> dict[int, int]:
+        """Return the processes below the guard and in the program's group or session: pid → start."""
+        table = look()
+        host, guard = table.get(self.pid), self._guard.pid
+        roots = {guard} if self._guard.returncode is None else set()
+        if host is None or host[START] == self.start:  # Otherwise another process has its number.
+            roots |= {pid for pid, row in table.items() if self.pid in (pid, row[GROUP], row[SESSION])}
+        found = (descendants(table, roots) & table.keys()) - {os.getpid(), guard}
+        return {pid: table[pid][START] for pid in found if table[pid][STATE] != ZOMBIE}
 
     async def _reap(self) -> None:
         end_s = time.monotonic() + SWEEP_S_MAX
-        while self._leader.poll() is None and time.monotonic() < end_s:
-            if self._guarded and self._sweep_reported is False:
-                kill_group(self._leader)
+        while self._guard.poll() is None and time.monotonic() < end_s:
+            if not self._sweep_reported:
+                kill_group(self._guard)
             await anyio.sleep(_REAP_S)
-        if self.exit is None:
-            self._note_exit(Exit() if self._guarded else _exit_of(self._leader.returncode))
+        self._note_exit(Exit())
 
-    def _tell(self, word: bytes) -> None:
-        # A guard that its host has stopped would not hear; until it is reaped its number is its own.
-        if self._leader.returncode is None and not self._line_ended:
+    def _command(self, word: bytes) -> None:
+        """Send a word to the guard."""
+        # SIGCONT, because the host may have stopped it; until it is reaped, its number is its own.
+        if self._guard.returncode is None and not self._line_ended:
             with suppress(OSError):
                 os.write(self._line, word)
-                os.kill(self._leader.pid, signal.SIGCONT)
+                os.kill(self._guard.pid, signal.SIGCONT)
 
     async def notice_end(self) -> None:
-        """Hear the guard, or wait for the program's end, until `leave`."""
-        await self._listen(self._watch, self._noticing)
+        """Read the guard's words until `leave`."""
+        await self._watch(self._line, self._take_word, self._noticing)
 
-    async def keep_words(self) -> None:
-        """Drain its stderr until `leave`: a child whose stderr nobody reads stands still."""
-        await self._listen(self._drain, self._draining)
+    async def drain_stderr(self) -> None:
+        """Read the child's stderr until `leave`: a child whose stderr is full stands still."""
+        await self._watch(self._stderr, self._take_stderr, self._draining)
 
-    async def _listen(self, work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
-        """Do this; an exception that nobody foresaw is the child's `fault`."""
+    async def _watch(self, fd: int, take: Callable[[], bool], scope: anyio.CancelScope) -> None:
+        """Call `take` when there is something to read, until it returns False; an exception is the child's `fault`."""
         with scope:
             try:
-                await work()
+                await anyio.wait_readable(fd)
+                while take():
+                    await anyio.wait_readable(fd)
             except Exception as error:
                 self.fault = self.fault or error
                 self._announce_exit()
 
-    async def _watch(self) -> None:
-        """Notice the end by waiting, or by asking again and again."""
-        while self._line >= 0:
-            await anyio.wait_readable(self._line)
-            if not self._take_end():
-                return
-        while not has_ended(self._leader):
-            await anyio.sleep(LOOK_S)
-        self._note_exit(_peek(self._leader))
-
-    async def _drain(self) -> None:
-        await anyio.wait_readable(self._stderr)
-        while self._take_stderr():
-            await anyio.wait_readable(self._stderr)
-
-    def _take_end(self) -> bool:
-        """A word of the guard, or what a pidfd tells; False when nothing more will come."""
-        if not self._guarded:
-            self._note_exit(_peek(self._leader))
-            return False
+    def _take_word(self) -> bool:
+        """Read a word of the guard; False at its end."""
         word = _chunk(self._line, WORD_BYTES_MAX)
         if word:
-            with suppress(ValueError):  # No guard of ours speaks so.
+            with suppress(ValueError):  # A guard of ours writes no such word.
                 self._hear(word)
         elif word is not None:
             self._line_ended = True
@@ -333,7 +312,7 @@ class Child:
         return word != b""
 
     def _take_stderr(self) -> bool:
-        """Keep the tail; a child whose stderr nobody reads stands still. False at its end."""
+        """Read a piece of stderr and keep the tail; False at its end."""
         chunk = _chunk(self._stderr, READ_BYTES_MAX)
         if chunk:
             self._tail += chunk
@@ -347,16 +326,16 @@ class Child:
         return chunk != b""
 
     def _hear(self, word: bytes) -> None:
-        what, *_, number = word.split()
+        what, *numbers = word.split()
         if what == b"pid":
-            if self._life < 0:
-                self.pid, self.start = (int(field) for field in word.split()[1:])
+            if not self._wrapped:
+                self.pid, self.start = map(int, numbers)
         elif what == b"swept":
-            self.swept, self._sweep_reported = int(number), True
+            self.swept, self._sweep_reported = int(numbers[0]), True
         elif what == b"spawn_error":
             self._sweep_reported = True
         else:
-            self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))
+            self._note_exit(Exit(code=int(numbers[0])) if what == b"exit" else Exit(signal=int(numbers[0])))
         self._first_word = self._first_word or word
         self._announce()
 
@@ -368,7 +347,7 @@ class Child:
             self._announce_exit()
 
     def call_on_exit(self, call: Callable[[], None]) -> None:
-        """Have this called, in place of the function before, once the exit is known or `fault` raised: now if it is."""
+        """Set the function that is called once the exit is known or `fault` is set; call it now if that is so."""
         self._on_exit = call
         if self.exit is not None or self.fault is not None:
             call()
@@ -384,7 +363,7 @@ class Child:
                 come.set()
 
     async def _until(self, true: Callable[[], bool]) -> None:
-        """Wait for something that is announced; the caller sets the bound."""
+        """Wait until a condition is announced; the caller sets the limit."""
         if not true():
             waiting = (true, anyio.Event())
             self._waiting.append(waiting)
@@ -394,13 +373,26 @@ class Child:
                 self._waiting.remove(waiting)
 
 
+def start_of(pid: int) -> int:
+    """Return when a process began, in clock ticks since the machine did; 0 if it is gone."""
+    row = look_at(pid)
+    return row[START] if row else 0
+
+
+def kill_exactly(pid: int, start: int) -> None:
+    """Kill a process, unless another one has its number by now."""
+    if start_of(pid) == start:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _chunk(fd: int, bytes_max: int) -> bytes | None:
-    """What there is to be read; nothing when the other end is gone, None when there is nothing yet."""
+    """Return the available bytes: none at the end, None if there are none yet."""
     try:
         return os.read(fd, bytes_max)
     except BlockingIOError:
         return None
-    except OSError:  # The guard was killed with a word of ours unread.
+    except OSError:  # The guard was killed before it read a word of ours.
         return b""
 
 
@@ -410,63 +402,35 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _peek(leader: subprocess.Popen[bytes]) -> Exit:
-    """How a child ended that has ended, without reaping it where that can be had."""
-    if leader.returncode is not None or not hasattr(os, "waitid"):
-        return _exit_of(leader.poll())
-    try:
-        seen = os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # Somebody else in this program reaped it.
-        return Exit()
-    if seen is None:
-        return Exit()
-    return Exit(code=seen.si_status) if seen.si_code == os.CLD_EXITED else Exit(signal=seen.si_status)
-
-
-def _exit_of(returncode: int | None) -> Exit:
-    if returncode is None:
-        return Exit()
-    return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
-
-
 @asynccontextmanager
 async def open_child(
     command: StartCommand,
     *,
-    guard: bool = True,
     stderr_bytes_max: int = STDERR_BYTES_MAX,
     pass_fds: tuple[int, ...] = (),
     cage: Cage = NO_CAGE,
     ready: Ready | None = None,
 ) -> AsyncIterator[Child]:
-    """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
+    """Start a child behind a guard; when the block ends, for whatever reason, nothing of it is alive.
 
-    Must be entered in the main thread. Leaving without `stop` kills at once.
+    Enter it in the main thread. To leave the block without `stop` kills at once.
 
     Args:
-        guard: put a guard between us and the child (Linux; elsewhere ignored): then also who left its
-            session is found, and nothing outlives our own `kill -9`.
-        stderr_bytes_max: how much of the end of its stderr is kept.
+        stderr_bytes_max: bytes that are kept of the end of its stderr.
         pass_fds: inherited by the child under the same numbers.
-        cage: what holds the child, put on by the guard; nothing without one.
-        ready: awaited before the program itself is started, while its guard is; what it raises comes out here.
+        cage: the sandbox around the child, made by the guard.
+        ready: awaited while the guard starts, before the program itself does; its exception comes out here.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-
-    guarded = guard and GUARD_WORKS
-    if ready is not None and not guarded:
-        await ready()
-    held = msgspec.structs.replace(cage, held=ready is not None)
-    child = _launch(command, held, pass_fds, guarded, stderr_bytes_max)
+    child = _launch(command, msgspec.structs.replace(cage, held=ready is not None), pass_fds, stderr_bytes_max)
     try:
-        async with beside(child.notice_end, child.keep_words):
+        async with beside(child.notice_end, child.drain_stderr):
             try:
-                if ready is not None and guarded:
+                if ready is not None:
                     await child.release_when(ready)
                 await _arrive(child, command)
-                del command, cage, held, ready  # Kilobytes that a run would keep as long as its host lives.
                 yield child
             finally:
                 await child.leave()
@@ -484,40 +448,34 @@ async def _arrive(child: Child, command: StartCommand) -> None:
     if not word:
         await child.stop(grace_s=0)
         fault = refused(command, b"exec", errno.ECHILD)
-        fault.hint = "its guard did not start; see the evidence, or run it without a guard"
+        fault.hint = "its guard did not start, which needs Linux 5.3 or newer; see the evidence"
         fault.evidence = child.stderr_tail.decode("utf-8", "replace")
         raise fault
 
 
-def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], guard: bool, stderr_bytes_max: int) -> Child:
-    """Start a program, by way of a guard or directly. Blocks for some ms; raises as `open_child`."""
+def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], stderr_bytes_max: int) -> Child:
+    """Start a guard that starts the program. Blocks for some ms; raises as `open_child`."""
     if not command.argv:
         raise refused(command, b"exec", errno.EINVAL)
+    if not GUARD_WORKS:
+        fact = f"'{command.argv[0][:200]}' is not started: on {sys.platform} no guard can end what it leaves running"
+        raise BackendError("sidecar_spawn_failed", fact, hint="use Linux, or a container of it")
     try:
         with ExitStack() as theirs, ExitStack() as ours:
             stdin, stdin_ours = _pipe(theirs, ours)
             stdout_ours, stdout = _pipe(ours, theirs)
             stderr_ours, stderr = _pipe(ours, theirs)
-            stdio, life = (stdin, stdout, stderr), -1
-            if guard:
-                line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                ours.callback(os.close, line)
-                theirs.callback(os.close, line_theirs)
-                reader, life = _pipe(theirs, ours) if cage.wrapper else (-1, -1)
-                leader = spawn_guard("guard", line_theirs, command, stdio, pass_fds, cage, reader)
-                if cage.wrapper:
-                    # Armed by the guard: a wrapper that is killed before its child has started leaves it waiting.
-                    tie(reader, leader.pid, armed=False)
-                os.set_blocking(line, False)
-            else:
-                leader = spawn(command, stdio, pass_fds)
-                line = pidfd_of(leader.pid)
+            line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            ours.callback(os.close, line)
+            theirs.callback(os.close, line_theirs)
+            guard = spawn_guard(line_theirs, command, (stdin, stdout, stderr), pass_fds, cage)
             ours.pop_all()
     except OSError as fault:
         raise spawn_failed(command, fault) from fault
-    for fd in (stdin_ours, stdout_ours, stderr_ours):
+    for fd in (stdin_ours, stdout_ours, stderr_ours, line):
         os.set_blocking(fd, False)
-    return Child(leader, guard, (stdin_ours, stdout_ours, stderr_ours), line, stderr_bytes_max, life=life)
+    pipes = (stdin_ours, stdout_ours, stderr_ours)
+    return Child(guard, pipes, line, stderr_bytes_max, wrapped=bool(cage.wrapper))
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """The guard: a small program between the control plane and one host, so that nothing of the host can stay.
 
-It is the subreaper of everything the host starts: whoever forks twice and leaves the session is handed
-to it by the kernel. Words on one socket tell it what to do and tell the control plane what was seen;
-the socket's end, or the control plane's, means: kill all. `process.py` starts it and reads the process
-table through it. Only built-in modules are imported where they will do, as each is paid at every run.
+It is the subreaper of everything the host starts: a process that forks twice and leaves its session becomes its
+child. Words on one socket command it and report what it sees; the end of that socket, or of the control plane,
+means: kill everything. `process.spawn` starts it, and other modules read the process table by its functions. It
+imports built-in modules where they are enough, because each run pays for each import.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` spends 5 ms on its enums
@@ -14,50 +14,50 @@ import sys
 import time
 
 SWEEP_S_MAX = 60.0
-"""For killing all descendants. A tree takes some ms; longer only in uninterruptible sleep, and then somebody has
-to be there when it ends: the control plane has a bound of its own and does not wait for this one."""
+"""Seconds to kill all descendants. A tree takes some ms; a process in uninterruptible sleep takes longer, and the guard
+stays for it: the control plane has a shorter limit of its own and does not wait for this one."""
 
 LOOK_S = 0.005
-"""Between two looks at the process table, unless a death is reported before."""
+"""Seconds between two reads of the process table, unless a death is reported before."""
 
 WORD_BYTES_MAX = 64
-"""The longest word on the socket."""
+"""Bytes of the longest word on the socket."""
 
 DEATHS_BYTES_MAX = 4096
-"""One read of the reports of deaths, a byte each; what is left wakes us again."""
+"""Bytes of one read of reported deaths, a byte each; the rest causes another read."""
 
 UMASK = 0o077
-"""What a host makes is for its user alone."""
+"""Files that a host makes are for its user alone."""
 
 DEFAULT_PATH = b"/bin:/usr/bin"
-"""Where a program is looked for when its environment has no PATH."""
+"""Folders that are searched for a program when its environment has no PATH."""
 
-CODE_UNSAID = 127
-"""Exit code of a child that never became the program, as shells have it."""
+CODE_NOT_STARTED = 127
+"""Exit code of a child that did not become the program; shells use the same."""
 
-F_SETFL = 4
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 RLIMIT_BYTES = 8
-"""Of a soft and of a hard limit, in the kernel's structure."""
+"""Bytes of a soft and of a hard limit in the kernel's structure."""
 
+PIDFD_OPEN = 434
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-"""System calls, numbered alike on every machine but alpha."""
+"""System calls; their numbers are the same on every machine but alpha."""
 LANDLOCK_BENEATH, LANDLOCK_PORT = 1, 2
 """Kinds of rules."""
 
 CONNECTIONS_WAITING_MAX = 64
-"""To the proxy's door, not yet accepted; a browser opens six at once."""
+"""Connections to the proxy's socket that wait to be accepted; a browser opens six at once."""
 
 
 PARENT, GROUP, SESSION, STATE, START = range(5)
 """Fields of a row of the process table; the start is in clock ticks since boot."""
 
 ZOMBIE = ord("Z")
-"""The state of one that has ended and is not reaped."""
+"""State of a process that has ended and is not reaped."""
 
 
 def look() -> "dict[int, tuple[int, int, int, int, int]]":
@@ -66,7 +66,7 @@ def look() -> "dict[int, tuple[int, int, int, int, int]]":
 
 
 def look_at(pid: int) -> "tuple[int, int, int, int, int] | None":
-    """Read one row of the process table; None when there is none."""
+    """Read one row of the process table; None if there is no such process."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -77,93 +77,120 @@ def look_at(pid: int) -> "tuple[int, int, int, int, int] | None":
         return None
     finally:
         posix.close(fd)
-    # The name in the second field may hold blanks and brackets of the host's choice.
+    # The host chooses the name in the second field, which may have blanks and brackets.
     fields = row[row.rindex(b")") + 2 :].split()
     return int(fields[1]), int(fields[2]), int(fields[3]), fields[0][0], int(fields[19])
 
 
-def main(role: str, socket_or_pipe: int, order: int) -> None:
-    """Read the order, a file of marshalled (argv, env, cwd, fds, cage), and start it as a guard or in our own place.
+def descendants(table: "dict[int, tuple[int, int, int, int, int]]", roots: "set[int]") -> "set[int]":
+    """Return these processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for pid, row in table.items():
+        children.setdefault(row[PARENT], []).append(pid)
+    found, waiting = set(roots), list(roots)
+    while waiting:
+        fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
 
-    The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
-    the first process of a namespace of our own; the control plane's pidfd, and a pipe tied to our wrapper), `stdio`
-    (its three descriptors under other numbers), `door` (where to send a listening socket, and its port),
-    `limits` (numbers and values) and `landlock` (see `confine`).
+
+def pidfd_open(pid: int) -> int:
+    """Return a descriptor that becomes readable when the process ends.
+
+    `os` has this call only if Python was compiled with headers of Linux 5.3; some builds for old systems were not.
+    """
+    if hasattr(posix, "pidfd_open"):
+        return posix.pidfd_open(pid)
+    fd = _libc("syscall", PIDFD_OPEN, pid, 0)
+    if fd < 0:
+        raise OSError(38, "no pidfd_open")
+    return fd
+
+
+def main(control: int, order: int) -> None:
+    """Read the order, a file of marshalled (argv, env, cwd, fds, cage), start the host and stay until it is gone.
+
+    Members of the cage, all optional: `held` (start the host at the word "go"), `plane` (we are the first process of a
+    namespace, and this is the control plane's pidfd), `stdio` (the host's three descriptors under other numbers),
+    `door` (where to send a listening socket, and its port), `limits` (numbers and values) and `landlock` (arguments of
+    `confine`).
+
+    Writes "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", and at the end
+    "swept COUNT". Reads "go" if the host is held, then "term" and "kill".
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
-    posix.set_inheritable(socket_or_pipe, False)
-    if role == "guard":
-        guard(socket_or_pipe, argv, env, cwd, handed, cage)
-    else:
-        become(argv, env, cwd, socket_or_pipe)
-
-
-def guard(
-    control: int,
-    argv: "list[bytes]",
-    env: "dict[bytes, bytes]",
-    cwd: "bytes | None",
-    handed: "list[int]",
-    cage: "dict[str, object]",
-) -> None:
-    """Start the host and stay until all of it is gone.
-
-    Says "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", at the end "swept COUNT".
-    Hears "go" before the start of one that is held, then "term" and "kill".
-    """
+    posix.set_inheritable(control, False)
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
         _signal.signal(number, _signal.SIG_IGN)
-    # A host of the same user could take our memory or our socket else, and speak in our name.
+    # Otherwise a host of the same user could read our memory or take our socket, and write in our name.
     _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    # A forked copy of the control plane may hold the socket open after its death.
-    if "first" in cage:
-        plane = _tie(*cage["first"])  # type: ignore[misc]  # two numbers
+    # A pidfd, because a forked copy of the control plane may keep the socket open after its death.
+    if "plane" in cage:
+        plane = cage["plane"]
+        posix.set_inheritable(plane, False)
+        # The orphans of our namespace are our children, and the kernel ends all of it with us. Bubblewrap's own way,
+        # `--die-with-parent`, begins too early: a kill right after its fork leaves us waiting for ever.
+        _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
     else:
-        plane = posix.pidfd_open(posix.getppid())
+        plane = pidfd_open(posix.getppid())
         if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            _say(control, b"spawn_error subreaper 0")
+            _write(control, b"spawn_error subreaper 0")
             return
     if "door" in cage:
-        _send_door(*cage["door"])  # type: ignore[misc]  # two numbers
+        _send_door(*cage["door"])
     stdio = cage.get("stdio", ())
-    for fd in stdio:  # type: ignore[attr-defined]  # a tuple
+    for fd in stdio:
         posix.set_inheritable(fd, False)
-    if cage.get("held") and not _released(control, plane):
-        _say(control, b"swept 0")
+    if cage.get("held") and not _is_released(control, plane):
+        _write(control, b"swept 0")
         return
     host, fault = _start(argv, env, cwd, cage)
-    _let_go([*handed, *stdio])  # type: ignore[misc]
+    _close_pipes([*handed, *stdio])
     if fault:
-        _say(control, b"spawn_error " + fault)
+        _write(control, b"spawn_error " + fault)
         return
     try:
         row = look_at(host)
-        _say(control, b"pid %d %d" % (host, row[START] if row else 0))
+        _write(control, b"pid %d %d" % (host, row[START] if row else 0))
         _serve(control, plane, host)
     finally:
-        _say(control, b"swept %d" % _sweep(control, host))
+        _write(control, b"swept %d" % _sweep(control, host))
 
 
-def become(
+def _start(
+    argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", cage: "dict[str, object]"
+) -> "tuple[int, bytes]":
+    """Fork and start the host: its pid, and "WHERE ERRNO" if that failed."""
+    reader, writer = posix.pipe()
+    me = posix.getpid()
+    host = posix.fork()
+    if host == 0:
+        _become(argv, env, cwd, cage, writer, me)
+    posix.close(writer)
+    fault = posix.read(reader, WORD_BYTES_MAX)  # Empty if exec closed the other end.
+    posix.close(reader)
+    if fault:
+        posix.waitpid(host, 0)  # It has ended. Our own parent may be a process that does not wait for orphans.
+    return host, fault
+
+
+def _become(
     argv: "list[bytes]",
     env: "dict[bytes, bytes]",
     cwd: "bytes | None",
-    tell: int,
-    parent: int = 0,
-    cage: "dict[str, object] | None" = None,
+    cage: "dict[str, object]",
+    writer: int,
+    guard: int,
 ) -> None:
-    """Turn this process into the program, in a session of its own; on failure write "WHERE ERRNO" to `tell` and end.
-
-    Args:
-        parent: whose death shall be the program's, 0 for nobody's.
-    """
+    """Turn this process into the host, in a session of its own; on failure write "WHERE ERRNO" and exit."""
     where = b"exec"
-    cage = cage or {}
     try:
-        # A hostile host may kill its guard; it shall not outlive that.
-        if parent and (_libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0), posix.getppid())[1] != parent:
-            posix._exit(CODE_UNSAID)
+        # A hostile host may kill its guard; then the kernel kills the host.
+        _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        if posix.getppid() != guard:
+            posix._exit(CODE_NOT_STARTED)
         posix.setsid()
         posix.umask(UMASK)
         for place, fd in enumerate(cage.get("stdio", ())):  # type: ignore[arg-type, var-annotated]  # a tuple
@@ -182,21 +209,44 @@ def become(
         _reset_signals()
         _execute(argv, env)
     except (OSError, ValueError) as fault:  # ValueError: a zero byte in an argument.
-        posix.write(tell, b"%s %d" % (where, getattr(fault, "errno", None) or 22))
+        posix.write(writer, b"%s %d" % (where, getattr(fault, "errno", None) or 22))
     finally:
-        posix._exit(CODE_UNSAID)
+        posix._exit(CODE_NOT_STARTED)
+
+
+def _reset_signals() -> None:
+    """Give every signal its default: the host must not ignore what the control plane ignores."""
+    for number in _signal.valid_signals():
+        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+            _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def _execute(argv: "list[bytes]", env: "dict[bytes, bytes]") -> None:
+    """Replace this process by the program. Raises OSError."""
+    if b"/" in argv[0]:
+        posix.execve(argv[0], argv, env)
+    failure: OSError = FileNotFoundError(2, "not in PATH")
+    for folder in env.get(b"PATH", DEFAULT_PATH).split(b":"):
+        try:
+            posix.execve((folder or b".") + b"/" + argv[0], argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as fault:
+            failure = fault  # A file of this name that cannot run says more than the folders without one.
+    raise failure
 
 
 def confine(ruleset: bytes, rights: int, file_rights: int, paths: "list[bytes]", ports: "list[bytes]") -> None:
-    """Give up, for this process and all it starts, what Landlock is told to guard but for these paths and ports.
+    """Give up, for this process and all that it starts, the rights that Landlock guards, except on these paths.
 
     Args:
-        ruleset: the kernel's structure of what is guarded.
-        rights: kept below each path; `file_rights` of them where the path is no folder.
-        ports: the kernel's structures, one a port.
+        ruleset: the kernel's structure of the guarded rights.
+        rights: rights kept below each folder; a path that is no folder keeps `file_rights`.
+        ports: the kernel's structures of the TCP ports that stay open.
 
     Raises:
-        OSError: the kernel refused; a path that is not there is no fault, there is nothing to be kept.
+        OSError: the kernel refused. A missing path is skipped.
     """
     guarded = _landlock(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
     for path in paths:
@@ -224,30 +274,16 @@ def _landlock(*arguments: "int | bytes") -> int:
     return answer
 
 
-def _tie(plane: int, life: int) -> int:
-    """Tie us, who get all orphans of our namespace, to our wrapper, and that to the control plane.
-
-    Then the kernel ends all of it should we be held up. Bubblewrap's own way, `--die-with-parent`, begins too early:
-    killed by it right after its fork it leaves its child, who was to become us, waiting for ever.
-    """
-    for fd in (plane, life):
-        posix.set_inheritable(fd, False)
-    _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
-    _libc("fcntl", life, F_SETFL, posix.O_ASYNC)
-    return plane
-
-
-def _released(control: int, plane: int) -> bool:
-    """Wait for the word to start; False when there will be nothing to start."""
+def _is_released(control: int, plane: int) -> bool:
+    """Wait for the word to start the host; False if it will not come."""
     events = select.poll()
     for fd in (control, plane):
-        if fd >= 0:
-            events.register(fd, select.POLLIN)
-    return all(fd == control for fd, _ in events.poll()) and _heard(control) == b"go"
+        events.register(fd, select.POLLIN)
+    return all(fd == control for fd, _ in events.poll()) and _read(control) == b"go"
 
 
 def _send_door(line: int, port: int) -> None:
-    """Listen on a port of our own network, and give the socket to the control plane, which lives in another one."""
+    """Listen on a port of our own network namespace, and send the socket to the control plane, which is outside."""
     import _socket
 
     door = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
@@ -259,46 +295,8 @@ def _send_door(line: int, port: int) -> None:
     door.close()
 
 
-def _start(
-    argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", cage: "dict[str, object]"
-) -> "tuple[int, bytes]":
-    told, tell = posix.pipe()
-    me = posix.getpid()
-    host = posix.fork()
-    if host == 0:
-        become(argv, env, cwd, tell, me, cage)
-    posix.close(tell)
-    fault = posix.read(told, WORD_BYTES_MAX)  # Empty when exec closed the other end.
-    posix.close(told)
-    if fault:
-        posix.waitpid(host, 0)  # It ends with its word. Our own parent may not be one that waits for orphans.
-    return host, fault
-
-
-def _reset_signals() -> None:
-    # What the control plane ignores, its children shall hear.
-    for number in _signal.valid_signals():
-        if number not in (_signal.SIGKILL, _signal.SIGSTOP):
-            _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-
-
-def _execute(argv: "list[bytes]", env: "dict[bytes, bytes]") -> None:
-    if b"/" in argv[0]:
-        posix.execve(argv[0], argv, env)
-    failure: OSError = FileNotFoundError(2, "not in PATH")
-    for folder in env.get(b"PATH", DEFAULT_PATH).split(b":"):
-        try:
-            posix.execve((folder or b".") + b"/" + argv[0], argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as fault:
-            failure = fault  # A file of this name that cannot be run says more than the folders without one.
-    raise failure
-
-
-def _let_go(handed: "list[int]") -> None:
-    # What is the host's: while a copy is here, its end would not be seen.
+def _close_pipes(handed: "list[int]") -> None:
+    """Close our copies of the host's descriptors; otherwise nobody would see that the host closes them."""
     nothing = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
     for fd in (0, 1, 2):
         posix.dup2(nothing, fd)
@@ -307,24 +305,23 @@ def _let_go(handed: "list[int]") -> None:
 
 
 def _serve(control: int, plane: int, host: int) -> None:
-    """Report the host's end and hand on "term", until told to kill or nobody is left to tell."""
-    ended, orphaned = posix.pidfd_open(host), _deaths()
+    """Report the host's end and pass "term" on, until the word "kill", or the end of socket or control plane."""
+    ended, orphaned = pidfd_open(host), _deaths()
     events = select.poll()
     for fd in (control, plane, ended, orphaned):
-        if fd >= 0:
-            events.register(fd, select.POLLIN)
+        events.register(fd, select.POLLIN)
     while True:
         for fd, _ in events.poll():
             if fd == ended:
                 events.unregister(ended)
-                # Left a zombie until the sweep, so that neither its pid nor its group can become a stranger's.
+                # It stays a zombie until the sweep, so that no other process can get its pid or its group.
                 seen = posix.waitid(posix.P_PID, host, posix.WEXITED | posix.WNOWAIT)
-                assert seen is not None  # Only with WNOHANG is there an answer without an end.
-                _say(control, b"%s %d" % (b"exit" if seen.si_code == posix.CLD_EXITED else b"signal", seen.si_status))
+                assert seen is not None  # None comes with WNOHANG only.
+                _write(control, b"%s %d" % (b"exit" if seen.si_code == posix.CLD_EXITED else b"signal", seen.si_status))
             elif fd == orphaned:
                 posix.read(orphaned, DEATHS_BYTES_MAX)
                 _reap_orphans(host)
-            elif fd == plane or _heard(control) != b"term":
+            elif fd == plane or _read(control) != b"term":
                 return
             else:
                 _signal_group(host, _signal.SIGTERM)
@@ -332,14 +329,14 @@ def _serve(control: int, plane: int, host: int) -> None:
 
 
 def _deaths() -> int:
-    """A descriptor that can be read once a child of ours has ended.
+    """Return a descriptor that becomes readable when a child of ours ends.
 
-    Reaping in the handler itself would be interrupted by the next death, which reaps who was just looked at.
+    Reaping in the handler itself could be interrupted by the next death, whose handler reaps the same child.
     """
-    told, tell = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
-    _signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    reader, writer = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
+    _signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
-    return told
+    return reader
 
 
 def _reap_orphans(host: int) -> None:
@@ -349,17 +346,17 @@ def _reap_orphans(host: int) -> None:
 
 
 def _sweep(control: int, host: int) -> int:
-    """Kill until there is no child left; returns how many descendants of the host that took.
+    """Kill until no child is left; return how many descendants of the host were killed.
 
-    Each one whose parent dies becomes our child, so "no child" proves "no descendant", however fast they
-    fork. A child that we have not reaped keeps its pid, so no stranger can be hit.
+    A process whose parent dies becomes our child, so "no child" proves "no descendant", however fast they
+    fork. A child that we have not reaped keeps its pid, so no other process can be hit.
     """
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
     end_s = time.monotonic() + SWEEP_S_MAX
     _signal_group(host, _signal.SIGKILL)
     swept, left = _reap(control, host)
-    if left:  # The group needs a moment to die; most often it is all there is.
+    if left:  # The group needs a moment to die; usually nothing else is left.
         _signal.sigtimedwait((_signal.SIGCHLD,), LOOK_S)
     while left and time.monotonic() < end_s:
         killed, left = _reap(control, host)
@@ -371,7 +368,7 @@ def _sweep(control: int, host: int) -> int:
 
 
 def _reap(control: int, host: int) -> "tuple[int, bool]":
-    """Reap who has ended; returns how many but the host were killed, and whether children are left."""
+    """Reap ended children; return how many except the host were killed, and whether children are left."""
     killed = 0
     while True:
         try:
@@ -382,7 +379,7 @@ def _reap(control: int, host: int) -> "tuple[int, bool]":
             return killed, True
         code = posix.waitstatus_to_exitcode(status)
         if pid == host:
-            _say(control, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
+            _write(control, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
         else:
             killed += code == -_signal.SIGKILL
 
@@ -393,25 +390,25 @@ def _kill_children() -> None:
         if row[PARENT] == me and row[STATE] != ZOMBIE:
             try:
                 posix.kill(pid, _signal.SIGKILL)
-            except OSError:  # One that took another user's rights is beyond us.
+            except OSError:  # It has another user's rights.
                 continue
 
 
 def _signal_group(host: int, number: int) -> None:
     try:
         posix.killpg(host, number)
-    except OSError:  # Nobody there, or nobody of our user.
+    except OSError:  # The group is empty, or another user's.
         return
 
 
-def _say(control: int, word: bytes) -> None:
+def _write(control: int, word: bytes) -> None:
     try:
         posix.write(control, word)
-    except OSError:  # Nobody is left to hear it.
+    except OSError:  # The control plane is gone.
         return
 
 
-def _heard(control: int) -> bytes:
+def _read(control: int) -> bytes:
     try:
         return posix.read(control, WORD_BYTES_MAX)
     except OSError:
@@ -419,19 +416,19 @@ def _heard(control: int) -> bytes:
 
 
 def _libc(name: str, *arguments: "int | bytes") -> int:
-    # Here, as a Python built without it shall be able to import this file.
+    # Imported here, because a Python built without it imports this file, too.
     try:
         import _ctypes
 
         place = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None is this program
         return int(_ctypes.call_function(place, arguments))
-    except AttributeError:  # The short way is nobody's promise; the long one costs 8 ms.
+    except AttributeError:  # Those functions are private; `ctypes` takes 8 ms to import.
         import ctypes
 
         return int(getattr(ctypes.CDLL(None), name)(*arguments))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    # Without the interpreter's own farewell, which costs a millisecond and guards nothing.
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    # Without the interpreter's finalization, which takes a millisecond.
     posix._exit(0)

@@ -1,4 +1,4 @@
-"""What is started, and in which cage; and what is said when it cannot be."""
+"""A program to start, its sandbox, and the errors of a failed start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import msgspec
 from backplane.errors import BackendError
 
 READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
+"""Bytes of one read: the size of a pipe's buffer."""
 
 START_S_MAX: Final = 10.0
-"""For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
+"""Seconds until a guard must report that its host was started. 12 ms are usual; a loaded machine has needed 1 s."""
 
 UMASK: Final = 0o077
-"""What a child makes is for its user alone."""
+"""Files that a child makes are for its user alone."""
+
+GUARD_WORKS: Final = sys.platform == "linux"
+"""Whether this system has what a guard needs: subreapers, pidfds and /proc."""
 
 
 class StartCommand(msgspec.Struct, frozen=True):
@@ -31,36 +34,37 @@ class StartCommand(msgspec.Struct, frozen=True):
 
 
 class Cage(msgspec.Struct, frozen=True):
-    """What is put around a child; `contain` works it out."""
+    """The sandbox of a child, as its guard makes it; `sandbox.plan` plans it."""
 
     wrapper: tuple[str, ...] = ()
-    """A program and its arguments that starts the guard as the first process of a namespace; empty for none."""
+    """A program and its arguments that start the guard as the first process of a namespace; empty for none."""
     landlock: tuple[bytes, int, int, list[bytes], list[bytes]] | None = None
-    """Arguments of `_guard.confine`; None for no such rules."""
+    """Arguments of `guard.confine`; None for no Landlock rules."""
     door: tuple[int, int] | None = None
-    """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
+    """A socket over which the guard sends another one, which listens on this port of the namespace's loopback."""
     limits: tuple[tuple[int, int], ...] = ()
-    """Of the system on each process: numbers of `resource` and values, soft and hard."""
+    """Limits of each process: numbers of `resource`, and values for soft and hard."""
     held: bool = False
-    """The guard starts the program when it is told to: its own start takes as long as much that has to come first."""
+    """The guard waits for a word before it starts the program; its own start overlaps with the caller's work."""
 
 
 NO_CAGE: Final = Cage()
 
 
 def spawn_failed(command: StartCommand, fault: Exception) -> BackendError:
+    """Return the error for a `Popen` that raised this."""
     in_cwd = command.cwd is not None and getattr(fault, "filename", None) == command.cwd
     return refused(command, b"cwd" if in_cwd else b"exec", getattr(fault, "errno", None) or errno.EINVAL)
 
 
 def refusal(command: StartCommand, word: bytes) -> BackendError:
-    """What a guard's word says of a start that failed."""
+    """Return the error for a guard's word "spawn_error WHERE ERRNO"."""
     where, number = word.split()[-2:]
     return refused(command, where, int(number))
 
 
 def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
-    """What is said of a start that failed there with this errno."""
+    """Return the error for a start that failed at this place with this errno."""
     name = command.argv[0][:_NAME_CHARS_MAX] if command.argv else ""
     code = errno.errorcode.get(number, str(number))
     if where == b"cwd":
@@ -69,20 +73,20 @@ def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
         name, hint = f"'{name}'", _HINTS.get(number, "")
     if number == errno.EINVAL and any("\0" in word for word in command.argv):
         fact = f"{name} could not be started: {code} (a word of its command has a NUL character)"
-        return BackendError("sidecar_spawn_failed", fact, hint="take it out of the task: no program can be given one")
+        return BackendError("sidecar_spawn_failed", fact, hint="remove it from the task: no program can receive it")
     fact = f"{name} {_PLACES.get(where, 'could not be started')}: {code} ({os.strerror(number)})"
     return BackendError("sidecar_spawn_failed", fact, hint=hint or None)
 
 
 _NAME_CHARS_MAX: Final = 200
-"""Of a program's name in a message."""
+"""Characters of a program's name in an error."""
 
 _PLACES: Final = {
     b"landlock": "could not be confined (landlock)",
     b"limits": "could not be confined (limits)",
     b"subreaper": "could not be guarded",
 }
-"""Where a start can fail that is neither the program nor its folder."""
+"""Places other than program and folder where a start can fail → words of the error."""
 
 _HINTS: Final = {
     errno.ENOENT: "check the name and PATH; if the file is there, the program named in its first line is not",
@@ -92,6 +96,3 @@ _HINTS: Final = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n) or run fewer at once",
     errno.EAGAIN: "too many processes; raise the limit (ulimit -u) or run fewer at once",
 }
-
-
-GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)

@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from backplane.process.guard import START, STATE, ZOMBIE, look
-from backplane.process.sweep import Table, descendants
+from backplane.process.guard import START, STATE, ZOMBIE, descendants, look
 from backplane.process.table import Process
+
+Table = dict[int, tuple[int, int, int, int, int]]
+"""pid → the fields of `guard.look`."""
 
 BETWEEN_S: Final = 0.05
 """Seconds between the two looks: five ticks of the processor's clock."""

@@ -1,9 +1,11 @@
-"""A short program, run to its end in a worker thread: its input, its output, its limits."""
+"""Runs a short program to its end in a worker thread: its input, its output, its limits."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,46 +15,50 @@ from typing import Final
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process.launch import READ_BYTES_MAX, StartCommand
-from backplane.process.spawn import TERMINAL_WAIT_S, Stdio, has_ended, kill_group, pidfd_of, spawn, tie
+from backplane.process.guard import pidfd_open
+from backplane.process.launch import GUARD_WORKS, READ_BYTES_MAX, UMASK, StartCommand, spawn_failed
+from backplane.process.spawn import Stdio, kill_group
 
 TOOL_S_MAX: Final = 120.0
-"""Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""
+"""Seconds for one tool (default); a `git diff` of a large tree takes less, a hung network mount does not."""
 
 TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Default bound of a tool's stdout; stderr has `TOOL_STDERR_BYTES_MAX`."""
+"""Bytes of a tool's stdout (default); `TOOL_STDERR_BYTES_MAX` limits its stderr."""
 
 TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
-"""Kept of a tool's stderr; the rest is read and forgotten, it is only for people."""
+"""Bytes that are kept of a tool's stderr, which is for people only; the rest is read and dropped."""
 
 _WANTED_LOOK_S: Final = 0.05
-"""How often it is asked whether a silent tool is still wanted."""
+"""Seconds between two calls of `stopped` while a tool is silent."""
 
 _REST_READS_MAX: Final = 32
-"""Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
+"""Reads after the end: twice the 1 MiB that a pipe holds if somebody enlarged it."""
+
+_END_S_MAX: Final = 5.0
+"""Seconds for SIGKILL to take effect. Only uninterruptible sleep, which no signal ends, takes longer."""
 
 _GROUP_WAIT_S: Final = 0.2
-"""For the rest of a killed group to be gone; longer only where nobody reaps orphans, who are then dead all the same."""
+"""Seconds for the rest of a killed group to disappear; dead orphans stay visible where no process reaps them."""
 
 _LOOK_S: Final = 0.001
-"""Between two questions whether somebody is gone, where the system does not tell it."""
+"""Seconds between two looks for an end that the system does not report."""
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What a tool left behind."""
+    """The result of a tool."""
 
     code: int
     """Exit code, or minus the signal that ended it."""
     stdout: bytes
-    """Empty when it went to a file."""
+    """Empty if it was written to a file."""
     stderr: bytes
     """The first 64 KiB."""
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """PATH without its relative entries, never empty: where a tool of our own is looked for.
+    """Return PATH without its relative entries, never empty: the folders in which our own tools are searched.
 
-    The folder we stand in may be somebody else's, with a `git` of theirs; and exec reads an empty PATH as that folder.
+    The current folder may be another person's, with a `git` of theirs; and exec reads an empty PATH as that folder.
     """
     parts = environ.get("PATH", "").split(os.pathsep)
     return os.pathsep.join(part for part in parts if os.path.isabs(part)) or os.defpath
@@ -71,20 +77,20 @@ def run_tool(
     stopped: Callable[[], bool] = lambda: False,
     tied: bool = True,
 ) -> Finished:
-    """Run a short program to its end; blocking, so call it in a worker thread.
+    """Run a short program to its end. Blocks, so call it in a worker thread.
 
-    It has a session of its own, which is killed at the end, whatever that end was; and with us, where we are killed.
+    It has a session of its own, which is killed at the end.
 
     Args:
         env: the whole environment.
-        stdin: given to it; `stdin_path` instead names a file.
-        output_bytes_max: bound of stdout, in memory or in the file `stdout_path` (made with mode 0600).
-        stopped: asked again and again; true kills it.
-        tied: it is killed with us, where we are killed; else it goes on to its own end.
+        stdin: its input; `stdin_path` names a file instead.
+        output_bytes_max: limit of stdout, in memory or in the file `stdout_path` (made with mode 0600).
+        stopped: called again and again; true kills the tool.
+        tied: the kernel kills the tool if this process is killed.
 
     Raises:
         BackendError: `sidecar_spawn_failed` (with the errno's name), `backend_timeout`,
-            `execution_tool_failed` when it writes more than `output_bytes_max`, or was stopped.
+            `execution_tool_failed` if it writes more than `output_bytes_max`, or was stopped.
         OSError: one of the two files cannot be opened or written.
     """
     command = StartCommand(tuple(argv), dict(env), cwd)
@@ -92,7 +98,7 @@ def run_tool(
         source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
         pipes = (source, subprocess.PIPE, subprocess.PIPE)
-        tool = _spawn_tied(command, pipes, opened) if tied else spawn(command, pipes)
+        tool = _spawn_tied(command, pipes, opened) if tied else _spawn(command, pipes)
         opened.callback(_end_tool, tool)
         talk = _Talk(tool, argv[0], stdin, output_bytes_max, sink.write if sink else None)
         opened.callback(talk.close)
@@ -107,27 +113,56 @@ def run_tool(
             if now_s >= deadline_s:
                 raise BackendError("backend_timeout", f"'{argv[0]}' did not end within {timeout_s:g} s")
             talk.step(min(deadline_s, look_s) - now_s)
-        # Whoever still holds the pipes is a leftover of the tool; what it wrote itself is in them already.
+        # A process that still holds the pipes is a leftover of the tool, whose own output is in them already.
         kill_group(tool)
         talk.rest()
-    # Reaped by that, so its code is known.
+    # Leaving the stack has reaped it, so its code is known.
     return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
 def _spawn_tied(command: StartCommand, pipes: Stdio, opened: ExitStack) -> subprocess.Popen[bytes]:
-    """Start it so that it is killed with us; a kill in the moment before it is tied leaves it to its own end."""
+    """Start a tool that the kernel kills with us; if we are killed in the moment before it is tied, it goes on.
+
+    `PR_SET_PDEATHSIG` would have to be set between fork and exec, where Python cannot run safely beside other
+    threads, and it follows the thread that forked. So the tool inherits the reading end of a pipe, and the kernel
+    signals its group when the last writing end, ours, is closed.
+    """
     reader, writer = os.pipe()
     opened.callback(os.close, writer)
     try:
-        tool = spawn(command, pipes, (reader,))
-        tie(reader, tool.pid)
+        tool = _spawn(command, pipes, (reader,))
+        if GUARD_WORKS:
+            with suppress(OSError):  # It may have ended already.
+                fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(reader, fcntl.F_SETOWN, -tool.pid)
+                fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
         return tool
     finally:
         os.close(reader)
 
 
+def _spawn(command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own. Raises BackendError: `sidecar_spawn_failed`."""
+    stdin, stdout, stderr = stdio
+    try:
+        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+            command.argv,
+            env=command.env,
+            cwd=command.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=UMASK,
+        )
+    except (OSError, ValueError) as fault:
+        raise spawn_failed(command, fault) from fault
+
+
 class _Talk:
-    """The three pipes of a tool, read and written until they close, and its end."""
+    """The three pipes of a tool, which are read and written until they close, and its end."""
 
     def __init__(
         self,
@@ -150,18 +185,20 @@ class _Talk:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes.register(pipe, events, pipe)
-        self._end = pidfd_of(tool.pid)
-        """Readable once it has ended; -1 where the system has no such thing, or once that was seen."""
+        self._end = -1
+        """Readable once the tool has ended; -1 after that was seen, or if the system has no pidfd."""
+        if GUARD_WORKS:
+            with suppress(OSError):
+                self._end = pidfd_open(tool.pid)
+                self._pipes.register(self._end, selectors.EVENT_READ)
         self._polls = self._end < 0
-        if not self._polls:
-            self._pipes.register(self._end, selectors.EVENT_READ)
 
     def ended(self) -> bool:
-        """Whether the tool has ended; its group is still its own."""
-        return has_ended(self._tool) if self._polls else self._end < 0
+        """Return whether the tool has ended; it is not reaped, so its group is still its own."""
+        return self._tool.poll() is not None if self._polls else self._end < 0
 
     def step(self, wait_s: float) -> bool:
-        """Move what can be moved; False when nothing could."""
+        """Read and write what is ready; False if nothing was."""
         ready = self._pipes.select(min(wait_s, _LOOK_S) if self._polls else wait_s)
         for key, _ in ready:
             if key.fd == self._end:
@@ -173,7 +210,7 @@ class _Talk:
         return bool(ready)
 
     def rest(self) -> None:
-        """Take what is already in the pipes; not more, as one who left the group may write for ever."""
+        """Read the bytes in the pipes, but no more: a process that left the group may write for ever."""
         for _ in range(_REST_READS_MAX):
             if not self._pipes.get_map() or not self.step(0):
                 return
@@ -209,7 +246,7 @@ class _Talk:
             self._taken_bytes += len(chunk)
             if self._taken_bytes > self._output_bytes_max:
                 fact = f"'{self._name}' wrote more than {self._output_bytes_max} bytes"
-                raise BackendError("execution_tool_failed", fact, hint="raise the limit or narrow what is asked")
+                raise BackendError("execution_tool_failed", fact, hint="raise the limit or ask for less")
             self._take(chunk)
 
     def _drop(self, key: selectors.SelectorKey) -> None:
@@ -227,7 +264,7 @@ def _end_tool(tool: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     with suppress(subprocess.TimeoutExpired):
-        tool.wait(TERMINAL_WAIT_S)
+        tool.wait(_END_S_MAX)
     end_s = time.monotonic() + _GROUP_WAIT_S
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end_s:

@@ -1,13 +1,12 @@
-"""A process beside a worker that kills it when it has not said for a while that it is alive.
+"""A process beside a worker that kills the worker when no sign of life came for a while.
 
-A worker that was stopped, or hangs, cannot end what it has started; once it is killed the guards of its hosts notice
-by their pidfd and kill those. The program below is run without our packages, and only built-in modules are loaded.
+A worker that was stopped, or hangs, cannot end what it has started. Once it is killed, the guards of its hosts see
+that and kill them. The program below runs without our packages and loads built-in modules only.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,32 +15,29 @@ from typing import Final
 from backplane.process.launch import StartCommand, spawn_failed
 from backplane.process.spawn import loader_env
 
+END_S_MAX: Final = 5.0
+"""Seconds for the watchdog to end in order before it is killed."""
+
 PROGRAM: Final = """
 import _signal, posix, select, sys
 worker, pipe, lease_ms = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
     _signal.signal(number, _signal.SIG_IGN)
-life = posix.pidfd_open(worker)
-if posix.getppid() != worker:
-    posix._exit(0)
 look = select.poll()
 look.register(pipe, select.POLLIN)
-look.register(life, select.POLLIN)
-while True:
-    ready = dict(look.poll(lease_ms))
-    if life in ready:
-        break
-    if not ready:
-        _signal.pidfd_send_signal(life, _signal.SIGKILL)
+while posix.getppid() == worker:
+    if not look.poll(lease_ms):
+        if posix.getppid() == worker:
+            posix.kill(worker, _signal.SIGKILL)
         break
     if not posix.read(pipe, 4096):
         break
 """
-"""Argv: the worker's pid, the reading end of a pipe, milliseconds. Its end closed means an orderly end."""
+"""Arguments: the worker's pid, the reading end of a pipe, and milliseconds. The pipe's end means an orderly end."""
 
 
 class Watchdog:
-    """Kills this process when `feed` was not called for `lease_s`, also while it is stopped. `close` ends it.
+    """Kills this process if `feed` is not called for `lease_s`, also while it is stopped. `close` ends it.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
@@ -71,19 +67,19 @@ class Watchdog:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still watches; without it nobody would end our hosts when we are stopped."""
+        """Whether it still watches; without it, the hosts of a stopped worker go on."""
         return self._process.poll() is None
 
     def feed(self) -> None:
-        """Say that this process is alive: another lease from now."""
+        """Say that this process is alive, which starts another lease."""
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
     def close(self) -> None:
-        """End it in order: nobody watches any more."""
+        """End the watchdog in order."""
         os.close(self._writer)
         try:
-            self._process.wait(5)
+            self._process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()

@@ -123,7 +123,6 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the child's environment, values already resolved."""
     secrets: tuple[str, ...] = ()
     limits: Limits | None = None
-    guard: bool = True
     remote: bool = False
     by_call: bool = False
     """Its host has each call of its model reserved of a budget that it shares."""
@@ -192,7 +191,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         def start(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
             if opener is not None:
                 return opener(command, kept, endpoints)
-            return open_child(command, guard=self.guard, stderr_bytes_max=kept)
+            return open_child(command, stderr_bytes_max=kept)
 
         if self.held_key is not None:
             return behind_proxy(self.held_key, command, start, use)

@@ -124,7 +124,7 @@ class RunEnvironment:
         """
         spec, backend = self._facts.order.workspace, self._start.backend
         isolation = tighter(self._start.isolation, self._facts.settings.get("isolation"))
-        if not isinstance(backend, ProcessBackend) or not backend.guard or backend.remote:
+        if not isinstance(backend, ProcessBackend) or backend.remote:
             return None
         if isolation != "off" and spec.mode == "staged" and not backend.is_ours:
             return None
@@ -167,7 +167,7 @@ class RunEnvironment:
     async def find_way(self, warm: WarmHost | None = None) -> AbstractAsyncContextManager[Link] | None:
         """The way to start the host; None for one that waits and does not fit, and where none can wait."""
         order, backend, environ = self._facts.order, self._start.backend, self._start.environ
-        program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
+        program = backend if isinstance(backend, ProcessBackend) else None
         self._facts.guarded = program is not None
         settings = self._facts.settings
         demanded, asked = settings.get("enforcement"), settings.get("credentials")
