@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from backplane.process.programs import whole_characters
 from tests.peers import OURS, PLAIN, PYTHON, ROOT, Child, is_gone, run
 
 SHELL = (*PYTHON, str(ROOT / "hosts" / "shell.py"))
@@ -192,15 +189,6 @@ def test_a_missing_root_is_one_fatal(tmp_path: Path) -> None:
     told = shell(tmp_path / "nowhere", "true")
     assert told[-1]["t"] == "fatal"
     assert told[-1]["error_code"] == "sidecar_spawn_failed"
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), st.integers(0, 40))
-def test_text_is_cut_between_characters(text: str, place: int) -> None:
-    data = text.encode()
-    whole = data[: place % (len(data) + 1)]
-    cut = whole_characters(whole)
-    whole[:cut].decode()
-    assert len(whole) - cut < 4
 
 
 # mock -----------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from backplane.process import guard
 from backplane.process.child import Child, Exit, kill_exactly, open_child, start_of
 from backplane.process.guard import PARENT, look
 from backplane.process.launch import StartCommand
+from backplane.process.programs import run_program
 from backplane.process.tool import run_tool
 
 WAIT_S = 5.0
@@ -613,6 +614,20 @@ def test_signals_that_the_control_plane_ignores_are_heard_by_its_children(place:
     assert masks == [0] * 2
     assert sum("ENOENT" in line and "/nowhere" in line for line in lines) == 1
     assert done.stderr == b""
+
+
+@pytest.mark.anyio
+async def test_output_in_pieces_is_heard_in_whole_characters(place: Place) -> None:
+    text = "a\u00e9\u20ac\U0001f600"
+    code = f"for byte in {text!a}.encode(): os.write(1, bytes([byte])); time.sleep(0.02)\nos.write(1, b'\\xe2')"
+    heard: list[str] = []
+
+    async def hear(text: str) -> None:
+        heard.append(text)
+
+    done = await run_program(place.python(code).argv, env=place.env, cwd="/", timeout_s=WAIT_S, hear=hear)
+    assert (done.exit, "".join(heard)) == (Exit(code=0), text + "\ufffd")
+    assert all("\ufffd" not in piece for piece in heard[:-1])
 
 
 def test_a_tool_gives_its_output_and_its_code(place: Place) -> None:

@@ -1,10 +1,11 @@
-"""Programs that tools and hosts run: bounded in time and output, in a given environment, and gone at the end.
+"""Runs the programs of tools and hosts, with limits of time and output, in a given environment.
 
-A command line comes in, its output goes out while it runs. What may be run is decided before.
+A command line comes in, and its output goes out while it runs. The caller has checked that it may run.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,36 +19,36 @@ from backplane.process.child import Child, Exit, open_child
 from backplane.process.launch import READ_BYTES_MAX, StartCommand
 
 KEPT_BYTES_MAX: Final = 64 * 1024
-"""Kept of an output's beginning, and as much of its end."""
+"""Bytes that are kept of an output's beginning, and as many of its end."""
 
 _LADDER_S: Final = 0.5
-"""What stopping a program takes beside its grace."""
+"""Seconds that the short step of `Child.stop` takes beside the grace."""
 
 GRACE_S: Final = 2.0
-"""For a program that is stopped to end by itself, the ladder included; who is cancelled may have less."""
+"""Seconds for a stopped program to end by itself, the short step included; a cancelled caller may have fewer."""
 
 _GRACE_S_LEAST: Final = 0.1
 
 SIGN_OF_LIFE_S: Final = 30.0
-"""A program that is silent that long is said to run still: a control plane gives up who says nothing."""
+"""Seconds of silence after which `hear` gets an empty text: a control plane ends a run without any events."""
 
 _LOOK_S: Final = 0.25
-"""How often a silent program is looked at for its end, should somebody it started hold its output."""
+"""Seconds between two looks for the end of a silent program; its descendants may keep its output open."""
 
 Hear = Callable[[str], Awaitable[None]]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a program ended and what it printed, both streams as they came."""
+    """The end of a program and its output, both streams in the order of writing."""
 
     exit: Exit
     output: str
-    """Its beginning and its end, `KEPT_BYTES_MAX` of each."""
+    """The beginning and the end, `KEPT_BYTES_MAX` of each."""
     timed_out: bool
 
 
 class _Output:
-    """The beginning and the end of what is printed."""
+    """The beginning and the end of an output."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -79,17 +80,18 @@ async def run_program(
     hear: Hear | None = None,
     grace_s: Callable[[], float] = lambda: GRACE_S,
 ) -> Outcome:
-    """Run a program to its end, at most so long; when this returns or is cancelled, nothing of it is left.
+    """Run a program to its end; when this returns or is cancelled, nothing of it is left.
 
     Args:
-        hear: told what is printed while it runs, and now and then that it still does.
-        grace_s: asked how long stopping it may take, when it has to be stopped.
+        timeout_s: seconds after which it is stopped.
+        hear: called with the output while it runs, and with an empty text after each `SIGN_OF_LIFE_S` of silence.
+        grace_s: returns the seconds that stopping it may take.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
     output, exit_ = _Output(), Exit()
-    # Both streams come in the order they are written, and what reads its input finds the end of it.
+    # One pipe keeps both streams in the order of writing.
     words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *argv)
     async with open_child(StartCommand(argv=words, env=dict(env), cwd=cwd)) as child:
         try:
@@ -97,7 +99,7 @@ async def run_program(
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(feed, child, stdin)
                     await _follow(child, output, hear)
-                    # What it left running may hold its input as well.
+                    # A process that it left running may keep its input open.
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -107,7 +109,7 @@ async def run_program(
 
 
 async def feed(child: Child, data: bytes) -> None:
-    """Give a program its whole input, and the end of it; one that ends before, or reads none, is no error."""
+    """Write a program's whole input and close it; a program that ends before, or reads nothing, is no error."""
     left = memoryview(data)
     with suppress(OSError, anyio.ClosedResourceError):
         while left:
@@ -118,9 +120,9 @@ async def feed(child: Child, data: bytes) -> None:
 
 
 async def piece(child: Child) -> bytes | None:
-    """The next of a program's output: none of it at the end, None when it was silent for a moment.
+    """Return the next bytes of a program's output: none at the end, None if it was silent for a moment.
 
-    The end is the program's own; what it left running may hold the output open for ever.
+    The end is that of the program itself; a process that it left running may keep the output open for ever.
     """
     ended = child.exit is not None
     with anyio.move_on_after(_LOOK_S):
@@ -132,16 +134,18 @@ async def piece(child: Child) -> bytes | None:
 
 
 async def _follow(child: Child, output: _Output, hear: Hear | None) -> None:
-    rest, spoke_s = b"", time.monotonic()
+    decoder, spoke_s = codecs.getincrementaldecoder("utf-8")("replace"), time.monotonic()
     while (data := await piece(child)) != b"":
         if data is None:
             spoke_s = await _sign_of_life(spoke_s, hear)
             continue
         output.take(data)
-        rest = await _tell(rest + data, hear)
+        if (text := decoder.decode(data)) and hear is not None:
+            await hear(text)
         spoke_s = time.monotonic()
-    await _tell_rest(rest, hear)
-    while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and goes on.
+    if (rest := decoder.decode(b"", final=True)) and hear is not None:
+        await hear(rest)
+    while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and still runs.
         await _sign_of_life(0.0, hear)
 
 
@@ -151,30 +155,3 @@ async def _sign_of_life(spoke_s: float, hear: Hear | None) -> float:
         return spoke_s
     await hear("")
     return now_s
-
-
-async def _tell_rest(rest: bytes, hear: Hear | None) -> None:
-    if rest and hear is not None:
-        await hear(rest.decode("utf-8", "replace"))
-
-
-async def _tell(data: bytes, hear: Hear | None) -> bytes:
-    """Pass whole characters on; give back the beginning of one that is not whole."""
-    if hear is None:
-        return b""
-    cut = whole_characters(data)
-    if cut:
-        await hear(data[:cut].decode("utf-8", "replace"))
-    return data[cut:]
-
-
-def whole_characters(data: bytes) -> int:
-    """How many bytes end in a whole UTF-8 character."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) if back >= width else len(data) - back
-    return len(data)
