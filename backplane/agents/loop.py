@@ -114,7 +114,7 @@ class Task(msgspec.Struct, frozen=True):
     history: tuple[Message, ...] = ()
     """What was said before this order."""
     reserved: bool = False
-    """A budget is shared, or one of tokens is to be held: a call is made only where the most it can cost is left."""
+    """True for a share of a parent's budget, or a budget of tokens: a call is made only if its highest cost is left."""
     budget_tokens: int | None = None
     images: tuple[Image, ...] = ()
     """Shown with the order's words."""
@@ -223,8 +223,6 @@ class Agent(BaseAgent):
         self._images = task.images
         """Not shown yet."""
         self._reported: dict[str, Any] = {}
-        self._is_child = isinstance(session.run.order.abp("parent"), str)
-        """Whether each call is reserved from a budget that other runs share."""
         self._named: str | None = None
         """The model as the service calls it."""
 
@@ -241,8 +239,9 @@ class Agent(BaseAgent):
             call: dict[str, int | None] = {}
             if self.task.reserved:
                 sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
-                room, why = await self._room(conversation, sent)
-                if room < OUTPUT_TOKENS_MIN:
+                room, why = self._room(conversation, sent)
+                if why:
+                    await self._report(self.reader.used())  # The control plane does not wait for the final.
                     return limited("budget", why)
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
@@ -264,39 +263,29 @@ class Agent(BaseAgent):
                 return self._ended(turn)
         return limited("max_turns", f"the limit of {turns_max} turns")
 
-    async def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
-        """How long the next answer may be, in tokens, so that its call costs no more than what is left; and why.
+    def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
+        """Return how long the next answer may be, in tokens, so that its call costs no more than what is left.
 
         Args:
             sent: tokens of its request, at most.
+
+        Returns:
+            The tokens, and why the call must not be made; empty if it may.
         """
         spec, used = self.task.spec, self._most
         room = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
+        least = min(room, OUTPUT_TOKENS_MIN)
         if spec.budget_micros is not None:
             left = spec.budget_micros - (used["usd_micros"] or 0)
             room = self._fitting(room, sent, {"usd_micros": left})
-            if room < OUTPUT_TOKENS_MIN:
+            if room < least:
                 return 0, f"{left / MICROS:g} USD are left, and the next call could cost more (max_budget_usd)"
         if self.task.budget_tokens is not None:
             left = self.task.budget_tokens - (used["tokens"] or 0)
             room = self._fitting(room, sent, {"tokens": left})
-            if room < OUTPUT_TOKENS_MIN:
+            if room < least:
                 return 0, f"{left} tokens are left, and the next call could use more (budget_tokens)"
-        if not self._is_child:
-            return room, ""
-        granted = await self._run.may_spend(used, self._call_most(sent, room))
-        if granted.decision == "deny":
-            return 0, granted.reason
-        if granted.decision == "modify" and isinstance(granted.input, dict):
-            room = self._fitting(room, sent, granted.input)
-        if room < OUTPUT_TOKENS_MIN:
-            await self._settle()
-        return room, "what is left of the parent's budget is less than the next call could cost"
-
-    async def _settle(self) -> None:
-        """Give back what was granted beyond what the calls so far have cost at most: other children wait for it."""
-        if self._is_child:
-            await self._run.may_spend(self._most, dict.fromkeys(self._most, 0))
+        return room, ""
 
     def _call_most(self, sent: int, room: int) -> dict[str, int | None]:
         """What a call costs at most."""
@@ -333,7 +322,7 @@ class Agent(BaseAgent):
         """Pass on what a turn says; counters become those of the whole run."""
         body = event.ext.get("usage") if isinstance(event.ext, dict) else None
         if isinstance(body, dict):
-            await self._report(self.reader.spent.plus(_usage(body), self.task.spec.price))
+            await self._report(self.reader.spent.plus(_usage(body), self.task.spec.price).usage())
         else:
             await self._run.emit(event)
 
@@ -344,16 +333,17 @@ class Agent(BaseAgent):
             so_far, more = self._most[name], at_most.get(name) if known is None else known
             self._most[name] = None if so_far is None or more is None else so_far + more
         self.reader.spent = self.reader.spent.plus(turn.usage, self.task.spec.price)
-        await self._settle()
         self._named = turn.model or self._named
-        await self._report(self.reader.spent)
+        await self._report(self.reader.spent.usage())
 
-    async def _report(self, spent: Spent) -> None:
-        counters = msgspec.to_builtins(spent.usage())
+    async def _report(self, usage: receipt.Usage) -> None:
+        counters = msgspec.to_builtins(usage)
         known = {name: value for name, value in counters.items() if value is not None}
         if known != self._reported:
             self._reported = known
-            await self._run.carry("usage", known, f"{spent.input or 0} tokens in, {spent.output or 0} out so far")
+            await self._run.carry(
+                "usage", known, f"{usage.input_tokens or 0} tokens in, {usage.output_tokens or 0} out so far"
+            )
 
     def raw(self) -> dict[str, Json]:
         price, turns = self.task.spec.price, self.reader.spent.requests

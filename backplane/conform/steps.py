@@ -27,7 +27,6 @@ ASK_MEMBERS: Final = {
     "patch": ("diff", "files"),
     "input": ("question", "options"),
     "result": ("name", "input", "output", "is_error"),
-    "spend": ("input",),
 }
 """Members of an ask by the protocol; our own reader needs fewer."""
 

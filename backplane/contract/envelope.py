@@ -95,13 +95,12 @@ class Pong(_Envelope, frozen=True, kw_only=True, gc=False, tag="pong"):
 ASK_ID_CHARS_MAX: typing.Final = 8192
 """Longest id of an ask: it comes back in the answer, which must fit a line; ids of agents have some 40."""
 
-AskKind = Literal["tool", "patch", "input", "result", "spend"]
+AskKind = Literal["tool", "patch", "input", "result"]
 ASK_MEMBERS: typing.Final[dict[str, tuple[str, ...]]] = {
     "tool": ("name",),
     "patch": ("files",),
     "input": ("question",),
     "result": ("name",),
-    "spend": ("input",),
 }
 """What an ask has to have to be decided at all: without it no rule could be held against it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -248,20 +248,6 @@ class HostRun(Given):
         )
         # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
         return Decision("deny", local.reason) if local.allowed == "deny" else verdict
-
-    async def may_spend(self, spent: Mapping[str, int | None], most: Mapping[str, int | None]) -> Decision:
-        """Have what the next call of a model may cost reserved of a budget that the run shares with others.
-
-        Args:
-            spent: by `usd_micros` and `tokens`, what the calls so far have cost at most.
-            most: likewise, what the next one may cost; None is unknown.
-
-        Returns:
-            `modify` with what is left of `most` as its input, `deny` where nothing is; `allow` is no bound.
-        """
-        if "spend/1" not in self.extensions or not self._link.can_ask(self):
-            return Decision("allow")
-        return await self._ask(kind="spend", input={"spent": dict(spent), "most": dict(most)})
 
     async def shown(
         self, tool: str, input: Json, output: Json, *, id: str | None = None, is_error: bool = False

@@ -47,7 +47,7 @@ from backplane.routing.task import (
     read_wishes,
 )
 from backplane.runtime import backends
-from backplane.runtime.budgets import Limit, after_run, used_by
+from backplane.runtime.budgets import Amount, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
 from backplane.runtime.options import OF_RUN, RunOptions, check_names, order_of
@@ -379,7 +379,7 @@ class Attempts:
 
     def _rest(self, plane: ControlPlane, run: Run, failed: FailoverAttempt) -> tuple[WorkOrder, WorkOrder]:
         """Return the order as given and as its next attempt gets it, both with what is left of its budgets."""
-        used, store = Limit(failed.used_usd_micros, failed.used_tokens), plane.state_folder.store()
+        used, store = Amount(failed.used_usd_micros, failed.used_tokens), plane.state_folder.store()
         return after_run(store, self._order, run.id, used), after_run(store, self._next, run.id, used)
 
 

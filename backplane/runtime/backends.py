@@ -124,8 +124,6 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     limits: Limits | None = None
     remote: bool = False
-    by_call: bool = False
-    """Its host has each call of its model reserved of a budget that it shares."""
     is_ours: bool = False
     """Its program comes with the package: it does nothing before its order."""
     writable: tuple[str, ...] = ()
@@ -455,7 +453,6 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
-        by_call=service is not None,
         is_ours=declared.command is None,
         writable=tuple(f"{user_folder(environ)}{path[1:]}" if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,

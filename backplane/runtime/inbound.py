@@ -76,12 +76,6 @@ REMEMBERED_CHARS_MAX: Final = 4000
 HOOKS_SLOW_S: Final = 1.0
 """Hooks that take longer are noted in the journal, so that `why` can name them; most answer in milliseconds."""
 
-HOLD_LOOK_S: Final = 0.5
-"""Between two looks whether calls of other children have left enough: a model's answer takes seconds."""
-
-Hold = Callable[[Json, bool], Decision | None]
-"""Reserves what a call may cost, or settles it; None asks for another look, as its second argument allows."""
-
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
 
@@ -147,8 +141,6 @@ class Inbound:
         """Notes that hooks take long over an ask, by its id; None where there are none."""
         self.checkpoints: RunCheckpoints | None = None
         """None until they are opened: most runs keep none."""
-        self.hold: Hold | None = None
-        """Reserves what a call of a model may cost, of a shared budget; blocking. None where none is shared."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
         self.holding = False
         """A text is held back that may be the beginning of a secret."""
@@ -156,7 +148,7 @@ class Inbound:
     @property
     def tools_asked(self) -> int:
         """Asks about tools that wait for their answer: none of these tools is at work."""
-        return sum(ask.kind not in ("input", "spend") for ask in self.asks_open.values())
+        return sum(ask.kind != "input" for ask in self.asks_open.values())
 
     def connect(self, writer: LineWriter, start_soon: Callable[..., object]) -> None:
         """Take where answers go, and what starts the task in which an ask waits for its answer."""
@@ -354,11 +346,6 @@ class Inbound:
         if self.over.is_set() or ask.id in self.asks_open:
             self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
             return []
-        if ask.kind == "spend":
-            self.asks_open[ask.id] = ask
-            assert self._start_soon is not None
-            self._start_soon(self._hold, ask)
-            return []
         assert self._facts.policy is not None
         raised = self._add("ask", approvals.body(ask), approvals.describe(ask))
         self._facts.asked(ask)
@@ -381,21 +368,6 @@ class Inbound:
         self._asks_bytes += size
         self._start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
         return [raised]
-
-    async def _hold(self, ask: wire.Ask) -> None:
-        """Reserve what a call may cost and say so; no event tells it, as the call's usage does."""
-        decision: Decision | None = Decision("allow") if self.hold is None else None
-        ends = time.monotonic() + self._limits.ask_s - 2 * HOLD_LOOK_S
-        try:
-            while decision is None and self.hold is not None and not self.over.is_set():
-                decision = await anyio.to_thread.run_sync(self.hold, ask.input, time.monotonic() < ends)
-                await anyio.sleep(0 if decision is not None else HOLD_LOOK_S)
-        except BackplaneError as error:
-            decision = Decision("deny", error.message)
-        del self.asks_open[ask.id]
-        if not self.over.is_set() and decision is not None:
-            assert self._writer is not None
-            self._writer.write(self._line_of(ask, decision))
 
     def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
         if self.hooks is None:

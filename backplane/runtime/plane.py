@@ -12,7 +12,6 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
@@ -20,18 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 
 from backplane import config
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
-from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackendError, BackplaneError, ConfigError, require_type, unforeseen
 from backplane.process.aio import in_order
 from backplane.runtime import backends
-from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
+from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.options import RunOptions, check_callbacks, check_names, limits_of, order_of
@@ -43,7 +40,6 @@ from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
     from backplane.receipts.signatures import Signer
-    from backplane.runtime.budgets import Reservation
     from backplane.sandbox.probe import Probe
     from backplane.telemetry.sender import Sender
 
@@ -305,18 +301,17 @@ class ControlPlane:
         """Make the run of an order that has its place: from the store if it is pure, with its share of a budget."""
         asked = settings_of(order.config.vendor)
         told: Mapping[str, Json] = NOTHING
-        held: Reservation | BackplaneError | None = None
+        share: Mapping[str, Json] | BackplaneError = NOTHING
         if asked.get("pure") is not None:
             backend, told = await self._from_store(order, backend, limits, hooks)
         # A turn of a conversation names its session in `parent`, and a replay costs nothing.
         if not isinstance(asked.get("parent"), dict | None) and not isinstance(backend, ReplayBackend):
-            order, run_id, held = await self._hold_budget(order, run_id, backend)
+            order, run_id, share = await self._take_share(order, run_id)
         run = await self._run(order, backend, on_ask, limits, run_id, output, {**added, **told})
-        if isinstance(held, BackplaneError):
-            run.refuse(held)
-        elif held is not None:
-            run.facts.added["budget"] = msgspec.structs.asdict(held)
-            run.hold_calls(partial(self._hold_call, run))
+        if isinstance(share, BackplaneError):
+            run.refuse(share)
+        elif share:
+            run.facts.added["budget"] = dict(share)
         return run
 
     async def _from_store(
@@ -341,33 +336,19 @@ class ControlPlane:
 
             await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
 
-    async def _hold_budget(
-        self, order: WorkOrder, run_id: str | None, backend: Backend
-    ) -> tuple[WorkOrder, str, Reservation | BackplaneError]:
-        """Take a child's share of its parent's budget, under the id that its run will have; or say why not."""
+    async def _take_share(
+        self, order: WorkOrder, run_id: str | None
+    ) -> tuple[WorkOrder, str, Mapping[str, Json] | BackplaneError]:
+        """Take a child's share of its parent's budget, under the id that its run will have; or return why not."""
         from backplane.runtime.budgets import reserve
 
         if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
             run_id = str(uuid.uuid4())
         try:
-            by_call = isinstance(backend, ProcessBackend) and backend.by_call
-            held = await anyio.to_thread.run_sync(
-                lambda: reserve(self.state_folder.store(), order, run_id, by_call=by_call)
-            )
+            order, share = await anyio.to_thread.run_sync(lambda: reserve(self.state_folder.store(), order, run_id))
         except BackplaneError as error:
             return order, run_id, error
-        assert held is not None
-        return held[0], run_id, held[1]
-
-    def _hold_call(self, run: Run, asked: Json, patient: bool) -> Decision | None:
-        """Reserve what the next call of a child's model may cost. Blocks; None and errors as `budgets.hold`."""
-        from backplane.runtime.budgets import hold
-
-        held = hold(self.state_folder.store(), run.id, asked, patient=patient)
-        if held is None:
-            return None
-        run.facts.added["budget"] = msgspec.structs.asdict(held[1])
-        return held[0]
+        return order, run_id, share
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return a backend by its name; None is the configured default.

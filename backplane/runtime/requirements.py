@@ -23,7 +23,7 @@ from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit, with_servers
 from backplane.runtime.hooks import CAPABILITY, Hook, below
 
-EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1", "spend/1")
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
 """What this control plane announces with every run."""
 
 

@@ -54,7 +54,7 @@ from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBack
 from backplane.runtime.checkpoints import RunCheckpoints, unusable
 from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
-from backplane.runtime.inbound import Hold, Inbound, OnAsk, now
+from backplane.runtime.inbound import Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
@@ -500,10 +500,6 @@ class Run(Generic[ValueT]):
             # Here, as it has to be left in the same task.
             self._tasks = await anyio.create_task_group().__aenter__()
             await in_order(self._start_host)
-
-    def hold_calls(self, hold: Hold) -> None:
-        """Have a host's calls of its model reserved by this function, which may block."""
-        self._inbound.hold = hold
 
     def refuse(self, error: BackplaneError) -> None:
         """End the run before anything of it is started; `start` then starts nothing."""

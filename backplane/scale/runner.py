@@ -20,7 +20,7 @@ from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError, WorkspaceError
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.budgets import COUNTED, after_run, limit_of
+from backplane.runtime.budgets import COUNTED, after_run, amount_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
 from backplane.runtime.limits import quota_of
 from backplane.runtime.plane import ControlPlane, Run
@@ -116,7 +116,7 @@ class Runner:
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
         """Return the order with its budgets less the cost of lost attempts. Raises PolicyError `policy_denied`."""
         for lost, usage in zip(attempt.earlier, attempt.reported, strict=False):
-            order = after_run(self._plane.state_folder.store(), order, lost, limit_of(usage))
+            order = after_run(self._plane.state_folder.store(), order, lost, amount_of(usage))
         return order
 
     def _backend(self, job: Job) -> Backend:
@@ -186,7 +186,7 @@ def _cost_usd_micros(run: Run) -> int | None:
     reason = run.end.reason if run.end is not None else None
     if reason == "refused" or not run.was_sent:
         return 0
-    used = limit_of(run.receipt.usage, run.facts.folded.usage).usd_micros
+    used = amount_of(run.receipt.usage, run.facts.folded.usage).usd_micros
     return used if reason in COUNTED else None
 
 

@@ -108,7 +108,7 @@ def test_what_the_children_of_an_attempt_may_use_is_taken_from_the_next(
         if first:
             wanted = RuntimeConfig(max_budget_usd=first / 1e6)
             budgets.reserve(store, WorkOrder("child", config=wanted).with_abp("parent", parent), str(uuid.uuid4()))
-        rest = budgets.after_run(store, order, parent, budgets.Limit())
+        rest = budgets.after_run(store, order, parent, budgets.Amount())
     assert rest.abp("children_budget_usd_micros") == left
 
 
