@@ -19,15 +19,14 @@ backplane rewind 3f2a start --check
 
 def options(p: Parser) -> None:
     add.run_id(p)
-    add.value(p, "name", metavar="NAME", nargs="?", help="name or id of a checkpoint, or `start`")
+    add.value(p, "name", metavar="NAME", nargs="?", help="id of a checkpoint, or `start`")
     add.flag(p, "--check", help="only report whether the workspace could be restored")
     add.json(p, "one JSON object per checkpoint, one per line", "cli_checkpoints")
 
 
 def _line(one: Checkpoint) -> str:
-    why = "by name" if one.why == "asked" else "before a tool"
-    own_id, at, name, tree = map(streams.one_line, (one.id, one.at[:19], one.name, one.tree))
-    return f"{own_id:<5} {at}Z  {name:<24} {streams.count(one.files, 'file'):>12}  {why}  tree {tree}"
+    own_id, at, tree = map(streams.one_line, (one.id, one.at[:19], one.tree))
+    return f"{own_id:<5} {at}Z  {streams.count(one.files, 'file'):>12}  before a tool  tree {tree}"
 
 
 def run(args: Args) -> int:

@@ -84,7 +84,7 @@ _TAG: Final = msgspec.Meta(min_length=1, max_length=200)
 SETTINGS: Final[Mapping[str, Any]] = {
     "backend": str,
     "budget_tokens": Annotated[int, msgspec.Meta(ge=0, lt=2**53)],
-    "checkpoints": Literal["auto", "named"],
+    "checkpoints": Literal["auto"],
     "children_budget_tokens": Annotated[int, msgspec.Meta(ge=0, lt=2**53)],
     "children_budget_usd_micros": Annotated[int, msgspec.Meta(ge=0, lt=2**53)],
     "credentials": Any,

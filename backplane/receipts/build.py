@@ -227,10 +227,6 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
     claims: Judge | None = None
     """Judge of the host's claims; None before the first one."""
-    calls_open: int = 0
-    """Tools at work, or about to be, as far as the host tells of calls and results."""
-    resting: bool = False
-    """The last thing that came was the end of a turn."""
     claimed_events: tuple[int, str] | None = None
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
     claimed_keys: array[int] = field(default_factory=lambda: array("q"))
@@ -401,11 +397,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     def _note_call(self, event: AgentEvent) -> CallRecord | None:
         """Record a call, its command or its result, and return the call."""
         if isinstance(event, ToolCall):
-            self.calls_open += 1
             files = self._written(event.tool_name, event.input)
             return self.calls.called(event.tool_name, below(self.root, event.input), event.tool_use_id, files)
         if isinstance(event, ToolResult):
-            self.calls_open = max(0, self.calls_open - 1)
             return self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)
         return self.calls.ran(event.command) if isinstance(event, CommandExecuted) else None
 

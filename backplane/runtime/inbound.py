@@ -140,15 +140,10 @@ class Inbound:
         self.note_hooks: Callable[[str, Sequence[str]], None] | None = None
         """Notes that hooks take long over an ask, by its id; None where there are none."""
         self.checkpoints: RunCheckpoints | None = None
-        """None until they are opened: most runs keep none."""
+        """Checkpoints before tools that may write; None if the order wants none."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
         self.holding = False
         """A text is held back that may be the beginning of a secret."""
-
-    @property
-    def tools_asked(self) -> int:
-        """Asks about tools that wait for their answer: none of these tools is at work."""
-        return sum(ask.kind != "input" for ask in self.asks_open.values())
 
     def connect(self, writer: LineWriter, start_soon: Callable[..., object]) -> None:
         """Take where answers go, and what starts the task in which an ask waits for its answer."""
@@ -202,8 +197,6 @@ class Inbound:
                     if passed_over is not None:
                         self._decide("failed", passed_over)
             self.keep_limit()
-        if events:
-            self._facts.resting = type(events[-1]) is TurnEnded
         self.progressed = self.progressed or any(map(_carries_something, events))
 
     def _note_call(self, event: AgentEvent) -> None:
@@ -229,12 +222,10 @@ class Inbound:
         if not self.over.is_set():
             self._hand_on([self._add(name, body, message)])
 
-    def open_checkpoints(self, workspace: Workspace, run_dir: Path, *, auto: bool) -> RunCheckpoints:
-        """Begin to keep checkpoints of a place to work in; with `auto` one before every tool that may write."""
+    def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
+        """Make a checkpoint before every tool that may write."""
         say = functools.partial(self.report, "checkpoint")
-        keep = self._keep_checkpoints
-        self.checkpoints = RunCheckpoints(workspace, run_dir, self._facts, auto=auto, now=now, say=say, keep=keep)
-        return self.checkpoints
+        self.checkpoints = RunCheckpoints(workspace, run_dir, now=now, say=say, keep=self._keep_checkpoints)
 
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
         self._facts.added["checkpoints"] = self._facts.clean_json(told)
@@ -352,7 +343,7 @@ class Inbound:
         self.progressed = True
         decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
         hooks = self._hooks_of(ask, decision)
-        keeps = self.checkpoints is not None and self.checkpoints.auto
+        keeps = self.checkpoints is not None
         may_wait = decision is None or bool(hooks) or keeps
         size = canonical.weight(raised.lines) if may_wait else 0
         full = self._full(size)
@@ -401,7 +392,7 @@ class Inbound:
         self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
         """Keep the state, put the ask to its hooks, then to the caller if it is still open."""
-        if self.checkpoints is not None and self.checkpoints.auto:
+        if self.checkpoints is not None:
             await self.checkpoints.before(ask)
         changed, by = "", "policy"
         if hooks:

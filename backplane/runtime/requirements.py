@@ -90,8 +90,9 @@ class RunRequirements:
         wanted = {requirement.capability for requirement in self._order.requirements.required}
         wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
         wanted |= {"checkpointing"} if self.checkpoints else set()
-        here = set(CAPABILITY.values()) if "ask/1" in extensions else set()
-        here |= {"checkpointing"} if not self._remote else set()
+        if "ask/1" not in extensions:  # Hooks and checkpoints come with asks.
+            return manifest
+        here = {*CAPABILITY.values(), *(() if self._remote else ("checkpointing",))}
         return supplied(manifest, wanted & here)
 
     def check(self, *offers: Manifest, kept_since: str | None = None) -> None:
@@ -123,7 +124,7 @@ class RunRequirements:
             raise CapabilityError(
                 "capability_unsupported",
                 f"{self._backend_id!r} does not ask before a tool runs (ask/1), so there is no moment for checkpoints",
-                hint="set config.vendor.abp.checkpoints to named, or choose another backend",
+                hint="leave out config.vendor.abp.checkpoints, or choose another backend",
             )
         if hello.backends is msgspec.UNSET:
             self.check(whole)

@@ -51,7 +51,6 @@ from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime import finalize
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
-from backplane.runtime.checkpoints import RunCheckpoints, unusable
 from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Inbound, OnAsk, now
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
     from backplane.runtime.plane import ControlPlane
     from backplane.runtime.remote import Remote
     from backplane.workspace import Workspace
-    from backplane.workspace.checkpoints import Checkpoint
 
 READER_LOOK_S: Final = 0.01
 """Seconds between two looks of a task that waits while another one reads the host's output."""
@@ -101,8 +99,8 @@ else:
     ValueT = TypeVar("ValueT")
 
 _PUBLIC: Final = (
-    "backend_id", "cancel", "check", "checkpoint", "checkpoints", "end", "error", "folder", "id", "input", "interrupt",
-    "is_sealed", "order", "patch", "ping", "receipt", "rewind", "text", "value", "wait",
+    "backend_id", "cancel", "check", "end", "error", "folder", "id", "input", "interrupt",
+    "is_sealed", "order", "patch", "ping", "receipt", "text", "value", "wait",
 )  # fmt: skip
 
 
@@ -453,41 +451,6 @@ class Run(Generic[ValueT]):
             raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began
 
-    async def checkpoint(self, name: str | None = None) -> Checkpoint:
-        """Keep the workspace as it is now, under a name; None takes the checkpoint's id.
-
-        Raises:
-            WorkspaceError: `execution_workspace_error`: before the order was sent or after the end, the name is taken
-                or is none, there is no room, or the agent works on another machine.
-        """
-        return await (await self._checkpoints()).make(name)
-
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints of this run, oldest first; the state `start` is always there beside them."""
-        return self._inbound.checkpoints.made if self._inbound.checkpoints is not None else ()
-
-    async def rewind(self, name: str) -> Checkpoint | None:
-        """Put the workspace back to a checkpoint, by name or id; None comes back for `start`.
-
-        Only while the agent rests: it waits for the answer to an ask, or between two turns.
-
-        Raises:
-            WorkspaceError: `execution_workspace_error`, as `checkpoint`; or the agent is at work, there is no such
-                checkpoint, or a file changed meanwhile. Then nothing was changed.
-        """
-        return await (await self._checkpoints()).rewind(name, self._inbound.tools_asked)
-
-    async def _checkpoints(self) -> RunCheckpoints:
-        """The run's checkpoints, opened with the first of them. Raises WorkspaceError as `checkpoint`."""
-        if self._inbound.checkpoints is not None:
-            return self._inbound.checkpoints
-        if not self._sent or self._finished:
-            raise unusable("the run has ended" if self._finished else "the run has not begun")
-        workspace = await self._environment.workspace() if self._remote is None else None
-        if workspace is None or self.folder is None:
-            raise unusable("the agent works on another machine")
-        return self._inbound.open_checkpoints(workspace, self.folder, auto=False)
-
     # What a control plane does with it.
 
     async def start(self, hooks: Sequence[Hook]) -> None:
@@ -705,7 +668,7 @@ class Run(Generic[ValueT]):
             self._send_run(self._remote.order(), (*EXTENSIONS, *self._remote.extensions))
         elif workspace is not None:
             if self._requirements.checkpoints:
-                self._inbound.open_checkpoints(workspace, folder, auto=True)
+                self._inbound.open_checkpoints(workspace, folder)
             self.facts.root = str(workspace.root)
             self._send_run(self._requirements.at(self.facts.root), EXTENSIONS)
             if workspace.no_history:

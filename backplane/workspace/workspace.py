@@ -115,7 +115,7 @@ class Workspace:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
         """
         with self._compared() as (scope, scratch, root), patch.Draft(self._run_dir, scratch) as draft:
-            return self._write(draft, self._find(scope, scratch, root, draft.take, None))
+            return self._write(draft, self._find(scope, scratch, root, draft.take))
 
     @contextmanager
     def _compared(self) -> Iterator[tuple[Scope, git.Scratch, int]]:
@@ -135,29 +135,22 @@ class Workspace:
         """Every file and link at the start that the patch would cover."""
         return {path: known.leaf for path, known in self._baseline.known.items() if known.leaf is not None}
 
-    def content(self, leaf: Leaf) -> bytes:
-        """What one of the files of `start` held. Raises WorkspaceError when our store was changed."""
-        return self._baseline.content(leaf, msgspec.structs.replace(self._scope, code=_RESULT))
-
-    def changes(self, take: Take, rules: Mapping[str, bytes] | None = None) -> Changes:
+    def changes(self, take: Take) -> Changes:
         """What differs from the start now, while the agent may be at work.
 
         Args:
             take: told of every content, before and after.
-            rules: the `.gitignore`s to go by, by folder; None takes those that are there now.
 
         Raises:
             WorkspaceError: as `difference`.
         """
         with self._compared() as (scope, scratch, root):
-            return self._find(scope, scratch, root, take, rules)
+            return self._find(scope, scratch, root, take)
 
-    def _find(
-        self, scope: Scope, scratch: git.Scratch, root: int, take: Take, rules: Mapping[str, bytes] | None
-    ) -> Changes:
+    def _find(self, scope: Scope, scratch: git.Scratch, root: int, take: Take) -> Changes:
         looked_ns = time.time_ns()
         listing = list_tree(root, scope)
-        obeyed = read_rules(root, listing, scope) if rules is None else rules
+        obeyed = read_rules(root, listing, scope)
 
         def ask_ignored(paths: list[str]) -> Collection[str]:
             return self._repository.ignored(scratch, paths, obeyed)

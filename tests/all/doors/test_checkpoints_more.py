@@ -32,7 +32,7 @@ def foreign(run: Run, added: dict[str, Any]) -> bytes:
     return msgspec.json.encode(seal(msgspec.structs.replace(receipt, meta=meta, usage_raw=usage_raw, trace=[])))
 
 
-ROW = {"id": "c1", "name": "first", "at": "2026-01-01T00:00:00.000Z", "why": "asked", "tree": "0" * 40, "files": 1}
+ROW = {"id": "c1", "name": "c2", "at": "2026-01-01T00:00:00.000Z", "why": "tool", "tree": "0" * 40, "files": 1}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ async def test_checkpoints_in_a_foreign_receipt_lead_nowhere_else_and_are_told_w
     receipt = foreign(run, added)
     (tmp_path / "r.json").write_bytes(receipt)
     assert command("receipts", "import", str(tmp_path / "r.json"))[0] == 0
-    for words in (["apply", FOREIGN, "--at", "first"], ["rewind", FOREIGN, "first"], ["rewind", FOREIGN]):
+    for words in (["apply", FOREIGN, "--at", "c2"], ["rewind", FOREIGN, "c2"], ["rewind", FOREIGN]):
         code, text = command(*words)
         assert (code, text.partition(":")[0]) == (CODES["receipt_store_failed"].exit_code, "receipt_store_failed")
         assert f"backplane receipts show {FOREIGN}" in text
