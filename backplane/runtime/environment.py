@@ -291,7 +291,8 @@ class RunEnvironment:
         command = program.command(order, self._start.environ)
         writable, servers = program.make_writable(order), program.servers(order, command)
         held = sandbox.put_on(place, command, writable, program.endpoints, servers, program.agent_path(command.env))
-        return command, held, _identities(held.writable)
+        mounted = [word for word in held.cage.wrapper if word.startswith("/")]  # A replaced file is not covered.
+        return command, held, _identities([*held.writable, *mounted])
 
     def _objects(self, root: str) -> tuple[str, ...]:
         """Return the folders from which the repository at the place to work in takes objects."""
