@@ -238,7 +238,7 @@ class Live:
         for told in filter(None, (why, fault)):
             streams.error(told)
         if why is None and self.args.quiet and run.receipt.outcome != "complete" and run.end is not None:
-            streams.note(f"{run.receipt.outcome} ({run.end.reason}): backplane why {run.id}")
+            streams.note(f"{run.receipt.outcome} ({run.end.reason}); `backplane why {run.id}` explains it")
         # Below the error, whose first word is the reason of the exit code.
         for line in remarks(run.id, run.receipt.outcome, run.receipt.backplane):
             streams.note(line)

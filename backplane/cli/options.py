@@ -78,7 +78,12 @@ def since(p: Group) -> None:
 
 
 def config(p: Group) -> None:
-    value(p, "--config", metavar="FILE", help="use this configuration file (default: ./backplane.toml, else your own)")
+    value(
+        p,
+        "--config",
+        metavar="FILE",
+        help="configuration file (default: ./backplane.toml, else the one in your home folder)",
+    )
 
 
 def answer(p: Group) -> None:
@@ -114,7 +119,7 @@ def in_place(p: Group) -> None:
 
 
 def files(p: Group) -> None:
-    many(p, "--include", metavar="GLOB", help="copy only these files")
+    many(p, "--include", metavar="GLOB", help="copy only these files for the agent")
     many(p, "--exclude", metavar="GLOB", help="leave these files out of the copy")
     many(p, "--context", metavar="FILE", help="point the agent to this file as context for the task")
 

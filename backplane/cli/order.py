@@ -110,8 +110,8 @@ def redacted(env: Mapping[str, str]) -> Iterator[None]:
 
 def _read(args: Args) -> WorkOrder:
     if (args.task is None) == (args.order is None):
-        hint = 'give exactly one: `backplane run "…"`, or `backplane run --order FILE`'
-        raise wrong_words("TASK and --order are both given, or both are missing", hint)
+        fact = "no task is given" if args.task is None else "TASK and --order are given together"
+        raise wrong_words(fact, 'give one of them: `backplane run "…"`, or `backplane run --order FILE`')
     if args.order is not None:
         return read_order(streams.read_input(args.order), streams.source(args.order), lenient=args.lenient)
     return WorkOrder(streams.read_text("-") if args.task == "-" else args.task)

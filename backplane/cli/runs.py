@@ -29,7 +29,7 @@ TASK_CHARS_MAX: Final = 400
 
 
 def options(p: Parser) -> None:
-    add.flag(p, "--failed", help="list only ended runs that are not complete")
+    add.flag(p, "--failed", help="list only ended runs with an outcome other than complete")
     add.flag(p, "--live", help="list only live runs; runs that wait for an answer come first")
     add.since(p)
     add.value(p, "-b", "--backend", metavar="NAME", help="list only runs on this backend")
