@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CODE_S_MAX: Final = 30.0
-"""Seconds for which a code is valid; a browser starts in a few seconds."""
+CODE_S_MAX: Final = 120.0
+"""Seconds for which a code is valid; a browser starts in a few seconds, or in a minute on a busy machine."""
 TOKEN_PATH: Final = "/api/token"
 
 
