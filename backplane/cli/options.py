@@ -145,7 +145,7 @@ def bounds(p: Group) -> None:
     cost = "end the run when it has cost this many US dollars; the backend must report its costs"
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
     flag(p, "--lenient", help="accept an order with unknown members")
-    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor, such as abp.route.seed=7")
+    many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor in the order, such as abp.route.seed=7")
 
 
 def queue(p: Group, *, content: bool = False) -> None:

@@ -23,6 +23,6 @@ def run(args: Args) -> int:
     try:
         schema = build.load_schema(args.name)
     except ConfigError as error:
-        raise wrong_words(error.message, f"`backplane schema` lists all {len(build.names())}") from error
+        raise wrong_words(error.message, f"`backplane schema` lists all {len(build.names())} schemas") from error
     streams.write_bytes(schema)
     return 0

@@ -15,7 +15,7 @@ from backplane.errors import install_hint
 PORTS_MAX = 65_535
 
 HELP = """Serve a web page for browsers on this machine. It shows all runs, and lets you answer questions, cancel
-runs, apply patches and rewind. Ctrl-C ends the server."""
+runs, apply patches and rewind workspaces. Ctrl-C ends the server."""
 EXAMPLE = "backplane web\nbackplane web --read-only --port 8765"
 
 

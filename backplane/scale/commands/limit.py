@@ -105,7 +105,7 @@ def _number(text: str | None, name: str, kind: type[Any], least: float = 1e-3) -
     except ValueError:
         number = -1
     if not least <= number < (1 << 31):
-        raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or give off to remove the limit")
+        raise wrong_words(f"{name} {text} is not a limit", "give a number over 0, or `off` to remove the limit")
     return number
 
 
@@ -118,6 +118,6 @@ def _rate(text: str | None) -> tuple[int, int] | None:
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:
-        hint = "give N/S (N orders in S seconds), for example 10/60, or give off to remove the limit"
+        hint = "give N/S (N orders in S seconds), for example 10/60, or `off` to remove the limit"
         raise wrong_words(f"--rate {text} is not a rate", hint)
     return most, round(float(seconds) * 1000)
