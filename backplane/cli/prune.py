@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
+from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
-from backplane.errors import StoreError
-from backplane.receipts.database import is_full
+from backplane.receipts.store import prune
 
 HELP = "Remove the files of older runs. Their entries stay in the chain of receipts, which can still be verified."
 EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --size 2g"
@@ -46,15 +47,6 @@ def run(args: Args) -> int:
             count = store.count_prunable(**bounds)
         streams.write(f"{streams.count(count, 'run')} would be pruned; nothing was removed\n")
         return 0
-    try:
-        with open_store(readonly=False) as store:
-            count = store.prune(**bounds)
-    except StoreError as error:
-        if not is_full(error):
-            raise
-        with open_store() as store:
-            store.make_room(**bounds)
-        with open_store(readonly=False) as store:
-            count = store.prune(**bounds)
+    count = prune(config.home(os.environ), **bounds)
     streams.write(f"{streams.count(count, 'run')} pruned; the chain of receipts can still be verified\n")
     return 0

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,12 +22,15 @@ from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts import signatures
-from backplane.receipts.audit import patch_bytes, patch_claim, patch_faults, patch_hash
+from backplane.receipts.audit import AuditFinding, patch_bytes, patch_claim, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace, line_batches, open_plain
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
@@ -166,6 +169,31 @@ def verified_bundle(path: Path) -> tuple[Receipt, Path]:
     if os.path.lexists(trace) and _read_inside(trace) != b"".join(line_batches(receipt.trace)):
         raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
     return receipt, path / SIGNATURE
+
+
+def bundle_faults(path: Path, key: Ed25519PublicKey | None) -> Iterator[AuditFinding]:
+    """Yield the faults of a receipt's file or an exported folder, its signature among them if there is a key.
+
+    Raises:
+        ConfigError: `config_invalid`, it cannot be read.
+    """
+    try:
+        receipt, signature = verified_bundle(path)
+    except (ContractError, StoreError) as error:
+        yield AuditFinding(error.code, str(path), error.message)
+        return
+    yield from _unsigned(str(path), signature, key, receipt.receipt_sha256)
+
+
+def unsigned_row(store: Store, row: ReceiptRow, key: Ed25519PublicKey | None) -> Iterator[AuditFinding]:
+    """Yield the fault of a stored receipt's signature; nothing without a key."""
+    yield from _unsigned(row.run_id, signatures.path_of(store.home, row.run_id), key, row.sha256)
+
+
+def _unsigned(name: str, path: Path, key: Ed25519PublicKey | None, sha256: str | None) -> Iterator[AuditFinding]:
+    fault = signatures.receipt_fault(signatures.read(path), key, sha256) if key is not None else None
+    if fault is not None:
+        yield AuditFinding(None, name, fault)
 
 
 def parse_receipt(data: bytes, name: str) -> Receipt:

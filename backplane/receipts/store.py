@@ -551,3 +551,27 @@ def _size_of(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(above, name)).st_size
     return total
+
+
+def prune(home: Path, **bounds: int | None) -> int:
+    """Prune the store of a state folder, also where the disk is too full to open it for writing.
+
+    Args:
+        bounds: as `Store.prune`.
+
+    Returns:
+        How many receipts lost their content.
+
+    Raises:
+        StoreError: as `Store.prune`.
+    """
+    try:
+        with Store.open(home) as store:
+            return store.prune(**bounds)
+    except StoreError as error:
+        if not database.is_full(error):
+            raise
+    with Store.open(home, readonly=True) as store:
+        store.make_room(**bounds)
+    with Store.open(home) as store:
+        return store.prune(**bounds)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backplane.cli import USAGE, streams
 from backplane.cli import options as add
+from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings, open_store, wrong, wrong_words
 from backplane.cli.result_file import ResultFile
-from backplane.errors import BackplaneError
 from backplane.receipts import signatures
 from backplane.receipts.audit import Audit, AuditFinding
-from backplane.receipts.bundle import verified_bundle
+from backplane.receipts.bundle import bundle_faults, unsigned_row
 from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.store import Store
 from backplane.runtime.state import left_behind
@@ -60,10 +59,8 @@ def run(args: Args) -> int:
         with open_store() as store:
             head = _head(args, store) if args.save_checkpoint is not None else None
             found = store.verify_all(_read_checkpoint(args.checkpoint, key) if args.checkpoint is not None else None)
-            for row in store.scan() if key is not None else ():
-                signature = signatures.path_of(store.home, row.run_id)
-                unsigned = tuple(_unsigned(row.run_id, signature, key, row.sha256))
-                found = msgspec.structs.replace(found, findings=found.findings + unsigned)
+            unsigned = [one for row in store.scan() for one in unsigned_row(store, row, key)] if key is not None else ()
+            found = msgspec.structs.replace(found, findings=(*found.findings, *unsigned))
             for line in left_behind(store.home, store):
                 streams.note(line)
         if head is not None and not found.findings:
@@ -105,29 +102,12 @@ def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
         raise wrong(f"{streams.source(name)} is not a checkpoint: {error}", hint) from error
 
 
-def _faults_of(name: str, key: PublicKey | None) -> Iterator[AuditFinding]:
-    """Yield the faults of a file, an exported folder or, if neither has this name, a stored receipt."""
+def _faults_of(name: str, key: PublicKey | None) -> list[AuditFinding]:
+    """Return the faults of a file, an exported folder or, if neither has this name, a stored receipt."""
     if os.path.isdir(name) or os.path.isfile(name):
-        try:
-            receipt, signature = verified_bundle(Path(name))
-        except BackplaneError as error:
-            if error.facts.exit_code == USAGE:
-                raise
-            yield AuditFinding(error.code, name, error.message)
-            return
-        sha256 = receipt.receipt_sha256
-    elif os.sep in name or name.endswith(".json"):
+        return list(bundle_faults(Path(name), key))
+    if os.sep in name or name.endswith(".json"):
         raise wrong(f"there is no file {name}", "name an existing file or folder, or a stored run")
-    else:
-        with open_store() as store:
-            row = store.find(name)
-            sha256, signature = row.sha256, signatures.path_of(store.home, row.run_id)
-            yield from [AuditFinding(one.code, name, one.fact) for one in store.verify(name)]
-    yield from _unsigned(name, signature, key, sha256)
-
-
-def _unsigned(name: str, path: Path, key: PublicKey | None, sha256: str | None) -> Iterator[AuditFinding]:
-    """Yield the fault of a signature that does not verify; nothing without a key."""
-    fault = signatures.receipt_fault(signatures.read(path), key, sha256) if key is not None else None
-    if fault is not None:
-        yield AuditFinding(None, name, fault)
+    with open_store() as store:
+        found = [*store.verify(name), *unsigned_row(store, store.find(name), key)]
+    return [AuditFinding(one.code, name, one.fact) for one in found]
