@@ -7,7 +7,6 @@ control plane, a backend by name. For many runs over one control plane use `Cont
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import signal
 import threading
@@ -20,13 +19,22 @@ import anyio
 import anyio.from_thread
 
 from backplane.config import Settings
-from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.errors import require_type
 from backplane.routing.driver import attempts_for
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import taken
-from backplane.runtime.options import OF_RUN, OPTIONS, OrderOptions, check_callbacks, check_names, order_of
+from backplane.runtime.options import (
+    OF_RUN,
+    OPTIONS,
+    OnEvent,
+    OrderOptions,
+    check_callbacks,
+    check_names,
+    log_without_effect,
+    order_of,
+    read_to_end,
+)
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -43,7 +51,6 @@ class StartOptions(OrderOptions, total=False):
 
 
 ValueT = TypeVar("ValueT")
-OnEvent = Callable[[AgentEvent], object]
 
 
 @overload
@@ -81,6 +88,8 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
             is called in a thread of its own, an `async` one in the loop of the run.
         timeout: seconds for the whole run, in place of `run_s` of the limits.
         limits: in place of the backend's and the settings'.
+        type, preference, priority, strategy, max_cost_usd_micros, max_latency_ms, allow_unknown, input_tokens,
+            output_tokens, after_effect, seed: what is asked of the router, see `RouteOptions`.
         settings: None loads the configuration as the command line does.
         home: the state folder; None takes the usual one.
 
@@ -111,7 +120,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         order: a work order, or just the task. What is given by name goes over its members.
         on_event: called for each event as it comes, a plain or `async` function, in the caller's thread.
         given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`, `output`,
-            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings` and `home`.
+            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home` and what is asked of the router.
 
     Raises:
         ConfigError, PolicyError, BackendError, CapabilityError: as `start`; how the run ended is in `run.error`.
@@ -160,9 +169,7 @@ async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str
     async with attempting(order, **given) as attempts:
         while True:
             async with attempts.begin() as run:
-                async for event in run:
-                    if on_event is not None and inspect.isawaitable(waits := on_event(event)):
-                        await waits
+                await read_to_end(run, on_event)
             if not await attempts.goes_on(run):
                 return run
 
@@ -196,6 +203,7 @@ async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Atte
     check_callbacks(options.get("on_ask"), hooks)
     async with ControlPlane(given.get("settings"), given.get("home")) as plane, AsyncExitStack() as opened:
         whole, own = taken(await order_of(order, opened, **options))
+        log_without_effect(whole, (*own, *hooks))
         attempts, backend = None, backend if backend is not None else whole.abp("backend")
         if backend is None and plane.settings.default_backend is None:
             attempts = await attempts_for(plane, whole)

@@ -185,6 +185,27 @@ STEPS: Final[dict[str, str]] = {
 """The next step for each error code, with `RUN` for the id of the run; an error's own hint is more exact."""
 
 
+IN_PYTHON: Final[dict[str, str]] = {
+    "backend_not_found": "pass `backend='NAME'`, or declare it: Settings(backends={'NAME': BackendSettings(…)})",
+    "backend_timeout": "pass `timeout=SECONDS`, or `limits=Limits(idle_s=…)`",
+    "backend_rate_limited": "wait `run.receipt.backplane`'s `retry_after_ms`, or pass another `backend`",
+    "backend_auth_failed": "give the key to the backend: BackendSettings(env={'KEY': '$KEY'})",
+    "backend_model_not_found": "pass `model=…`, or correct `base_url` in BackendSettings(options=…)",
+    "backend_context_length": "pass a shorter task, or another `model`",
+    "backend_crashed": "read `error.evidence`, or iterate over `run.receipt.trace`",
+    "execution_tool_failed": "iterate over `run.receipt.trace` for the failed call",
+    "execution_workspace_error": "read `run.patch`, or apply it to a fresh copy",
+    "capability_unsupported": "pass another `backend='NAME'`, or leave out what it cannot do",
+    "policy_denied": "read `run.receipt.findings`; pass another `policy`, or an `on_ask` that allows the call",
+    "policy_invalid": "correct the PolicyProfile that is passed as `policy`",
+    "workspace_init_failed": "pass an existing folder as `root`",
+    "config_invalid": "correct the argument or the Settings that the error names",
+    "rate_limit_exceeded": "start fewer runs at once, or raise `runs_max`: Settings(limits=Limits(runs_max=…))",
+    "run_cancelled": "read `run.end` and `run.receipt.trace`",
+}
+"""The next step of a Python program for an error code; a traceback shows it below the error."""
+
+
 class BackplaneError(Exception):
     """A failure with a stable code.
 
@@ -203,6 +224,8 @@ class BackplaneError(Exception):
         self.message = message
         self.hint = hint
         self.evidence = evidence
+        if step := IN_PYTHON.get(self.code):
+            self.add_note(f"in Python: {step}")
 
     @property
     def facts(self) -> CodeFacts:

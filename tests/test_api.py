@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import pickle
 import re
 import signal
 import subprocess
@@ -21,13 +22,14 @@ import pytest
 
 import backplane
 from backplane.config import BackendSettings, Limits, Settings
+from backplane.contract.events import CARRIED
 from backplane.errors import CODES
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.receipts.store import Store
 from backplane.routing.driver import TaskRouter
 from backplane.runtime.hooks import Hook
 from backplane.runtime.orders import make_order, read_output, schema_of
-from backplane.testing import ModelServer, Turn
+from backplane.testing import Call, ModelServer, Turn
 from tests.peers import WAIT_S
 from tests.runs import script
 
@@ -63,6 +65,23 @@ class Point:
 
 class Named(TypedDict):
     name: str
+
+
+def served_by(server: ModelServer) -> Settings:
+    """Return settings with one backend, a model behind this server."""
+    model: dict[str, Any] = {
+        "protocol": "anthropic",
+        "base_url": server.base_url("anthropic"),
+        "model": "m",
+        "key_env": "KEY",
+    }
+    model |= {"prices": {"input": 1, "output": 1}}
+    return Settings(backends={"one": BackendSettings(host="api", options=model, env={"KEY": "k"})})
+
+
+def price(of: str) -> int:
+    """Look up a price."""
+    return len(of)
 
 
 def asking(tmp_path: Path) -> tuple[Any, backplane.WorkOrder]:
@@ -212,14 +231,9 @@ def test_a_decision_is_one_of_three_words() -> None:
 
 @pytest.mark.anyio
 async def test_a_control_plane_and_the_router_take_the_same_options(backplane_home: Path, tmp_path: Path) -> None:
-    def price(of: str) -> int:
-        return len(of)
-
     options: Any = {"root": tmp_path, "lane": "workspace_first", "max_turns": 3, "timeout": 20, "tools": [price]}
     with ModelServer([Turn(text="Hello.", times=None)]) as server:
-        model = {"protocol": "anthropic", "base_url": server.base_url("anthropic"), "model": "m", "key_env": "KEY"}
-        declared = {"one": BackendSettings(host="api", options=model, env={"KEY": "k"})}
-        async with backplane.ControlPlane(Settings(backends=declared), backplane_home) as plane:
+        async with backplane.ControlPlane(served_by(server), backplane_home) as plane:
             async with plane.start("hello", "one", **options) as run:
                 await run.wait()
             routed = await TaskRouter(plane).run("hello", type="simple_query", **options)
@@ -240,6 +254,96 @@ def test_the_trace_of_a_receipt_keeps_the_kinds_of_events(backplane_home: Path, 
     ended = backplane.run("echo a", backend="shell", root=tmp_path, on_event=lambda event: seen.append(type(event)))
     assert [type(event) for event in ended.receipt.trace] == seen
     assert backplane.OutputReported in seen
+
+
+def test_no_question_of_an_agent_is_a_warning() -> None:
+    for kind in set(CARRIED.values()):
+        assert not issubclass(kind, backplane.Warned)
+        assert getattr(backplane, kind.__name__) is kind
+
+
+def test_an_error_has_the_next_step_of_a_program_in_its_notes(backplane_home: Path) -> None:
+    with pytest.raises(backplane.BackendError) as caught:
+        backplane.run("true", backend="nope")
+    assert any("backend='NAME'" in note for note in caught.value.__notes__)
+    assert pickle.loads(pickle.dumps(caught.value)).__notes__ == caught.value.__notes__
+
+
+def test_what_has_no_effect_in_an_order_is_logged(
+    backplane_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = backplane.PolicyProfile(disallowed_tools=("Bsah",))
+    hook = Hook("pre_tool", ["true"], tools=("Wriet",))
+    with caplog.at_level(logging.WARNING, "backplane"):
+        backplane.run("true", backend="shell", root=tmp_path, policy=rules, hooks=[hook])
+    assert "Bsah (bash?)" in caplog.text
+    assert "Wriet" in caplog.text
+
+
+def test_a_selection_without_files_is_warned_of(backplane_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    space = backplane.WorkspaceSpec(root=str(tmp_path), include=("nosuch/**",))
+    ended = backplane.run(backplane.WorkOrder("true", workspace=space), backend="shell")
+    told = [event.ext for event in ended.receipt.trace if isinstance(event, backplane.Warned)]
+    assert {"empty_workspace": ["nosuch/**"]} in told
+    kept = backplane.WorkOrder("true", workspace=msgspec.structs.replace(space, include=("a",)))
+    assert not [
+        event for event in backplane.run(kept, backend="shell").receipt.trace if type(event) is backplane.Warned
+    ]
+
+
+@pytest.mark.parametrize(("given", "word"), [({"output": Review}, "`output`"), ({"tools": [price]}, "`tools`")])
+def test_a_backend_that_cannot_names_the_argument(given: Any, word: str, backplane_home: Path, tmp_path: Path) -> None:
+    ended = backplane.run("true", backend="shell", root=tmp_path, **given)
+    assert ended.error is not None
+    assert ended.error.code == "capability_unsupported"
+    assert word in ended.error.message
+
+
+@pytest.mark.anyio
+async def test_a_turn_takes_the_options_of_a_run(backplane_home: Path, tmp_path: Path) -> None:
+    seen: list[backplane.AgentEvent] = []
+    call = Call(name="mcp__functions__price", input={"of": "pump"})
+    with ModelServer([Turn(calls=(call,)), Turn(text="Four."), Turn(text="No tool.")]) as server:
+        async with (
+            ProviderRegistry(served_by(server), backplane_home) as providers,
+            providers.get("one").create_session(SessionConfig(root=str(tmp_path))) as session,
+        ):
+            limits: Any = {"max_turns": 7, "max_budget_usd": 2.0, "timeout": 20, "priority": "high"}
+            first = await session.run("How much?", tools=[price], on_event=seen.append, **limits)
+            second = await session.run("And now?")
+            with pytest.raises(TypeError, match="max_budget"):
+                await session.run("x", max_budget=1)  # type: ignore[call-arg]
+    assert (first.check().text, second.check().text) == ("Four.", "No tool.")
+    assert first.receipt is not None
+    assert list(map(type, seen)) == list(map(type, first.receipt.trace))
+    assert [event.output for event in seen if isinstance(event, backplane.ToolResult)] == ["4"]
+
+
+@pytest.mark.anyio
+async def test_the_router_hands_events_on_and_every_door_takes_its_wishes(backplane_home: Path, tmp_path: Path) -> None:
+    seen: list[backplane.AgentEvent] = []
+    with ModelServer([Turn(text="Hello.", times=None)]) as server:
+        settings = served_by(server)
+        async with backplane.ControlPlane(settings, backplane_home) as plane:
+            routed = await TaskRouter(plane).run("hello", root=tmp_path, on_event=seen.append, preference="speed")
+            async with plane.start("hello", "one", root=tmp_path, type="simple_query") as started:
+                await started.wait()
+        async with backplane.start("hello", root=tmp_path, preference="speed", settings=settings) as chosen:
+            await chosen.wait()
+    assert list(map(type, seen)) == list(map(type, routed.receipt.trace))
+    assert [run.order.abp("route") for run in (routed, started, chosen)] == [
+        {"preference": "speed"}, {"type": "simple_query"}, {"preference": "speed"},
+    ]  # fmt: skip
+
+
+@pytest.mark.anyio
+async def test_a_session_is_begun_by_async_with(backplane_home: Path, tmp_path: Path) -> None:
+    async with ProviderRegistry() as providers:
+        async with providers.get("shell").create_session(SessionConfig(root=str(tmp_path))) as session:
+            assert (await session.run("true")).stop_reason == "end_turn"
+        with pytest.raises(backplane.ConfigError, match="closed"):
+            await session.run("true")
 
 
 @pytest.mark.anyio

@@ -170,6 +170,7 @@ def test_the_many_runs_of_the_guide_all_end(sample: Path, env: dict[str, str]) -
 def test_the_session_of_the_guide_answers_twice(sample: Path, env: dict[str, str]) -> None:
     program = next(block for block in blocks("python", "conversations.md") if "ProviderRegistry" in block)
     output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
+    assert re.search(r"^hello$", output, re.M), output
     assert re.search(r"end_turn None \(.*dropped: history", output), output
 
 

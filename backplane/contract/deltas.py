@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, Warned, carry
+from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, Carried, Warned, carry
 
 CHARS_MAX: Final = 4 * 1024 * 1024
 """Characters of an answer that are compared with its message: as many as a line of 16 MiB holds at four bytes each.
@@ -33,7 +33,7 @@ class Deltas:
             return 0
         if isinstance(event, AssistantMessage):
             return 0 if self._are(event.text) else self._clear()
-        if isinstance(event, Warned) and taken_back(event):
+        if isinstance(event, Warned | Carried) and taken_back(event):
             self._clear()
         return 0
 

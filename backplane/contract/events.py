@@ -7,7 +7,7 @@ Events are immutable and shared between consumers; none of them holds a referenc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -42,7 +42,7 @@ class RunCompleted(_EventBase, frozen=True, kw_only=True, gc=False, tag="run_com
 
 
 class Warned(_EventBase, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """The event `warning`, and the carrier of everything the ten have no word for."""
+    """The event `warning`; events that only ride on it have classes of their own, see `CARRIED`."""
 
     message: str
 
@@ -107,11 +107,6 @@ class Failed(_EventBase, frozen=True, kw_only=True, gc=False, tag="error"):
     error_code: str | UnsetType | None = UNSET
 
 
-AgentEvent = (
-    AssistantDelta | AssistantMessage | ToolCall | ToolResult | FileChanged | CommandExecuted
-    | Warned | Failed | RunStarted | RunCompleted
-)  # fmt: skip
-
 EVENT_TYPES: Final[dict[str, type[_EventBase]]] = {
     "run_started": RunStarted,
     "run_completed": RunCompleted,
@@ -143,15 +138,28 @@ class Reasoning(AssistantDelta, frozen=True, kw_only=True, gc=False, tag="assist
         return _body(self, "reasoning").get("redacted")
 
 
-class _Carried(Warned, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A meaning of its own inside `ext`; `body` is that member."""
+class Carried(_EventBase, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A `warning` with a meaning of its own inside `ext`; `body` is that member."""
+
+    message: str
 
     @property
     def body(self) -> dict[str, Any]:
         return _body(self, _NAMES[type(self)])
 
 
-class Approval(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+_OfTheWire = (
+    AssistantDelta | AssistantMessage | ToolCall | ToolResult | FileChanged | CommandExecuted
+    | Warned | Failed | RunStarted | RunCompleted
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    AgentEvent = _OfTheWire | Carried
+else:
+    AgentEvent = _OfTheWire  # What a decoder of lines can tell apart; `carried` finds the rest.
+
+
+class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """A host asks before it acts; `body` has every member of the wire's `ask`."""
 
     @property
@@ -203,43 +211,43 @@ class Approval(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
         return Decision("allow", text=text)
 
 
-class ApprovalAnswered(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class ApprovalAnswered(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """What was decided about an ask, and by whom."""
 
 
-class UsageReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class UsageReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """Tokens used so far."""
 
 
-class SessionNamed(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class SessionNamed(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """The conversation's id, for resuming."""
 
 
-class TurnEnded(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class TurnEnded(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """One turn of the model is over; `body["stop_reason"]` says why."""
 
 
-class TaskReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class TaskReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """A background task began, moved or ended."""
 
 
-class RetryReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class RetryReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """A request is tried again."""
 
 
-class LossReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class LossReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """Something a translation could not carry."""
 
 
-class OutputReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class OutputReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """Live output of a command: `stream` and `text`."""
 
 
-class CheckpointReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class CheckpointReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """The control plane kept the workspace's state, went back to one, or could not: `body["what"]`."""
 
 
-class Unread(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class Unread(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """An event this version cannot read, kept as it came."""
 
 
@@ -274,8 +282,8 @@ def carried(event: AgentEvent) -> AgentEvent:
     if not isinstance(ext, dict):
         return event
     for name in ext:
-        kind = CARRIED.get(name)
-        if kind is not None and issubclass(kind, type(event)):
+        kind: type[AgentEvent] | None = CARRIED.get(name)
+        if kind is not None and kind.__struct_config__.tag == event.__struct_config__.tag:
             fields = {field: getattr(event, field) for field in event.__struct_fields__}
             return kind(**fields)
     return event

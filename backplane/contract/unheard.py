@@ -167,13 +167,22 @@ def check_heeded(order: WorkOrder, heeds: Collection[str], host: str) -> None:
     Raises:
         CapabilityError: `capability_unsupported`, with every such setting.
     """
-    lost = [OF_HOST[name] for name in order.of_host() if name not in heeds]
+    lost = [OF_HOST[name] + _GIVEN_AS.get(name, "") for name in order.of_host() if name not in heeds]
     if lost:
         raise CapabilityError(
             "capability_unsupported",
             f"the host {host!r} does nothing with {', '.join(lost)}",
             hint="leave it out, or choose another backend by the table in docs/guide/agents-tested.md",
         )
+
+
+_GIVEN_AS: Final = {
+    "images": " (--image)",
+    "mcp_servers": " (`tools` in Python, --mcp, [mcp_servers])",
+    "output_schema": " (`output` in Python, --schema)",
+    "session": " (--keep, --resume, -c)",
+}
+"""What people write to set a member whose own name they never see."""
 
 
 def unknown_members(order: Json) -> Iterator[tuple[Unheard, Json]]:

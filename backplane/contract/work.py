@@ -55,9 +55,9 @@ class PolicyProfile(msgspec.Struct, frozen=True):
     deny_write: tuple[str, ...] = ()
     """Globs on files that may not be made, changed or removed."""
     allow_network: tuple[str, ...] = ()
-    """Hosts that may be connected to; empty lets all."""
+    """Hosts, `host:port` or addresses with scheme and path that may be connected to; empty lets all."""
     deny_network: tuple[str, ...] = ()
-    """Hosts that may not be connected to; `*` is all."""
+    """Hosts, `host:port` or addresses that may not be connected to; `*` is all."""
     require_approval_for: tuple[str, ...] = ()
     """Tools that may only run after somebody said yes."""
 

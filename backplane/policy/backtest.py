@@ -17,6 +17,7 @@ from backplane.contract.events import (
     AgentEvent,
     Approval,
     ApprovalAnswered,
+    Carried,
     CommandExecuted,
     FileChanged,
     ToolCall,
@@ -133,7 +134,7 @@ class Backtest:
             self._keep(number, (was, now), event=place, kind=kind, subject=_subject(name, input))
         return number
 
-    def _warned(self, event: Warned) -> None:
+    def _warned(self, event: Warned | Carried) -> None:
         ext = event.ext
         if not isinstance(ext, dict):
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, ParamSpec, Protocol
 
 import anyio
 import anyio.to_thread
@@ -37,6 +39,36 @@ LEVELS: Final = {
     "supports_reasoning": "extended_thinking",
 }
 """Member of `ProviderCapabilities` → ability of the manifest; one that is not listed there is unknown."""
+
+
+P = ParamSpec("P")
+
+
+class SessionStart(AbstractAsyncContextManager[Session]):
+    """A session that begins when this is awaited, or entered by `async with`, which also closes it."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
+        self._begin = begin
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[Any, Any, Session]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self
+        return self._session
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _starts(method: Callable[P, Coroutine[Any, Any, Session]]) -> Callable[P, SessionStart]:
+    @functools.wraps(method)
+    def start(*args: P.args, **kwargs: P.kwargs) -> SessionStart:
+        return SessionStart(functools.partial(method, *args, **kwargs))
+
+    return start
 
 
 class HasRequirements(Protocol):
@@ -117,6 +149,7 @@ class Provider:
         tools = "mcp_servers" in can.heeds
         return ProviderCapabilities(supports_tools=tools, supports_interrupts=INTERRUPT in can.extensions, **found)
 
+    @_starts
     async def create_session(self, config: SessionConfig | None = None) -> Session:
         """Begin a session, or go on with the one that `config.session_id` names.
 
@@ -146,6 +179,7 @@ class Provider:
                 saved.close()
             raise
 
+    @_starts
     async def resume(self, session_id: str, config: SessionConfig | None = None) -> Session:
         """Go on with a saved session, also one of another provider: that is a handover.
 
@@ -167,6 +201,7 @@ class Provider:
             raise
         return await self._goes_on(file, saved, config)
 
+    @_starts
     async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
         """Go on with a copy of a session's file, wherever it was written; a policy in it counts for nothing.
 
@@ -177,6 +212,7 @@ class Provider:
         file = await anyio.to_thread.run_sync(self._read, Path(path))
         return await self._copied(msgspec.structs.replace(file, policy=None), config)
 
+    @_starts
     async def fork_session(
         self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None
     ) -> Session:
@@ -194,6 +230,7 @@ class Provider:
         file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
         return await self._copied(cut(file, at) if at is not None else file, config)
 
+    @_starts
     async def import_session(self, vendor: str, name: str, config: SessionConfig | None = None) -> Session:
         """Go on with a conversation that a vendor's own program has kept; the store stays as it is.
 

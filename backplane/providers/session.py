@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -36,7 +36,7 @@ from backplane.contract.conversation import (
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta, ToolCall
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
-from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
+from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError, require_type
 from backplane.process.aio import OwnTask
 from backplane.providers import reading, unified
 from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
@@ -44,6 +44,14 @@ from backplane.providers.failures import ProviderError
 from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.functions import served
+from backplane.runtime.options import (
+    OnEvent,
+    RunOptions,
+    WaitOptions,
+    check_callbacks,
+    check_names,
+    hand_event,
+)
 from backplane.runtime.orders import answer_of, make_order, read_policy
 from backplane.runtime.run import Run
 
@@ -88,18 +96,16 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class TurnOptions(TypedDict, total=False):
-    """What holds for a turn, as arguments of `Session.send_message` and `run`."""
+class TurnOptions(WaitOptions, total=False):
+    """What holds for one turn, as arguments of `Session.send_message` and `run`: those of `backplane.run`.
 
-    model: str | None
-    """For this turn and those after it."""
-    root: str | os.PathLike[str] | None
-    """The folder, for this turn alone."""
-    policy: PolicyProfile | str | None
-    """A profile, the name of a shipped one, or the path of a file, for this turn alone; it only tightens."""
-    output: Any
-    """The shape of this turn's answer, `TurnOutcome.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or
-    a JSON Schema."""
+    A `model` also holds for later turns. A `policy` only tightens the session's. `tools` and `hooks` come beside the
+    session's own; the other options go before those of the session.
+    """
+
+
+_OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "on_event")
+"""Options of a turn that the session itself reads; its run gets the others."""
 
 
 class _Open:
@@ -111,6 +117,7 @@ class _Open:
         """The system prompt that it was begun with."""
         self.output: Any = None
         """The shape that its answer is to have."""
+        self.on_event: OnEvent | None = None
         self.said = said
         """What the user said."""
         self.tools = tools
@@ -287,8 +294,8 @@ class Session:
         failure of the turn is an `error` event.
 
         Args:
-            given: `TurnOptions`: `model`, for this turn and those after it; `root` and `policy` (it only tightens), for
-                this turn alone; `output`, the shape of its answer, `session.value`.
+            given: `TurnOptions`: those of `backplane.run`, for this turn alone; a `model` also holds for later turns,
+                and a `policy` only tightens. `output` is the shape of the answer, `session.value`.
 
         Raises:
             TypeError: an argument is none of these.
@@ -306,9 +313,9 @@ class Session:
         return Stream(self, self._saying(message, given), list, self._done)
 
     def _saying(self, message: Any, given: TurnOptions) -> Callable[[], Any]:
-        for name in given:
-            if name not in TurnOptions.__annotations__:
-                raise TypeError(f"unexpected keyword argument {name!r}")
+        check_names(given, "on_event")
+        require_type(given.get("on_event"), Callable | None, "`on_event`", "a function from an event")
+        check_callbacks(given.get("on_ask"), given.get("hooks", ()))
         return partial(self._say, message, given)
 
     def _done(self, open: _Open, failure: ProviderError | None, stop: StopReason) -> list[Any]:
@@ -565,8 +572,9 @@ class Session:
         whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
         where = os.fspath(given.get("root") or self._config.root or await self._own_folder())
         run_id = str(uuid.uuid4())
-        tools, system = self._tools, self._config.system_prompt or None
-        block = OwnTask(self._started(said, whole, where, run_id, output))
+        tools, system = self._tools.with_more(given.get("tools", ())), self._config.system_prompt or None
+        of_run: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
+        block = OwnTask(self._started(said, whole, where, run_id, tools, output, of_run))
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
         self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
@@ -580,7 +588,7 @@ class Session:
             raise
         self._initial = None
         self._open = _Open(block, run, said, tools, system)
-        self._open.output = output
+        self._open.output, self._open.on_event = output, given.get("on_event")
 
     async def _own_folder(self) -> str:
         if self._folder is None:
@@ -606,24 +614,35 @@ class Session:
 
     @asynccontextmanager
     async def _started(
-        self, said: UserMessage, policy: PolicyProfile, root: str, run_id: str, output: Any
+        self,
+        said: UserMessage,
+        policy: PolicyProfile,
+        root: str,
+        run_id: str,
+        tools: Toolset,
+        output: Any,
+        given: RunOptions,
     ) -> AsyncIterator[Run]:
         config, plane = self._config, self._provider.plane
         async with AsyncExitStack() as opened:
             row = None
-            if self._tools.offered:
-                row = await opened.enter_async_context(served(self._tools.offered, self._provider.backend.secrets))
-            composed = compose(self._wanted(said, policy, root, row))
+            if tools.offered:
+                row = await opened.enter_async_context(served(tools.offered, self._provider.backend.secrets))
+            composed = compose(self._wanted(said, policy, root, row, tools.names))
             for loss in composed.losses:
                 self._lose(loss)
             order = make_order(composed.order, output=output)
-            on_ask = config.on_ask or (self._on_ask if self._asks else None)
-            starting = plane.start(
-                order, self._provider.backend, on_ask=on_ask, hooks=tuple(config.hooks), run_id=run_id, more=True
-            )
+            own: RunOptions = {
+                **given,
+                "on_ask": given.get("on_ask") or config.on_ask or (self._on_ask if self._asks else None),
+                "hooks": (*config.hooks, *given.get("hooks", ())),
+            }
+            starting = plane.start(order, self._provider.backend, run_id=run_id, more=True, **own)
             yield await opened.enter_async_context(starting)
 
-    def _wanted(self, said: UserMessage, policy: PolicyProfile, root: str, row: Any) -> Wanted:
+    def _wanted(
+        self, said: UserMessage, policy: PolicyProfile, root: str, row: Any, names: frozenset[str] = frozenset()
+    ) -> Wanted:
         turns = tuple(turn for turn in self._file.turns[self._file.cleared :] if turn.stop_reason is not None)
         last = next((turn for turn in reversed(turns) if turn.receipt_sha256 is not None), None)
         parent = {"session": self.id} | (
@@ -641,7 +660,7 @@ class Session:
             system_told=self._system_told,
             parent=parent,
             tools=row,
-            names=self._tools.names,
+            names=names or self._tools.names,
             root=root,
             policy=policy,
             fresh=self._fresh,
@@ -688,6 +707,8 @@ class Session:
         taken: list[AgentEvent] = []
         for event in open.rest:
             taken.append(event)
+            if open.on_event is not None:
+                await hand_event(open.on_event, event)
             if type(event) is AssistantDelta:  # Nearly all of them, and their message says it all again.
                 continue
             open.transcript.take(event)

@@ -42,6 +42,7 @@ class Toolset:
     """The tools of a session, and the results that its caller gave to calls."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
+        self._given = tuple(tools)
         self.offered: list[Offered] = [
             _Defined(tool, self) if isinstance(tool, ToolDefinition) else offered(tool) for tool in tools
         ]
@@ -52,6 +53,10 @@ class Toolset:
             raise ConfigError("config_invalid", "two of the tools have one name", hint="give each a name of its own")
         self._results: dict[str, list[ToolResultMessage]] = {}
         self._changed = anyio.Event()
+
+    def with_more(self, tools: Sequence[Tool]) -> Toolset:
+        """Return this set with more tools in it; itself for none. Raises ConfigError as the class."""
+        return Toolset((*self._given, *tools)) if tools else self
 
     def give(self, name: str, result: ToolResultMessage) -> None:
         """Take the caller's result of a call of this tool."""

@@ -24,6 +24,7 @@ from backplane.contract.capability import Manifest
 from backplane.contract.envelope import Ask, Fatal, Hello
 from backplane.contract.events import (
     AgentEvent,
+    Carried,
     CommandExecuted,
     Failed,
     FileChanged,
@@ -366,7 +367,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         assert self.policy is not None
         if self.replayed:
             return None
-        if isinstance(event, Warned):
+        if isinstance(event, Warned | Carried):
             self.folded = fold(self.folded, event)
             self._spend(event)
             if isinstance(event, LossReported):
@@ -430,7 +431,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             here = paths if self.order.workspace.mode == "staged" else ()
             self._book.changed({*here, *self.claimed_paths})
 
-    def _spend(self, event: Warned) -> None:
+    def _spend(self, event: Warned | Carried) -> None:
         """Turns and money, as far as the host reports them; what it does not report is not known here."""
         limits = self.order.config
         if isinstance(event, TurnEnded):

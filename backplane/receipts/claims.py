@@ -19,6 +19,7 @@ from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.events import (
     CARRIED,
     AgentEvent,
+    Carried,
     CommandExecuted,
     FileChanged,
     ToolCall,
@@ -365,7 +366,7 @@ class Judge:
         self._add("command", "unwitnessed")
         self._doubted = number
 
-    def _warned(self, number: int, event: Warned) -> None:
+    def _warned(self, number: int, event: Warned | Carried) -> None:
         ext = event.ext if isinstance(event.ext, dict) else {}
         for name in _TOLD:
             if name in ext:
@@ -659,7 +660,7 @@ def _layers(seen: Seen, *, ended: bool) -> tuple[str, ...]:
 _META: Final = ("meta.run_id", "meta.work_order_id", "meta.contract_version")
 
 _EVENTS: Final[dict[type[Any], Any]] = {
-    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Warned)), Judge._warned),
+    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Carried)), Judge._warned),
     ToolCall: Judge._call,
     ToolResult: Judge._result,
     FileChanged: Judge._file,

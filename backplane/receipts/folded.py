@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, Warned
+from backplane.contract.events import AgentEvent, Carried, Warned
 from backplane.contract.receipt import Usage
 
 _COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
@@ -30,7 +30,7 @@ class Folded(msgspec.Struct, frozen=True):
 
 def fold(folded: Folded, event: AgentEvent) -> Folded:
     """Add one event; an event that says nothing about the whole gives the same value back."""
-    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
+    if not isinstance(event, Warned | Carried) or not isinstance(event.ext, dict):
         return folded
     body = event.ext.get("usage")
     if isinstance(body, dict):

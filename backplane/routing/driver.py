@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Unpack
 
 import anyio.to_thread
 import msgspec
@@ -23,7 +23,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError, ConfigError, require_type
 from backplane.policy.capabilities import supplied
 from backplane.providers.orders import SessionConfig
 from backplane.providers.registry import Provider
@@ -37,12 +37,8 @@ from backplane.routing.failover import LIMITS, FailoverAttempt, first_effect, mo
 from backplane.routing.handover import check_place, hand_over
 from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
 from backplane.routing.task import (
-    Preference,
-    Priority,
     Strategy,
     TaskDescriptor,
-    TaskType,
-    Wishes,
     read_strategy,
     read_wishes,
 )
@@ -50,7 +46,7 @@ from backplane.runtime import backends
 from backplane.runtime.budgets import Amount, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
-from backplane.runtime.options import OF_RUN, RunOptions, check_names, order_of
+from backplane.runtime.options import OF_RUN, WaitOptions, check_names, log_without_effect, order_of, read_to_end
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.upstream import presets
@@ -464,39 +460,6 @@ def attempt_of(run: Run) -> FailoverAttempt:
     )
 
 
-class RoutedOptions(RunOptions, total=False):
-    """Keyword arguments of `TaskRouter.run`: those of a run, and wishes for `config.vendor.abp.route`.
-
-    Attributes:
-        type: the kind of task, which says what a backend must be able to do.
-        preference: `cost`, `latency`, `quality`, `balanced`, or `specific` for the order's own model.
-        priority: `low`, `normal` or `high`, among orders that wait for a place.
-        strategy: a name; None takes the router's own.
-        max_cost_usd_micros: the most that a run may be expected to cost, in millionths of a US dollar.
-        max_latency_ms: the longest that a first answer may be expected to take.
-        allow_unknown: an unknown cost or latency satisfies its limit.
-        input_tokens: tokens that the task will send, if known.
-        output_tokens: tokens that it will get, if known.
-        after_effect: what follows if a backend fails after it changed files: `stop`, or `hand_over` to the next one.
-        seed: of the strategies that draw by chance.
-    """
-
-    type: TaskType | None
-    preference: Preference | None
-    priority: Priority | None
-    strategy: str | None
-    max_cost_usd_micros: int | None
-    max_latency_ms: int | None
-    allow_unknown: bool
-    input_tokens: int | None
-    output_tokens: int | None
-    after_effect: Literal["stop", "hand_over"]
-    seed: int
-
-
-WISHES: Final = tuple(Wishes.__struct_fields__)
-
-
 class TaskRouter:
     """Runs orders on the backends that the router chooses, and moves on where one fails, as the order says.
 
@@ -524,29 +487,29 @@ class TaskRouter:
         decision.chosen()
         return decision
 
-    async def run(self, order: WorkOrder | str, **given: Unpack[RoutedOptions]) -> Run:
+    async def run(self, order: WorkOrder | str, **given: Unpack[WaitOptions]) -> Run:
         """Run an order to its end; the last attempt's run comes back.
 
         Args:
-            given: `RoutedOptions`: those of `backplane.start`, and wishes over the order's own.
+            given: `WaitOptions`: those of `backplane.start`, and `on_event`, which is called for each event of each
+                attempt.
 
         Raises:
             CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
         """
-        check_names(given, *WISHES)
-        wishes = {name: value for name, value in given.items() if name in WISHES}
-        options: Any = {name: value for name, value in given.items() if name not in WISHES}
+        check_names(given, "on_event")
+        on_event = given.get("on_event")
+        require_type(on_event, Callable | None, "`on_event`", "a function from an event")
+        options: Any = {name: value for name, value in given.items() if name != "on_event"}
         async with AsyncExitStack() as opened:
             whole = await order_of(order, opened, **options)
-            if wishes:
-                own = whole.abp("route")
-                whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
+            log_without_effect(whole, options.get("hooks", ()))
             of_run: Any = {name: value for name, value in options.items() if name in OF_RUN}
             attempts = await attempts_for(self._plane, whole, self._strategy)
             while True:
                 start = self._plane.start(attempts.order, attempts.backend, route=attempts.route, **of_run)
                 async with start as run:
-                    await run.wait()
+                    await read_to_end(run, on_event)
                 if not await attempts.after(self._plane, run):
                     return run
 
@@ -565,17 +528,17 @@ class TaskRouter:
             config = dataclasses.replace(config, model=option.model.name)
         return await provider.create_session(config), provider
 
-    async def simple_query(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
+    async def simple_query(self, task: str, **given: Unpack[WaitOptions]) -> Run:
         """Have a question answered by the cheapest backend; other arguments as `run`."""
-        options: RoutedOptions = {"type": "simple_query", "preference": "cost", **given}
+        options: WaitOptions = {"type": "simple_query", "preference": "cost", **given}
         return await self.run(task, **options)
 
-    async def generate_code(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
+    async def generate_code(self, task: str, **given: Unpack[WaitOptions]) -> Run:
         """Have code written by the backend that the strategy prefers; other arguments as `run`."""
-        options: RoutedOptions = {"type": "code_generation", **given}
+        options: WaitOptions = {"type": "code_generation", **given}
         return await self.run(task, **options)
 
-    async def review_code(self, task: str, **given: Unpack[RoutedOptions]) -> Run:
+    async def review_code(self, task: str, **given: Unpack[WaitOptions]) -> Run:
         """Have code reviewed by the best backend, as the configuration says, before others that wait; see `run`."""
-        options: RoutedOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
+        options: WaitOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
         return await self.run(task, **options)

@@ -196,8 +196,12 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
         ]
         declined = any(not option.obstacles for option in self.options)
         fact = "the custom strategy took no backend" if declined else "no backend can take this order"
-        hint = "`backplane run --dry-run -v` says it line by line; --backend NAME takes one without the router"
-        raise CapabilityError("capability_unsupported", fact, hint=hint, evidence="; ".join(lines[:TOLD_MAX]) or None)
+        why = "; ".join(lines[:TOLD_MAX]) or None
+        hint = "name a backend, or see why each was passed over: backplane run --dry-run -v"
+        error = CapabilityError("capability_unsupported", fact, hint=hint, evidence=why)
+        if why is not None:
+            error.add_note(f"passed over: {why}")
+        raise error
 
 
 def choose(

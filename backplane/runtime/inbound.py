@@ -27,6 +27,7 @@ from backplane.contract.events import (
     Approval,
     AssistantDelta,
     AssistantMessage,
+    Carried,
     RunCompleted,
     RunStarted,
     ToolCall,
@@ -549,6 +550,6 @@ def _carries_something(event: AgentEvent) -> bool:
     """Whether an event is progress: text without words and nothing beside it is not."""
     if isinstance(event, AssistantDelta | AssistantMessage):
         return bool(event.text) or bool(event.ext)
-    if isinstance(event, Warned):
+    if isinstance(event, Warned | Carried):
         return bool(event.message) or bool(event.ext)
     return True

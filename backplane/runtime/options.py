@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
 
 from backplane.config import Limits, checked_limits
+from backplane.contract.events import AgentEvent
+from backplane.contract.unheard import unheard_pointers
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
 from backplane.errors import require_type
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order
+from backplane.runtime.orders import make_order, without_effect
+
+if TYPE_CHECKING:
+    from backplane.routing.task import Preference, Priority, TaskType
+    from backplane.runtime.run import Run
 
 
-class OrderOptions(TypedDict, total=False):
+class RouteOptions(TypedDict, total=False):
+    """What a run asks of the router, in place of the order's own `config.vendor.abp.route`.
+
+    Attributes:
+        type: the kind of task, which says what a backend must be able to do.
+        preference: `cost`, `speed`, `quality`, `balanced`, or `specific` for the order's own model.
+        priority: `low`, `normal`, `high` or `critical`, among orders that wait for a place.
+        strategy: a name; None takes the router's own.
+        max_cost_usd_micros: the most that a run may be expected to cost, in millionths of a US dollar.
+        max_latency_ms: the longest that a first answer may be expected to take.
+        allow_unknown: an unknown cost or latency satisfies its limit.
+        input_tokens: tokens that the task will send, if known.
+        output_tokens: tokens that it will get, if known.
+        after_effect: what follows if a backend fails after it changed files: `stop`, or `hand_over` to the next one.
+        seed: of the strategies that draw by chance.
+    """
+
+    type: TaskType | None
+    preference: Preference | None
+    priority: Priority | None
+    strategy: str | None
+    max_cost_usd_micros: int | None
+    max_latency_ms: int | None
+    allow_unknown: bool
+    input_tokens: int | None
+    output_tokens: int | None
+    after_effect: Literal["stop", "hand_over"]
+    seed: int
+
+
+class OrderOptions(RouteOptions, total=False):
     """Keyword arguments of one run other than `output`; the docstring of `backplane.start` describes each."""
 
     root: str | os.PathLike[str] | None
@@ -39,7 +76,17 @@ class RunOptions(OrderOptions, total=False):
     output: Any
 
 
-OPTIONS: Final = frozenset(OrderOptions.__annotations__) | {"output"}
+OnEvent = Callable[[AgentEvent], object]
+
+
+class WaitOptions(RunOptions, total=False):
+    """Keyword arguments of calls that read a run to its end: its own, and a function for its events."""
+
+    on_event: OnEvent | None
+
+
+WISHES: Final = tuple(RouteOptions.__annotations__)
+OPTIONS: Final = frozenset(RunOptions.__annotations__)
 OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "output")
 """Options that become members of the order."""
 OF_RUN: Final = ("on_ask", "hooks", "output", "timeout", "limits")
@@ -61,6 +108,15 @@ def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
         require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
 
 
+def log_without_effect(order: WorkOrder, hooks: Sequence[Hook]) -> None:
+    """Log what has no effect in an order to `backplane`: the run only warns of it in its events."""
+    hooked = [tool for hook in hooks for tool in hook.tools]
+    for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
+        import logging  # Only for an order that has something like this.
+
+        logging.getLogger("backplane").warning(fact)
+
+
 async def order_of(
     order: WorkOrder | str,
     opened: AsyncExitStack,
@@ -74,6 +130,10 @@ async def order_of(
     """
     named: dict[str, Any] = {name: given.get(name) for name in OF_ORDER}
     whole = make_order(order, configured_policy=configured_policy, **named)
+    wishes = {name: value for name in WISHES if (value := given.get(name)) is not None}
+    if wishes:
+        own = whole.abp("route")
+        whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
     tools = given.get("tools", ())
     require_type(tools, Sequence, "`tools`", "a list of functions")
     if not tools:
@@ -82,6 +142,19 @@ async def order_of(
 
     row = await opened.enter_async_context(served(tools, whole.config.env.values()))
     return whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
+
+
+async def hand_event(on_event: OnEvent, event: AgentEvent) -> None:
+    """Call a program's function with one event, in this thread; an `async` one is awaited."""
+    if inspect.isawaitable(waits := on_event(event)):
+        await waits
+
+
+async def read_to_end(run: Run, on_event: OnEvent | None) -> None:
+    """Read a run to its end, and hand each event to `on_event`."""
+    async for event in run:
+        if on_event is not None:
+            await hand_event(on_event, event)
 
 
 def limits_of(own: Limits | None, otherwise: Limits, timeout: float | None) -> Limits:

@@ -111,13 +111,14 @@ def _profile_of(policy: PolicyProfile) -> PolicyProfile:
 
 
 def without_effect(
-    order: WorkOrder, unheard: Sequence[str], hooked: Iterable[str] = ()
+    order: WorkOrder, unheard: Sequence[str], hooked: Iterable[str] = (), root: str | None = None
 ) -> Iterator[tuple[str, Json, str]]:
     """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words.
 
     Args:
         unheard: its `unheard_names`.
         hooked: names of tools in its run's hooks.
+        root: the copy that the agent works in; None before it is made.
     """
     if unheard:
         yield "unheard", list(unheard), f"without effect in the order: {', '.join(unheard)}"
@@ -130,6 +131,9 @@ def without_effect(
     if paths := unmatched_paths(order.policy, order.workspace):
         fact = f"patterns that match no file of the workspace: {_shown(paths)}; each is to be a path from its root"
         yield "unmatched_paths", dict(paths), fact
+    if (include := order.workspace.include) and root is not None and set(os.listdir(root)) <= {".git"}:
+        fact = f"the workspace is empty: include matches no file ({', '.join(include)})"
+        yield "empty_workspace", list(include), fact
 
 
 def _shown(found: Mapping[str, str | None]) -> str:

@@ -692,7 +692,9 @@ class Run(Generic[ValueT]):
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
             self._inbound.report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
         hooked = [tool for hook in self._inbound.hooks.all for tool in hook.tools] if self._inbound.hooks else ()
-        for name, value, fact in without_effect(self.order, self.facts.added.get("unheard", ()), hooked):
+        for name, value, fact in without_effect(
+            self.order, self.facts.added.get("unheard", ()), hooked, self.facts.root
+        ):
             self._inbound.report(name, value, fact)
         if servers := self._environment.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())

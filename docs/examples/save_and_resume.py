@@ -9,7 +9,7 @@ from backplane.providers import ProviderRegistry, SessionConfig
 async def main(words: str, name: str | None = None, id: str | None = None) -> None:
     async with ProviderRegistry() as providers:
         config = SessionConfig(session_id=id)
-        async with await providers.get(name).create_session(config) as session:
+        async with providers.get(name).create_session(config) as session:
             turn = (await session.run(words)).check()
             print(turn.text)
             print(session.id, *session.losses, sep="\n")
