@@ -1,16 +1,13 @@
-"""The control plane's end of a line: what hosts say comes in, checked; usual reads in one go.
+"""The control plane's end of a line: reads and checks a host's messages, writes its own.
 
-An event that is more than it seems is read again with nothing skipped. What a message means
-for a run is `inbound`'s affair.
+An event is decoded by its type first. One with more in it than its type knows is decoded again as plain JSON, so
+that nothing is skipped. `runtime.inbound` decides what a message means for a run.
 """
 
 from __future__ import annotations
 
-import gc
-import re
+import functools
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -31,7 +28,7 @@ from backplane.contract.events import (
     read_event,
 )
 from backplane.errors import CapabilityError, ProtocolError
-from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, bare, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
 from backplane.protocol.messages import (
     MESSAGES,
     NEEDS_EXTENSION,
@@ -39,7 +36,6 @@ from backplane.protocol.messages import (
     Dropped,
     Events,
     Noise,
-    Raised,
     Received,
     Unknown,
     convert,
@@ -56,8 +52,8 @@ from backplane.redact.tail import LOOK_BYTES
 _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
 """Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""
 
-_TIMES_MAX: Final = 4096
-"""Known good times kept, about one a millisecond of a busy stream; then the table starts anew."""
+_is_time: Final = functools.lru_cache(maxsize=4096)(canonical.is_timestamp)
+"""Checks a time's print form; consecutive events often have the same time."""
 
 
 class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
@@ -67,26 +63,12 @@ class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
     event: AgentEvent
 
 
-_SPOKEN: Final = frozenset({AssistantDelta, AssistantMessage})
-"""Of these the most, and what they say is in one member: a whole read of them is looked at in one go."""
-
-_SPOKEN_MARK: Final = b'"assistant_'
-_LOOK_BYTES: Final = 256
-"""Of a read, looked at for the mark: a line's members before its text are shorter in any order."""
-
 _MESSAGE: Final = {"t", "ref_id", "event"}
 """The members of a message with an event."""
 
-_REF_ID, _EVENT, _TS, _EXT = map(attrgetter, ("ref_id", "event", "ts", "ext"))
-# Events with a float are read again, exactly; here only some floats are slow, of which `float` is the quickest reader.
-_decode_lines: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode_lines
-_encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
+# An event with a float is read again, exactly; here `float` is the quickest hook.
 _decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
-
-
-_PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}\n')
-"""A compact pong, whole: nothing in it is left to be checked, and whoever waits for it measures us."""
 
 
 ReadEvent = tuple[str, AgentEvent, bytes]
@@ -131,8 +113,6 @@ class ControlEnd:
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
         self._was_asked = False
-        self._times: set[str] | tuple[()] = ()
-        """Known good ones; a run that waits with its first event has none."""
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -170,86 +150,39 @@ class ControlEnd:
         self._ended += (ref_id,)
 
     def receive(self, data: bytes) -> list[Received]:
-        """Take bytes from the host, give what they complete, in order; `Raised` last where nobody foresaw an error."""
-        block = self._lines.block(data)
-        if block is None:
-            return self._receive_each(self._lines.feed(data))
-        pong = _PONG.fullmatch(block)
-        if pong is not None and self.hello is not None:
+        """Read bytes from the host; return what they complete, in order: consecutive events of a run are one item."""
+        return self._read(self._lines.feed(data))
+
+    def _read(self, lines: list[bytes]) -> list[Received]:
+        """Read lines. Most are events that their canonical bytes account for; `_other` reads the rest."""
+        found: list[Received | tuple[str, list[AgentEvent], list[bytes]]] = []
+        of, events, records = None, list[AgentEvent](), list[bytes]()
+        for line in lines:
             self.lines_read += 1
-            return [wire.Pong(seq=int(pong[1]))]
-        try:
-            spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
-        except Exception as error:  # What the quick way cannot read is read line by line, up to what cannot be read.
-            return [*self._receive_each(block.split(b"\n")[:-1]), Raised(error)]
-        return [spoken] if spoken is not None else self._receive_each(block.split(b"\n")[:-1])
-
-    def _receive_each(self, lines: list[bytes]) -> list[Received]:
-        read: list[ReadEvent | Received] = []
-        try:
-            for line in lines:
-                self.lines_read += 1
-                if (one := self._line(line)) is not None:
-                    read.append(one)
-        except Exception as error:  # What was read before it counts; the run ends by it.
-            read.append(Raised(error))
-        out: list[Received] = []
-        # One look for secrets at all events of a run that came together is most often enough.
-        for ref_id, together in groupby(read, lambda one: one[0] if isinstance(one, tuple) else None):
-            if ref_id is None:
-                out += together  # type: ignore[arg-type]
-            else:
-                _, events, records = zip(*together, strict=True)
-                out.append(Events(ref_id, *self.clean(list(events), records)))
-        return out
-
-    def _line(self, line: bytes) -> ReadEvent | Received | None:
-        """Read one line; an event comes with its run and its canonical bytes, a blank line is None."""
-        if type(line) is Overlong:
-            return self._overlong(line)
-        if len(line) > VALUES_MAX:
-            return self._long(line)
-        try:
-            envelope = _decode_event(line)
-            event = envelope.event
-            record = _encode(event)
-            if (
-                self._open[envelope.ref_id] + len(record) != len(line)
-                or type(event) not in _PLAIN
-                or event.ext is not UNSET
-                or (event.ts not in self._times and not self._time_is_canonical(event.ts))
-            ):
-                event, record = self._read_event(strict(line))
-            return envelope.ref_id, event, record
-        except (ValueError, KeyError, RecursionError):
-            return self._other(line)
-
-    def _all_spoken(self, block: bytes) -> Events | None:
-        """The usual read: nothing but compact text events of one run, without a secret; None for any other."""
-        if len(block) > VALUES_MAX:  # One of them may be full of small values.
-            return None
-        try:
-            envelopes = _decode_lines(block)
-            (ref_id,) = set(map(_REF_ID, envelopes))
-            frame = self._open[ref_id]
-        except (ValueError, KeyError, RecursionError):
-            return None
-        events = list(map(_EVENT, envelopes))
-        kinds = set(map(type, events))
-        if not kinds <= _SPOKEN:
-            return None
-        lines = _encode_lines(events)
-        # No line can be shorter than its canonical form, so the sum tells of each.
-        compact = len(block) == len(lines) + len(events) * frame and list(map(_EXT, events)).count(UNSET) == len(events)
-        new_times = set(map(_TS, events)).difference(self._times)
-        if not compact or not all(map(canonical.is_timestamp, new_times)):
-            return None
-        if len(events) > 1:
-            self._remember(new_times)
-        if self._redactor is not None and self._redactor.found(lines):
-            return None
-        self.lines_read += len(events)
-        return Events(ref_id, events, lines, text_only=True)
+            try:
+                message = _decode_event(line)
+                ref_id, event = message.ref_id, message.event
+                record = _encode(event)
+                whole = self._open[ref_id] + len(record) == len(line) and type(event) in _PLAIN
+                usual = whole and event.ext is UNSET and _is_time(event.ts)
+            except (ValueError, KeyError, RecursionError):
+                usual = False
+            if not usual:
+                read = self._other(line)
+                if read is None:
+                    continue
+                if not isinstance(read, tuple):
+                    of = None
+                    found.append(read)
+                    continue
+                ref_id, event, record = read
+            if ref_id != of:
+                of, events, records = ref_id, [], []
+                found.append((ref_id, events, records))
+            events.append(event)
+            records.append(record)
+        # One search for secrets in all events that came together is most often enough.
+        return [Events(one[0], *self.clean(*one[1:])) if isinstance(one, tuple) else one for one in found]
 
     def end(self) -> list[Received]:
         """Give what the end of the stream completes: a whole line without its newline counts, and is noted."""
@@ -261,7 +194,7 @@ class ControlEnd:
         except (ValueError, RecursionError):
             return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
         self.unended += 1
-        return self._receive_each([rest])
+        return self._read([rest])
 
     def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
         """The event in a message, with whatever stands beside it in the message: nothing is skipped."""
@@ -313,18 +246,6 @@ class ControlEnd:
         self.redacted += count
         return {**clean, **{name: value[name] for name in _own_names(value) if name in value}} if count else value
 
-    def _time_is_canonical(self, ts: str) -> bool:
-        if not canonical.is_timestamp(ts):
-            return False
-        self._remember({ts})
-        return True
-
-    def _remember(self, times: set[str]) -> None:
-        if not self._times or len(self._times) + len(times) > _TIMES_MAX:
-            self._times = times
-        else:
-            self._times |= times
-
     def _overlong(self, head: bytes) -> Noise | Broken:
         limit = self._lines.line_bytes_max
         if not head.lstrip().startswith(b"{"):
@@ -332,18 +253,10 @@ class ControlEnd:
         fact = f"line {self.lines_read} is over line_bytes_max ({limit} bytes)"
         return Broken("protocol_invalid_envelope", fact, self._evidence(head))
 
-    def _long(self, line: bytes) -> ReadEvent | Received | None:
-        """The same for a long line: looking for cycles among its values takes longer than reading them."""
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return self._other(line)
-        finally:
-            if collects:
-                gc.enable()
-
     def _other(self, line: bytes) -> ReadEvent | Received | None:
-        """Everything that is not a well-formed event of an open run; None for a blank line."""
+        """Read a line in full; return None for a blank line."""
+        if isinstance(line, Overlong):
+            return self._overlong(line)
         if not line.lstrip().startswith(b"{"):
             return self._prefixed(line) if line.strip() else None
         try:
@@ -376,7 +289,7 @@ class ControlEnd:
         if value is None:
             return Noise(self._clean_line(line))
         self.prefixed += 1
-        return self._line(message)
+        return self._other(message)
 
     def _hello(self, value: dict[str, Any], line: bytes) -> Received:
         if self.hello is not None:

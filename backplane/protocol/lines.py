@@ -90,17 +90,6 @@ class Lines:
         self._hold(rest)
         return lines
 
-    def block(self, data: bytes) -> bytes | None:
-        """Take bytes, give the lines they complete in one piece; None, and nothing taken, where `feed` must look."""
-        cut = data.rfind(b"\n") + 1
-        if not cut or self._start is not None or self._held + len(data) > min(self.line_bytes_max, VALUES_MAX):
-            return None
-        whole = b"".join([*self._pieces, data[:cut]])
-        self._pieces, self._held = [], 0
-        if cut < len(data):
-            self._hold(data[cut:])
-        return whole
-
     def end(self) -> bytes:
         """The unfinished last line, at the end of the stream."""
         held = (self._start or b"") + b"".join(self._pieces)

@@ -61,8 +61,6 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     """The canonical bytes of each event, in the same order, each ended by a newline."""
     ours: bool = False
     """Added by the control plane: not part of what the host said."""
-    text_only: bool = False
-    """True if all events are text of the agent without `ext`: they claim nothing and count for no limit."""
 
     @classmethod
     def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
@@ -175,16 +173,10 @@ def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]
     return known, {name: canonical.encode(one).decode()[:UNHEARD_CHARS_MAX] for name, one in unheard.items()}
 
 
-class Raised(msgspec.Struct, frozen=True):
-    """Reading what follows raised an exception that nobody foresaw: what came before it was read."""
-
-    error: Exception
-
-
 Received = (
     Events | wire.Hello | wire.RunMessage | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt
     | wire.Ping | wire.Pong | wire.Ask | wire.AnswerMessage | Noise | Dropped
-    | Unknown | Broken | Raised
+    | Unknown | Broken
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from backplane.errors import BackplaneError, ContractError, PolicyError, Protoco
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
 from backplane.policy.remembered import remembered_by
-from backplane.protocol import NOISE_SHOWN, Broken, Dropped, Events, Noise, Raised, Unknown, describe_noise, strict
+from backplane.protocol import NOISE_SHOWN, Broken, Dropped, Events, Noise, Unknown, describe_noise, strict
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import RunState
 from backplane.redact.cuts import Splits
@@ -166,7 +166,7 @@ class Inbound:
                     self._facts.counts["late"] += len(item.events)
                 else:
                     ready.append(item if self._splits is None else self._whole(item, self._splits))
-                    self._accept(item.events, text_only=item.text_only)
+                    self._accept(item.events)
         except Exception as error:  # What was ready before it is handed on all the same.
             self._fail(error)
         return ready
@@ -184,11 +184,11 @@ class Inbound:
         self.holding = splits.holding
         return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
 
-    def _accept(self, events: list[AgentEvent], *, text_only: bool = False) -> None:
+    def _accept(self, events: list[AgentEvent]) -> None:
         self._facts.accepted += len(events)
-        if self._expects_raw and not text_only and any(map(is_passed_through, events)):
+        if self._expects_raw and any(map(is_passed_through, events)):
             self._facts.mode, self._expects_raw = "passthrough", False
-        if not text_only and not _QUIET.issuperset(map(type, events)):
+        if not _QUIET.issuperset(map(type, events)):
             for event in events:
                 if type(event) not in _QUIET:
                     self._note_call(event)
@@ -241,9 +241,6 @@ class Inbound:
             self._facts.counts["redacted"] += count
             made = Events.of(self._run_id, [event], ours=True)
         return made
-
-    def _raised(self, raised: Raised) -> None:
-        raise raised.error
 
     def _noise(self, noise: Noise) -> None:
         self._first_noise = self._first_noise or noise.line[:NOISE_SHOWN]
@@ -535,7 +532,6 @@ _TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
     Dropped: Inbound._dropped,
     Unknown: Inbound._unknown,
     Broken: Inbound._broken,
-    Raised: Inbound._raised,
 }
 
 _QUIET: Final[frozenset[object]] = frozenset((AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted))

@@ -782,8 +782,7 @@ class Run(Generic[ValueT]):
         for batch in batches:
             if batch.ours and len(self.facts.own_lines) < OWN_LINES_MAX:
                 self.facts.own_lines.append(at)
-            if not batch.text_only:
-                self.facts.fold_claims(batch.events, at, ours=batch.ours)
+            self.facts.fold_claims(batch.events, at, ours=batch.ours)
             at += len(batch.events)
 
     def _hand_in(self, batches: list[Events]) -> None:
