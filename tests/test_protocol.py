@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,9 @@ from backplane.errors import CODES, BackplaneError, ProtocolError
 from backplane.protocol import (
     DEPTH_MAX,
     EVIDENCE_BYTES,
-    FINAL_VALUE_BYTES,
     LINE_BYTES_MAX,
     MESSAGES,
     NEEDS_EXTENSION,
-    VALUES_MAX,
     Broken,
     Dropped,
     Events,
@@ -226,62 +223,6 @@ def test_an_overlong_line_is_skipped_to_its_own_newline(first: bytes) -> None:
     for places in ([], [limit], [limit + 1], [10, limit - 1], list(range(0, len(data), 7))):
         received = [item for piece in cut(data + event(), places) for item in end.receive(piece)]
         assert [type(item) for item in received] == [kind, Events]
-
-
-def crowded(count: int, element: bytes = b"[]") -> bytes:
-    """An event of a tool call whose input has so many elements, beside some of the event's own."""
-    call = {"type": "tool_call", "ts": TS, "tool_name": "t", "input": "MANY"}
-    whole = line({"t": "event", "ref_id": "r1", "event": call})
-    return whole.replace(b'"MANY"', b"[" + b",".join([element] * count) + b"]")
-
-
-@pytest.mark.parametrize("element", [b"[]", b'""', b"0", b"1e308"])
-def test_a_line_may_have_so_many_values_and_no_more(element: bytes) -> None:
-    taken = control().receive(crowded(VALUES_MAX - 100, element))
-    assert [type(item) for item in taken] == [Events]
-    (refused,) = control().receive(crowded(VALUES_MAX + 100, element))
-    assert isinstance(refused, Broken)
-    assert (refused.code, str(VALUES_MAX) in refused.message) == ("protocol_invalid_envelope", True)
-
-
-@pytest.mark.parametrize("more", [-100, 100])
-def test_a_long_final_may_have_a_value_for_so_many_bytes(more: int) -> None:
-    count = 2 * VALUES_MAX
-    many = b"[" + b",".join([b"[]"] * (count + more)) + b"]"
-    whole = line({"t": "final", "ref_id": "r1", "receipt": {"trace": [], "usage_raw": "MANY", "note": "WORDS"}})
-    whole = whole.replace(b'"MANY"', many)
-    whole = whole.replace(b"WORDS", b"w" * (count * FINAL_VALUE_BYTES - len(whole) + len(b"WORDS")))
-    (taken,) = control().receive(whole)
-    assert isinstance(taken, wire.Final if more < 0 else Broken)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"type": "warning", "ts": TS, "message": ""},
-        {"type": "assistant_delta", "ts": TS, "text": "word "},
-        {"type": "tool_call", "ts": TS, "tool_name": "read", "tool_use_id": None, "input": {"path": "a", "limit": 9}},
-        {"type": "file_changed", "ts": TS, "path": "a", "summary": "b", "ext": {"a": 1, "b": [1.5, 2, 3]}},
-    ],
-    ids=lambda said: said["type"],
-)
-@pytest.mark.parametrize("count", [80_000])
-def test_a_final_may_bring_a_long_trace_of_short_events(said: dict[str, Any], count: int) -> None:
-    (taken,) = control().receive(line({"t": "final", "ref_id": "r1", "receipt": {"trace": [said] * count}}))
-    assert isinstance(taken, wire.Final)
-
-
-def test_commas_and_brackets_inside_a_text_are_no_values() -> None:
-    text = ',[{"\\' * (VALUES_MAX // 2)
-    (taken,) = control().receive(event(text=text))
-    assert isinstance(taken, Events)
-
-
-@pytest.mark.parametrize("data", [b'\\"' * 500_000, b'"' + b'\\"' * 500_000, b"\\" * 1_000_001, b'"' * 1_000_001])
-def test_counting_values_is_quick_whatever_is_sent(data: bytes) -> None:
-    began = time.perf_counter()
-    control().receive(b'{"t":"event","x":' + data + b"}\n")
-    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("size", [1, 100, 65_536])
@@ -773,33 +714,6 @@ def test_a_hello_of_the_wrong_shape_is_a_failed_handshake(change: dict[str, Any]
     received = only(ControlEnd(now=lambda: NOW).receive(line({**msgspec.to_builtins(HELLO), **change})))
     assert isinstance(received, Broken)
     assert received.code == "protocol_handshake_failed"
-
-
-@pytest.mark.parametrize(
-    ("change", "fact"),
-    [
-        ({"backend": {"id": "x" * 4097}}, "4097 characters, over 4096"),
-        ({"backend": {"id": "b", "backend_version": "y" * 5000}}, "5000 characters, over 4096"),
-        ({"contract_version": "abp/v0." + "1" * 5000}, "5007 characters, over 4096"),
-        ({"capabilities": {"c" * 5000: "native"}}, "5000 characters, over 4096"),
-        ({"capabilities": {f"c{n}": "native" for n in range(1001)}}, "1001 capabilities, over 1000"),
-        ({"extensions": [f"e{n}/1" for n in range(1001)]}, "1001 extensions, over 1000"),
-        ({"backends": [{}] * 1001}, "1001 backends, over 1000"),
-        ({"capabilities": {"audio": {"restricted": {"reason": "z" * (1 << 20)}}}}, "over 1048576"),
-    ],
-)
-def test_a_hello_that_says_too_much_is_a_failed_handshake(change: dict[str, Any], fact: str) -> None:
-    received = only(ControlEnd(now=lambda: NOW).receive(line({**msgspec.to_builtins(HELLO), **change})))
-    assert isinstance(received, Broken)
-    assert received.code == "protocol_handshake_failed"
-    assert fact in received.message
-
-
-def test_a_hello_may_say_as_much_as_is_bounded() -> None:
-    capabilities = {f"c{n}": "native" for n in range(1000)}
-    most = {"backend": {"id": "x" * 4096}, "capabilities": capabilities, "extensions": ["e/1"] * 1000}
-    hello = only(ControlEnd(now=lambda: NOW).receive(line({**msgspec.to_builtins(HELLO), **most})))
-    assert (len(hello.backend.id), len(hello.capabilities), len(hello.extensions)) == (4096, 1000, 1000)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.receipt import read_receipt, receipt_hash
 from backplane.process.child import Exit
-from backplane.protocol import MESSAGES, describe_noise, too_much_in_hello, version_compatible
+from backplane.protocol import MESSAGES, describe_noise, version_compatible
 from backplane.schemas.validate import validator_of
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
@@ -82,8 +82,6 @@ class Plain:
         if not isinstance(self.greeting.get("contract_version"), str):
             yield "contract_version is not a string", self.hello
         yield from _wrong("envelope_hello", known, self.hello)
-        if (fault := too_much_in_hello(self.greeting, len(self.hello[-1].raw))) is not None:
-            yield f"it has {fault}", self.hello
 
     def hello_version(self) -> Found:
         if not version_compatible(self.greeting["contract_version"]):

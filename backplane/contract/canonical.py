@@ -1,4 +1,4 @@
-"""The contract's canonical JSON, its hash, the print forms of times and ids, and how much a text of JSON holds.
+"""The contract's canonical JSON, its hash, and the print forms of times and ids.
 
 Values go in, bytes come out: keys sorted by UTF-8 bytes, no blanks, integers exact inside
 64 bits, floats as shortest digits that always keep a point or an exponent. This is not
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, Final
 
@@ -102,7 +102,6 @@ def decode(data: bytes | str) -> Json:
     value = _decode(raw)
     if _MINUS_ZERO.search(raw) is None:
         return value
-    del value  # Two of them would be too many.
     return _decode(_changed(raw, _with_float_zeros))
 
 
@@ -296,92 +295,13 @@ def print_anew(value: msgspec.Struct, name: str, form: Callable[[str], str]) -> 
         raise ValueError(f"`{name}`: {error}") from error
 
 
-# JSON without reading it: what stands outside of its texts, in a few passes through C ---------------------------------
-#
-# Escapes are taken away first, so that every quotation mark begins or ends a text. No pattern repeats an alternative,
-# so the time is linear in whatever is sent. Of what is no JSON, all up to the first mistake is seen as a reader does.
-
-_AT_ONCE_BYTES: Final = 65_536
-"""As much is split at once: a text full of quotation marks takes fifty times its memory."""
-
-_BYTES: Final = bytes(range(256))
-_ROUND: Final = bytes.maketrans(b"{}", b"[]")
-_PAIRS_MIN: Final = 20
-"""Removing the innermost pairs of brackets is worth a pass while they are one in so many, a tenth of all."""
-
-
-_VALUE_BYTES: Final = 100
-"""Of memory for each value beside its letters: an empty list takes 56, an object of one member 184."""
-
-
 def _changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """JSON after `change` of what stands outside of its texts: a piece a call, with a quotation mark for a text's ends.
+    """Apply `change` to what stands outside of the texts of some JSON, with one quotation mark between two parts.
 
     Only for what has been read as JSON: no text holds a control byte, so two of them can hide the escapes.
     """
     hidden = data.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\2\2") if b"\\" in data else data
-    out = []
-    for pieces, inside in _pieces(hidden):
-        pieces[inside::2] = change(b'"'.join(pieces[inside::2])).split(b'"')
-        out.append(b'"'.join(pieces))
-    whole = b"".join(out)
+    parts = hidden.split(b'"')
+    parts[::2] = change(b'"'.join(parts[::2])).split(b'"')
+    whole = b'"'.join(parts)
     return whole.replace(b"\1\1", b"\\\\").replace(b"\2\2", b'\\"') if hidden is not data else whole
-
-
-def values(data: bytes) -> int:
-    """How many values there are, or a little fewer: as many as commas, or as half of those, texts and opening brackets,
-    whichever is more."""
-    bare = _bare(data)
-    commas = marks = 0
-    for piece in _kept(bare, b",[{"):
-        commas += piece.count(b",")
-        marks += len(piece)
-    return max(commas, (marks + bare.count(b'"') // 2) // 2)
-
-
-def weight(data: bytes) -> int:
-    """How many bytes of memory the values take once they are read, as far as their number and length tell."""
-    return len(data) + _VALUE_BYTES * values(data)
-
-
-def deeper(data: bytes, levels: int) -> bool:
-    """Whether JSON is nested deeper than so many levels."""
-    if data.count(b"{") + data.count(b"[") <= levels:
-        return False
-    steps = b"".join(_kept(_bare(data), b"[]{}")).translate(_ROUND)
-    unclosed = 2 * steps.count(b"[") - len(steps)
-    if unclosed > levels:
-        return True
-    steps += b"]" * unclosed
-    # Without its innermost brackets everything is one level shallower.
-    while _PAIRS_MIN * steps.count(b"[]") > len(steps):
-        steps, levels = steps.replace(b"[]", b""), levels - 1
-    depth, deepest = -1, 0
-    for hill in steps.split(b"]["):
-        # Once up and once down, but for the brackets that the split took.
-        up = hill.count(b"[")
-        deepest = max(deepest, depth + up + 1)
-        depth += 2 * up - len(hill)
-    return deepest > levels
-
-
-def _bare(data: bytes) -> bytes:
-    return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-
-
-def _kept(bare: bytes, keep: bytes) -> Iterator[bytes]:
-    """Those of some bytes that stand outside of texts. Most texts hold none, and go as pairs of quotation marks."""
-    few = bare.translate(None, _BYTES.translate(None, keep + b'"')).replace(b'""', b"")
-    for pieces, inside in _pieces(few):
-        yield b"".join(pieces[inside::2])
-
-
-def _pieces(data: bytes) -> Iterator[tuple[list[bytes], int]]:
-    """What stands between quotation marks, and which of it is the first outside of a text."""
-    at = inside = 0
-    while at < len(data):
-        end = data.find(b'"', at + _AT_ONCE_BYTES) + 1 or len(data)
-        pieces = data[at:end].split(b'"')
-        yield pieces, inside
-        inside = (inside + len(pieces) - 1) % 2
-        at = end

@@ -12,7 +12,6 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process.pipes import Pair
@@ -34,7 +33,7 @@ ASKED_MAX: Final = 256
 """Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
 
 ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Memory of all these questions; a longer one is worked on where no other is."""
+"""Bytes of all these questions; a longer one is worked on where no other is."""
 
 END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
@@ -126,7 +125,7 @@ class Pipe:
         if isinstance(received, Notification):
             await self._hear(received)
         elif isinstance(received, Request):
-            await self._begin(received, canonical.weight(line), tasks)
+            await self._begin(received, len(line), tasks)
         elif isinstance(received, Malformed):
             self._unread(received)
             if self._strict:

@@ -10,9 +10,7 @@ from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import (
     DEPTH_MAX,
     EVIDENCE_BYTES,
-    FINAL_VALUE_BYTES,
     LINE_BYTES_MAX,
-    VALUES_MAX,
     Lines,
     Overlong,
     bare,
@@ -30,19 +28,16 @@ from backplane.protocol.messages import (
     Received,
     Unknown,
     describe_noise,
-    too_much_in_hello,
     version_compatible,
 )
 
 __all__ = [
     "DEPTH_MAX",
     "EVIDENCE_BYTES",
-    "FINAL_VALUE_BYTES",
     "LINE_BYTES_MAX",
     "MESSAGES",
     "NEEDS_EXTENSION",
     "NOISE_SHOWN",
-    "VALUES_MAX",
     "WRONG_SHAPE",
     "Broken",
     "Dropped",
@@ -56,6 +51,5 @@ __all__ = [
     "bare",
     "describe_noise",
     "strict",
-    "too_much_in_hello",
     "version_compatible",
 ]

@@ -43,7 +43,6 @@ from backplane.protocol.messages import (
     lenient_hello,
     line_of,
     text_or_none,
-    too_much_in_hello,
     version_compatible,
 )
 from backplane.redact.secrets import Redactor
@@ -191,7 +190,7 @@ class ControlEnd:
             return []
         try:
             strict(bare(rest))
-        except (ValueError, RecursionError):
+        except ValueError:
             return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
         self.unended += 1
         return self._read([rest])
@@ -261,7 +260,7 @@ class ControlEnd:
             return self._prefixed(line) if line.strip() else None
         try:
             value = strict(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             fact = f"line {self.lines_read} is not strict JSON: {error}; one message is one line"
             return Broken("protocol_invalid_envelope", fact, self._evidence(line))
         t = value.get("t")
@@ -284,7 +283,7 @@ class ControlEnd:
         message = bare(line)
         try:
             value = strict(message) if message is not line else None
-        except (ValueError, RecursionError):
+        except ValueError:
             value = None
         if value is None:
             return Noise(self._clean_line(line))
@@ -294,8 +293,6 @@ class ControlEnd:
     def _hello(self, value: dict[str, Any], line: bytes) -> Received:
         if self.hello is not None:
             return Dropped("second_hello", "a second hello; the first one stands")
-        if (fault := too_much_in_hello(value, len(line))) is not None:
-            return Broken("protocol_handshake_failed", f"a hello with {fault}", line)
         known, unheard = lenient_hello(value)
         message = convert("hello", known, line)
         if isinstance(message, wire.Hello):

@@ -86,7 +86,7 @@ class HostEnd:
         try:
             value = strict(line)
             doubled = canonical.duplicate_key(line, value)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             fact = f"a line is not strict JSON: {error}; one message is one line"
             return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
         t = value.get("t") if isinstance(value, dict) else None

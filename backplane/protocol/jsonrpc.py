@@ -195,7 +195,7 @@ def _object(line: bytes) -> dict[str, Any] | Malformed:
         return Malformed("a line over the limit", bytes(line), INVALID_REQUEST)
     try:
         value = strict(line)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Malformed(f"not JSON: {error}", line[:EVIDENCE_BYTES])
     if not isinstance(value, dict):
         return Malformed("a line that is no object", line[:EVIDENCE_BYTES], INVALID_REQUEST)

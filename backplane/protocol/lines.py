@@ -5,6 +5,7 @@ What a line means is not known here; `messages` knows the shapes.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final
 
@@ -20,25 +21,10 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 DEPTH_MAX: Final = 128
 """Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
 
-VALUES_MAX: Final = 81_920
-"""Values in a line: in Python the smallest object takes some 200 bytes and is there three times while it is read, so
-a line of 16 MiB could need gigabytes; so many need 50 MiB. A tool's output of a mebibyte has a fifth of that."""
-
-FINAL_VALUE_BYTES: Final = 8
-"""Of a `final`, for each value where it has more: it may bring the whole trace, and the shortest events have five
-values in 60 bytes. A short one that is full of them has none of those."""
-
-FINAL_VALUES_MAX: Final = 1_048_576
-"""The most for the longest `final`: 200,000 short events."""
-
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
 
 _MARK: Final = b"\xef\xbb\xbf"
-
-_DEPTH_BYTES: Final = 2 * DEPTH_MAX
-"""A shorter line cannot be nested too deep."""
-
 
 _BEFORE_MESSAGE: Final = re.compile(
     rb"(?:[\x00-\x1a\x1c-\x20\x7f]"  # control characters and blanks
@@ -117,36 +103,38 @@ class Lines:
             self._pieces = [b"".join([*self._pieces, piece[: self._head_bytes]])[: self._head_bytes]]
 
 
-class _Tag(msgspec.Struct):
-    t: str = ""
-
-
 _LONE_SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 
-_decode_tag: Final = msgspec.json.Decoder(_Tag).decode
-
 
 def strict(line: bytes) -> Json:
-    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN; values, depth and numbers are bounded.
+    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, `DEPTH_MAX` levels, numbers that a float holds.
 
     Raises:
         ValueError: with the reason in words.
     """
-    if len(line) > VALUES_MAX:
-        _refuse_too_many(line)
     if not line.isascii():
         line.decode()
-    if len(line) > _DEPTH_BYTES and canonical.deeper(line, DEPTH_MAX):
-        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
     try:
         value = canonical.decode(line)
     except msgspec.DecodeError as error:
         raise ValueError(_reason(line, str(error))) from error
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels") from error
+    if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
     if canonical.may_be_endless(line):
         canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
     return value
+
+
+def _deeper(value: Json, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        tables = (one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, dict | list))
+        layer = list(itertools.chain.from_iterable(tables))
+    return any(isinstance(one, dict | list) for one in layer)
 
 
 def _reason(line: bytes, theirs: str) -> str:
@@ -155,16 +143,3 @@ def _reason(line: bytes, theirs: str) -> str:
     if lone is not None and ("surrogate" in theirs or "truncated" in theirs):
         return f"a lone surrogate (byte {lone.start()}): {lone[0].decode()} is half of a character"
     return "it ends in the middle" if "truncated" in theirs else theirs
-
-
-def _refuse_too_many(line: bytes) -> None:
-    """Look for too many values before anything of a line becomes an object. Raises ValueError."""
-    # Those inside of texts counted as well there are seldom too many.
-    commas = line.count(b",")
-    if commas <= VALUES_MAX and commas + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:
-        return
-    limit = VALUES_MAX
-    if _decode_tag(line).t == "final":
-        limit = max(limit, min(len(line) // FINAL_VALUE_BYTES, FINAL_VALUES_MAX))
-    if canonical.values(line) > limit:
-        raise ValueError(f"more than {limit} values in a line")

@@ -115,42 +115,6 @@ class Broken(msgspec.Struct, frozen=True):
     ref_id: str | None = None
 
 
-HELLO_BYTES_MAX: Final = 1024 * 1024
-"""Longest hello: usual ones have some hundred bytes, one of a control plane a kilobyte more for each of its backends.
-It is kept in the run's journal, and most of it in the receipt."""
-
-HELLO_TEXT_CHARS_MAX: Final = 4096
-"""Longest id, version or name of a capability or extension in a hello."""
-
-HELLO_NAMES_MAX: Final = 1000
-"""Capabilities, extensions or backends in a hello: the contract knows 41 capabilities and a dozen extensions."""
-
-
-def too_much_in_hello(value: dict[str, Json], size: int) -> str | None:
-    """What of a hello is over its bounds, in words; None where nothing is.
-
-    Args:
-        size: of its line, in bytes.
-    """
-    if size > HELLO_BYTES_MAX:
-        return f"{size} bytes, over {HELLO_BYTES_MAX}"
-    version, backend = value.get("contract_version"), value.get("backend")
-    # One that is not ours is refused as such.
-    texts = [version] if isinstance(version, str) and version_compatible(version) else []
-    texts += backend.values() if isinstance(backend, dict) else ()
-    for name in ("capabilities", "extensions", "backends"):
-        names = value.get(name)
-        if not isinstance(names, list | dict):
-            continue
-        if len(names) > HELLO_NAMES_MAX:
-            return f"{len(names)} {name}, over {HELLO_NAMES_MAX}"
-        texts += names
-    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-    if longest > HELLO_TEXT_CHARS_MAX:
-        return f"an id, version or name of {longest} characters, over {HELLO_TEXT_CHARS_MAX}"
-    return None
-
-
 UNHEARD_CHARS_MAX: Final = 100
 """Of a part of a hello in its warning."""
 

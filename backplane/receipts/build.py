@@ -81,7 +81,7 @@ LOSSES_MAX: Final = 1000
 """Losses of translation listed in a receipt; all are counted."""
 
 LOSSES_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Memory of all these losses: a thousand usual ones take half of it, and one that is larger is only counted."""
+"""Bytes of all these losses: a thousand usual ones take far less, and one that is larger is only counted."""
 
 OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
@@ -407,7 +407,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     def _lose(self, loss: Json) -> None:
         self.counts["losses"] += 1
         if len(self._losses) < LOSSES_MAX:
-            size = canonical.weight(canonical.encode(loss))
+            size = len(canonical.encode(loss))
             if self._losses_bytes + size <= LOSSES_BYTES_MAX:
                 self._losses += (loss,)
                 self._losses_bytes += size

@@ -60,7 +60,7 @@ ASKS_OPEN_MAX: Final = 64
 """Asks that wait for a person at once; a host with more of them does not wait for answers."""
 
 ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Memory of all these asks, far more than agents write at once; a longer one waits where no other does."""
+"""Bytes of all these asks, far more than agents write at once; a longer one waits where no other does."""
 
 CALLS_OPEN_MAX: Final = 1000
 """Most open calls that are remembered; agents make dozens at once. Further ones do not get the longer limit."""
@@ -343,7 +343,7 @@ class Inbound:
         hooks = self._hooks_of(ask, decision)
         keeps = self.checkpoints is not None
         may_wait = decision is None or bool(hooks) or keeps
-        size = canonical.weight(raised.lines) if may_wait else 0
+        size = len(raised.lines) if may_wait else 0
         full = self._full(size)
         if not hooks and decision is None:
             decision, by = self._without_caller(ask, full)

@@ -24,7 +24,7 @@ from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.policy.rules import TOOL_LISTS, unknown_names, unknown_tools, unmatched_paths
-from backplane.protocol import DEPTH_MAX
+from backplane.protocol import strict
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -107,12 +107,8 @@ def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
     if data.startswith(b"\xef\xbb\xbf"):
         return None, [DocumentFault("", "begins with a byte order mark, which is not JSON")]
     try:
-        data.decode()
-        if canonical.deeper(data, DEPTH_MAX):
-            return None, [DocumentFault("", f"nested deeper than {DEPTH_MAX} levels")]
-        value = canonical.decode(data)
-        canonical.encode(value)
-    except (ValueError, RecursionError) as error:
+        value = strict(data)
+    except ValueError as error:
         position = re.search(r"\(byte (\d+)\)", str(error))
         line = data.count(b"\n", 0, int(position[1])) + 1 if position else None
         return None, [DocumentFault("", f"not strict JSON: {error}", line)]

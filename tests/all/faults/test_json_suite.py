@@ -363,20 +363,6 @@ final(); rest()
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["[]", '{"a":0}'], ids=["arrays", "members"])
-def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, value: str) -> None:
-    body = (
-        "hello(); take(); event('a')\n"
-        f"many = b','.join([{value.encode()!r}] * ((15 << 20) // {len(value) + 1}))\n"
-        "call = json.dumps(body(kind='tool_call', tool_name='t', input='MANY'))\n"
-        "head = json.dumps({'t': 'event', 'ref_id': RUN['id']}).encode()[:-1]\n"
-        "line = head + b',\"event\":' + call.encode() + b'}\\n'\n"
-        "put(line.replace(b'\"MANY\"', b'[' + many + b']')); final(); rest()"
-    )
-    ended = ground.run(body)
-    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=3.0)
-
-
 def test_the_longest_line_of_text_is_taken_whole(ground: Ground) -> None:
     body = "hello(); take(); event('x' * ((16 << 20) - 1000)); final(); rest()"
     ended = ground.run(body)
