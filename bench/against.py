@@ -26,7 +26,7 @@ WORKS: dict[str, tuple[tuple[str, str, tuple[object, ...], str], ...]] = {
     ),
     "2": (),
     "4": (("a paced event, p50", "µs", ("ours_paced", 400), "us"),),
-    "5": (("ping, p50", "µs", ("ours_ping", 2000), "us"), ("ask, p50", "µs", ("ours_ask", 1000), "us")),
+    "5": (("ask, p50", "µs", ("ours_ask", 1000), "us"),),
     "6": (
         ("receipt of 1k events sealed, CPU", "ms", ("sealing", 1_000), "ours_ms"),
         ("receipt of 100k events sealed, CPU", "ms", ("sealing", 100_000), "ours_ms"),

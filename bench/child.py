@@ -2,7 +2,7 @@
 
 `bench/child.py DIALECT MODE COUNT`: it answers what its peer needs to hear before it may speak, then
 writes COUNT lines (`stream` as fast as they are taken, `paced` one every 2 ms with the time of its
-writing in it), then its end. `ping`, `ask` and `idle` wait for the peer; `echo` copies.
+writing in it), then its end. `ask` and `idle` wait for the peer; `echo` copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PASSAGE = (
     "gone there too, and I have written down in the changelog what a user will see: one page more, never an empty one. "
 )
 """What an agent would say, with the names and digits that come with it: a look for secrets must not find it easy."""
-EXTENSIONS = {"ping": ["ping/1"], "ask": ["ask/1"]}
+EXTENSIONS = {"ask": ["ask/1"]}
 
 Json = dict[str, Any]
 
@@ -138,14 +138,9 @@ def abp(mode: str, count: int) -> None:
         usage_raw = {"ask_ns": [ask(run["id"], str(number), messages) for number in range(count)]}
     else:
         say(padded(lambda text: line_of(0, text), "ready"))
-        answer_pings()
+        while os.read(0, READ_BYTES):
+            pass
     say(message({"t": "final", "ref_id": run["id"], "receipt": abp_receipt(run, usage_raw)}))
-
-
-def answer_pings() -> None:
-    """As quickly as can be: what is measured is the other end."""
-    while line := os.read(0, READ_BYTES):
-        os.write(1, b'{"t":"pong","seq":' + line.rpartition(b":")[2])
 
 
 def ask(ref_id: str, name: str, messages: Iterator[Json]) -> int:

@@ -233,27 +233,6 @@ def floor_paced(count: int) -> Made:
     return {"us": middle(waited)}
 
 
-def ours_ping(count: int) -> Made:
-    """Microseconds of a ping through the run, its answer awaited; the host answers at once."""
-
-    async def measure() -> list[int]:
-        home, root = folders()
-        took: list[int] = []
-        async with backplane.start("bench", backend=host("ping", 0), root=root, home=home) as run:
-
-            async def ping() -> None:
-                for _ in range(count):
-                    took.append(int(await run.ping() * 1e9))
-                await run.cancel()
-
-            async with anyio.create_task_group() as tasks:
-                async for _ in run:
-                    tasks.start_soon(ping)
-        return took
-
-    return {"us": middle(anyio.run(measure))}
-
-
 def ours_ask(count: int) -> Made:
     """Microseconds from a host's ask to the policy's answer, by the host's clock."""
 
@@ -557,7 +536,7 @@ def rejudged(runs: int, events: int) -> Made:
 WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
-        ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
+        ours_stream, floor_stream, ours_paced, floor_paced, ours_ask, echo, sealing, pause, kept, idle,
         fleet, routing, rejudged, session_stream, dispatch,
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import RuntimeConfig
-from backplane.errors import BackendError, BackplaneError, ConfigError, ProtocolError, RunCancelledError
+from backplane.errors import BackendError, BackplaneError, ConfigError, RunCancelledError
 from backplane.host import Done, HostRun
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
@@ -265,32 +265,6 @@ async def test_a_redirected_root_reaches_the_host_whole(backplane_home: Path, ro
     assert got.workspace.root != str(root)
     assert msgspec.structs.replace(got, workspace=wanted.workspace) == wanted
     assert seen[0].extensions == ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
-
-
-async def test_a_ping_is_answered_while_somebody_reads(mock: Backend, backplane_home: Path, root: Path) -> None:
-    took: list[float] = []
-    async with plane(backplane_home) as control, control.start(order(root, {"say": "x"}, {"sleep_s": 60}), mock) as run:
-
-        async def measure() -> None:
-            took.append(await run.ping())
-            await run.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            async for event in run:
-                if texts([event]) == ["x"]:
-                    tasks.start_soon(measure)
-    assert 0 < took[0] < 5
-    check(run)
-
-
-async def test_a_host_that_cannot_be_pinged_says_so(backplane_home: Path, root: Path, tmp_path: Path) -> None:
-    backend = script(tmp_path, "hello(); run = take(); put(event(run)); take(); put(final(run)); end()")
-    async with plane(backplane_home) as control, control.start(order(root), backend) as run:
-        async for _ in run:
-            with pytest.raises(ProtocolError, match="ping"):
-                await run.ping()
-            break
-    check(run)
 
 
 # Many runs ------------------------------------------------------------------------------------------------------------

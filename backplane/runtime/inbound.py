@@ -134,8 +134,6 @@ class Inbound:
         """Tool → what was decided about it for the rest of the run."""
         self._expects_raw = facts.settings.get("mode") == "passthrough"
         """The order asks for the vendor's own messages, and none has come yet."""
-        self.pongs: dict[int, anyio.Event] = {}
-        """Pings that wait for their answer, by number."""
         self.hooks: Hooks | None = None
         """Who is asked after the policy and before anybody else; None for nobody."""
         self.note_hooks: Callable[[str, Sequence[str]], None] | None = None
@@ -276,11 +274,7 @@ class Inbound:
         """Kept by the line, where the run looks for it."""
 
     def _pong(self, pong: wire.Pong) -> None:
-        arrived = self.pongs.pop(pong.seq, None)
-        if arrived is None:
-            self._facts.counts["unasked_answer"] += 1
-        else:
-            arrived.set()
+        self._facts.counts["unasked_answer"] += 1
 
     def _final(self, final: wire.Final) -> list[Events]:
         if self.over.is_set():

@@ -40,7 +40,7 @@ from backplane.errors import (
     unforeseen,
 )
 from backplane.policy.rules import compile_policy
-from backplane.process.aio import OwnTask, Readable, TaskRef, in_order, in_time
+from backplane.process.aio import OwnTask, Readable, TaskRef, in_order
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
@@ -70,9 +70,6 @@ if TYPE_CHECKING:
 READER_LOOK_S: Final = 0.01
 """Seconds between two looks of a task that waits while another one reads the host's output."""
 
-PING_S: Final = 10.0
-"""For the answer to a ping: as long as a hello may take."""
-
 EXIT_WAIT_S: Final = 1.0
 """How long a child whose output has ended may take to exit before the stop ladder begins."""
 
@@ -100,7 +97,7 @@ else:
 
 _PUBLIC: Final = (
     "backend_id", "cancel", "check", "end", "error", "folder", "id", "input", "interrupt",
-    "is_sealed", "order", "patch", "ping", "receipt", "text", "value", "wait",
+    "is_sealed", "order", "patch", "receipt", "text", "value", "wait",
 )  # fmt: skip
 
 
@@ -119,7 +116,7 @@ class Run(Generic[ValueT]):
     __slots__ = (
         "_backend", "_backend_key", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited",
         "_fault", "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened",
-        "_output", "_pings", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
+        "_output", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
         "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
         "_writer", "end", "end_error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
@@ -194,7 +191,6 @@ class Run(Generic[ValueT]):
         self._environment.on_spent = self._inbound.keep_limit
         self._remote: Remote | None = None
         self._begun = False
-        self._pings = 0
         self._readers: weakref.WeakSet[_RunReader] = weakref.WeakSet()
         """Iterators over the events that are still referenced."""
         self._pulls = False
@@ -431,25 +427,6 @@ class Run(Generic[ValueT]):
         """
         self._send(wire.Interrupt(ref_id=self.id))
 
-    async def ping(self) -> float:
-        """Seconds until the host answers; somebody must be iterating over the run meanwhile.
-
-        Raises:
-            ProtocolError: the host did not announce `ping/1`.
-            BackendError: `backend_timeout`, no answer within `PING_S`.
-        """
-        self._pings += 1
-        seq, arrived = self._pings, anyio.Event()
-        self._inbound.pongs[seq] = arrived
-        began = time.perf_counter()
-        try:
-            self._send(wire.Ping(seq=seq))
-            await in_time(arrived.wait, PING_S)
-        finally:
-            self._inbound.pongs.pop(seq, None)
-        if not arrived.is_set():
-            raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
-        return time.perf_counter() - began
 
     # What a control plane does with it.
 
