@@ -97,12 +97,8 @@ def test_dir_lists_the_names_and_each_is_there() -> None:
         assert getattr(backplane, name).__doc__, name
 
 
-def test_a_run_shows_its_use_and_no_internals(backplane_home: Path, tmp_path: Path) -> None:
+def test_a_run_shows_how_it_ended(backplane_home: Path, tmp_path: Path) -> None:
     run = backplane.run("echo hi", backend="shell", root=tmp_path, home=str(backplane_home))
-    shown = "backend_id cancel check end error folder id input interrupt is_sealed order patch"
-    shown += " ping receipt text value wait"
-    assert [name for name in dir(run) if not name.startswith("_")] == shown.split()
-    assert all(hasattr(run, name) for name in dir(run))
     assert repr(run) == f"<Run {run.id} on 'shell': complete>"
     assert run.check() is run
     assert run.value is None

@@ -172,7 +172,7 @@ class Readable:
             self._registered = False
 
 
-class beside:  # a context manager; of a generator, much would be kept as long as the block lasts
+class beside:
     """Run functions in tasks beside a block, until that is left; what the block raises comes out in no group."""
 
     def __init__(self, *works: Callable[[], Coroutine[Any, Any, object]]) -> None:

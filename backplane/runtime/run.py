@@ -95,11 +95,6 @@ if TYPE_CHECKING:
 else:
     ValueT = TypeVar("ValueT")
 
-_PUBLIC: Final = (
-    "backend_id", "cancel", "check", "end", "error", "folder", "id", "input", "interrupt",
-    "is_sealed", "order", "patch", "receipt", "text", "value", "wait",
-)  # fmt: skip
-
 
 class Run(Generic[ValueT]):
     """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
@@ -112,15 +107,6 @@ class Run(Generic[ValueT]):
         end: how it ended; None until then.
         patch: the file with the run's patch; None when there is none.
     """
-
-    __slots__ = (
-        "_backend", "_backend_key", "_begun", "_deadlines", "_drained", "_due", "_environment", "_exited",
-        "_fault", "_finished", "_gone", "_hurried_at", "_inbound", "_limits", "_line", "_link", "_opened",
-        "_output", "_plane", "_pulls", "_queue", "_readable", "_readers", "_reads", "_receipt",
-        "_remote", "_requirements", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
-        "_writer", "end", "end_error", "facts", "id", "more", "order", "patch",
-    )  # fmt: skip
-    # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
     def __init__(
         self,
@@ -213,9 +199,6 @@ class Run(Generic[ValueT]):
     def __repr__(self) -> str:
         state = self._receipt.outcome if self._receipt is not None else "ending" if self._finished else "running"
         return f"<Run {self.id} on {self.backend_id!r}: {state}>"
-
-    def __dir__(self) -> list[str]:
-        return [*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))]
 
     @property
     def is_sealed(self) -> bool:
@@ -426,7 +409,6 @@ class Run(Generic[ValueT]):
             ProtocolError: `protocol_unexpected_message`, the host has not said its hello yet.
         """
         self._send(wire.Interrupt(ref_id=self.id))
-
 
     # What a control plane does with it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -63,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return _unusable(self.found.network) if self.networked and not self.found.network.usable else ("", "")
 
     def gaps(self) -> Mapping[Rule, str]:
-        """Rules that the operating system holds, each with what it leaves open; as `label`, one value."""
+        """Rules that the operating system holds, each with what it leaves open."""
         rules: dict[Rule, str] = {}
         if self.found.bubblewrap.usable or self.found.landlock.usable:
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
@@ -78,7 +77,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("allow_network", "deny_network"):
                 for pattern in getattr(self.profile, name):
                     rules[Rule(name, pattern)] = "; ".join(_network_gaps(self, pattern))
-        return _shared_gaps(tuple(rules.items()))
+        return rules
 
 
 def _unusable(layer: Probed) -> tuple[str, str]:
@@ -86,7 +85,7 @@ def _unusable(layer: Probed) -> tuple[str, str]:
 
 
 def label(held: Held) -> dict[str, Json]:
-    """The members of `enforcement` that say what contained the host; one value for all that are held alike."""
+    """The members of `enforcement` that say what contained the host."""
     kinds = {
         "files": _files(held),
         "credentials": _credentials(held),
@@ -108,19 +107,7 @@ def label(held: Held) -> dict[str, Json]:
     ]
     # Without a mount namespace the host reaches the door of its run, and programs of this user that may knock there.
     approvals = "protected" if held.found.bubblewrap.usable else "unprotected"
-    made = {"isolation": held.isolation, "layers": layers, "kinds": kinds, "approvals": approvals}
-    return _shared(msgspec.json.encode(made))
-
-
-@functools.lru_cache(maxsize=64)
-def _shared_gaps(gaps: tuple[tuple[Rule, str], ...]) -> Mapping[Rule, str]:
-    return dict(gaps)
-
-
-@functools.lru_cache(maxsize=64)
-def _shared(label: bytes) -> dict[str, Json]:
-    made: dict[str, Json] = msgspec.json.decode(label)
-    return made
+    return {"isolation": held.isolation, "layers": layers, "kinds": kinds, "approvals": approvals}
 
 
 def _used(held: Held, layer: Probed) -> bool:
