@@ -8,7 +8,6 @@ and nothing is read at import.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import pwd
 import re
@@ -54,20 +53,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A whole run; None is no bound, because only the caller knows how long the task may take."""
     cancel_grace_s: Seconds = 2.0
     """For a child to end by itself: time to write its files, short enough for whoever pressed Ctrl-C."""
-    write_s: Seconds = 30.0
-    """For a child to take what we write: only one that hangs leaves a pipe full that long."""
     ask_s: Seconds = 300.0
     """For a person to answer: back from another window, yet not for ever."""
     line_bytes_max: Count = 16 * 1024 * 1024
     """One line of the protocol: images in base64 need more than 1 MiB."""
-    stderr_bytes_max: Count = 64 * 1024
-    """Kept of a child's stderr: the tail holds the reason, and it goes into the receipt."""
-    noise_bytes_max: Count = 64 * 1024
-    """Kept of a child's stray output: the banner that explains a failure is at its beginning."""
     runs_max: Count = 32
     """Runs at once: each may be an agent of 200 MB, and a laptop must live through it."""
-    waiting_max: Count = 1024
-    """Runs that wait for a place: a caller with more than that has a queue of its own."""
     warm_max: Annotated[int, msgspec.Meta(ge=0)] = 4
     """Hosts that wait for a next order: each is a small process; 0 starts every host when its order comes."""
     warm_s: Seconds = 300.0
@@ -113,16 +104,12 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Runs that the router begins on it in a minute; None is no bound."""
     endpoints: tuple[str, ...] = ()
     """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
-    hello_s: Seconds | None = None
-    """From start to hello, instead of the same name in `[limits]`; None takes that one."""
     idle_s: Seconds | None = None
-    """Silence after which a run is given up, instead of the same name in `[limits]`."""
+    """Silence after which a run is given up; replaces `idle_s` of `[limits]`."""
     tool_s: Seconds | None = None
     """Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`."""
     run_s: Seconds | None = None
-    """A whole run, instead of the same name in `[limits]`."""
-    cancel_grace_s: Seconds | None = None
-    """For a child to end by itself, instead of the same name in `[limits]`."""
+    """A whole run; replaces `run_s` of `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.host is None):
@@ -136,7 +123,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(limits, **own)
 
 
-_OVERRIDES: Final = ("hello_s", "idle_s", "tool_s", "run_s", "cancel_grace_s")
+_OVERRIDES: Final = ("idle_s", "tool_s", "run_s")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -785,41 +772,18 @@ def _invalid(source: str, line: int | None, fact: str) -> ConfigError:
     return ConfigError("config_invalid", f"{where}: {fact}", hint="see `backplane schema configuration`")
 
 
-_LINES_TRIED_MAX: Final = 2_000
-"""How many readings of a wrong file are spent on finding the line; of a usual one each takes under a millisecond."""
-
-_LINES_BYTES_MAX: Final = 2 * 1024 * 1024
-"""What all these readings may read: a large file takes a second for a mebibyte."""
+_NAMES_IN: Final = re.compile(r"""[\w-]+|(?<=")[^"]+(?=")|(?<=')[^']+(?=')""")
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """The line on which a member of the file stands: the first that, cut there, makes the file have it.
-
-    A value over several lines is whole only later, hence the second loop.
-    """
-    lines = text.splitlines(keepends=True)
-    ends = list(itertools.accumulate(len(line.encode()) for line in lines))
-    tries, left = _LINES_TRIED_MAX, _LINES_BYTES_MAX
-    for number, line in enumerate(lines, 1):
-        if path and path[-1] not in line:
-            continue
-        for end in range(number, len(lines) + 1):
-            tries, left = tries - 1, left - ends[end - 1]
-            if min(tries, left) < 0:
-                return None
-            try:
-                table = read_toml("".join(lines[:end]).encode())
-            except ValueError:
-                continue
-            if _holds(table, path):
-                return number
-            break
-    return None
-
-
-def _holds(table: Any, path: tuple[str, ...]) -> bool:
-    for key in path:
-        if not isinstance(table, dict) or key not in table:
-            return False
-        table = table[key]
-    return True
+    """Return the line that names a member: after the line of its table, the next one whose key has the name."""
+    lines, at = text.splitlines(), -1
+    for name in path:
+        for number, line in enumerate(lines[max(at, 0) :], max(at, 0)):
+            key = line if line.startswith("[") else line.partition("=")[0]
+            if not key.lstrip().startswith("#") and name in _NAMES_IN.findall(key):
+                at = number
+                break
+        if at >= 0 and lines[at].startswith("[["):
+            return None  # A path does not say which one of several tables it is in.
+    return at + 1 if at >= 0 else None

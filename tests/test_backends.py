@@ -39,11 +39,11 @@ def test_a_configured_backend_goes_before_a_shipped_one() -> None:
 
 
 def test_a_backend_may_be_a_shipped_host_under_another_name_with_limits_of_its_own() -> None:
-    found = backends.find("mine", settings(mine=BackendSettings(host="mock", hello_s=1.5)), {})
+    found = backends.find("mine", settings(mine=BackendSettings(host="mock", idle_s=1.5)), {})
     assert isinstance(found, ProcessBackend)
     assert found.id == "mine"
     assert found.limits is not None
-    assert (found.limits.hello_s, found.limits.idle_s) == (1.5, Limits().idle_s)
+    assert (found.limits.hello_s, found.limits.idle_s) == (7.0, 1.5)
 
 
 def test_a_value_with_a_dollar_is_a_variable_of_ours_and_a_secret() -> None:

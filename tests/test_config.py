@@ -92,7 +92,7 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
     [
         ("colour = 3", 1, "`colour`: no such setting"),
         ("\n\n[limits]\nhello = 3", 4, "`limits.hello`: no such setting; known here are hello_s"),
-        ("[routing.models.m]\ncontext_tokns = 1", None, "`routing.models.context_tokns`: no such setting; known"),
+        ("[routing.models.m]\ncontext_tokns = 1", 2, "`routing.models.context_tokns`: no such setting; known"),
         ('[[hooks]]\nevnt = "pre_tool"', None, "`hooks.evnt`: no such setting; known here are event"),
         ("[limits]\nhello_s = 0", 2, "`limits.hello_s`"),
         ("[limits]\nhello_s = nan", 2, "`limits.hello_s`"),
@@ -114,6 +114,8 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
             None,
             "`hooks.event`: one of pre_tool, post_tool, not 'before'",
         ),
+        ("[backends.a]\nhost = 'a'\nrun_s = 1\n[backends.b]\nhost = 'b'\nrun_s = 'x'", 6, "`backends.b.run_s`"),
+        ("[limits]\nwrite_s = 1", 2, "`limits.write_s`: no such setting"),
         ("x = [", None, "not readable as TOML"),
     ],
 )

@@ -421,7 +421,7 @@ while True:
     n += 1
     put({"t": "ask", "ref_id": run["id"], "id": "x" * 5_000 + str(n), "kind": "patch", "files": []})
 """
-    async with plane(backplane_home, write_s=20.0) as control:
+    async with plane(backplane_home) as control:
         with anyio.fail_after(15):
             async with control.start(order(root), script(tmp_path, body)) as run:
                 async for _ in run.batches():

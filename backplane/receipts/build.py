@@ -80,6 +80,9 @@ CLAIM_CHARS_MAX: Final = 64 * 1024
 LOSSES_MAX: Final = 1000
 """Losses of translation listed in a receipt; all are counted."""
 
+NOISE_BYTES_MAX: Final = 64 * 1024
+"""Bytes kept of a host's lines that are no messages: the banner that explains a failure is at the beginning."""
+
 LOSSES_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of all these losses: a thousand usual ones take far less, and one that is larger is only counted."""
 
@@ -297,9 +300,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.extensions = hello.extensions
         self.backend = hello.backend
 
-    def noise(self, line: bytes, bytes_max: int) -> None:
+    def noise(self, line: bytes) -> None:
+        """Count a line that is no message, and keep the first `NOISE_BYTES_MAX` of these lines."""
         self.counts["noise_lines"] += 1
-        kept = line[: max(bytes_max - self._noise_bytes, 0)]
+        kept = line[: max(NOISE_BYTES_MAX - self._noise_bytes, 0)]
         if kept:
             self._noise.append(kept)
             self._noise_bytes += len(kept) + 1

@@ -82,8 +82,8 @@ class Link(Protocol):
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
 
 
-Opener = Callable[[StartCommand, int, tuple[str, ...]], AbstractAsyncContextManager[Link]]
-"""Starts a command, keeping so many bytes of its stderr, and lets it connect to these addresses."""
+Opener = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]
+"""Starts a command, and lets it connect to these addresses."""
 
 
 class Backend(Protocol):
@@ -184,12 +184,11 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         command = self.command(order, environ)
         if opener is None:
             self.make_writable(order)
-        kept = (self.limits or Limits()).stderr_bytes_max
 
         def start(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
             if opener is not None:
-                return opener(command, kept, endpoints)
-            return open_child(command, stderr_bytes_max=kept)
+                return opener(command, endpoints)
+            return open_child(command)
 
         if self.held_key is not None:
             return behind_proxy(self.held_key, command, start, use)

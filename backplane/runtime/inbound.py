@@ -242,7 +242,7 @@ class Inbound:
 
     def _noise(self, noise: Noise) -> None:
         self._first_noise = self._first_noise or noise.line[:NOISE_SHOWN]
-        self._facts.noise(noise.line, self._limits.noise_bytes_max)
+        self._facts.noise(noise.line)
 
     def _dropped(self, dropped: Dropped) -> None:
         self._facts.counts[dropped.why] += 1

@@ -47,6 +47,9 @@ __all__ = ["ControlPlane", "Run"]
 
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
+WAITING_MAX: Final = 1024
+"""Runs that wait for a place: a caller with more than that has a queue of its own."""
+
 NORMAL: Final = 1
 """Rank of the priority `normal`, as `routing.task.RANKS` has it."""
 
@@ -372,13 +375,9 @@ class ControlPlane:
         return backends.find(name, self.settings, self.environ)
 
     def _check_room(self) -> None:
-        limits = self.settings.limits
-        if self._slots.waiting >= limits.waiting_max:
-            raise BackendError(
-                "rate_limit_exceeded",
-                f"{limits.waiting_max} runs wait for one of {limits.runs_max} places",
-                hint="try again later, or raise runs_max or waiting_max",
-            )
+        if self._slots.waiting >= WAITING_MAX:
+            fact = f"{WAITING_MAX} runs wait for one of {self.settings.limits.runs_max} places"
+            raise BackendError("rate_limit_exceeded", fact, hint="try again later, or raise runs_max")
 
     async def _end(self, run: Run) -> None:
         try:

@@ -57,7 +57,7 @@ from backplane.runtime.inbound import Inbound, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import answer_of, without_effect
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
-from backplane.runtime.writer import LineWriter
+from backplane.runtime.writer import WRITE_S, LineWriter
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -564,7 +564,6 @@ class Run(Generic[ValueT]):
         self._writer = LineWriter(
             link,
             self._start_soon,
-            write_s=self._limits.write_s,
             on_stuck=self._input_unread,
             on_closed=self._input_closed,
         )
@@ -756,7 +755,7 @@ class Run(Generic[ValueT]):
         self._writer.write(line)
 
     def _input_unread(self) -> None:
-        text = f"{self.backend_id!r} did not read its input for {self._limits.write_s:g} s (write_s)"
+        text = f"{self.backend_id!r} did not read its input for {WRITE_S:g} s"
         self._decide("idle", BackendError("backend_timeout", text))
 
     def _input_closed(self) -> None:

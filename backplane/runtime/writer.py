@@ -17,15 +17,17 @@ from backplane.runtime.backends import Link
 BACKLOG_LINES_MAX: Final = 256
 """Answers that wait for a child to read: more than it can have asked for and care about."""
 
+WRITE_S: Final = 30.0
+"""Seconds for a child to read what we write: only one that hangs leaves a pipe full that long."""
+
 
 class LineWriter:
     """The writing side of a link.
 
     Args:
         start_soon: starts a task, as a task group's own does.
-        write_s: how long a child may leave its input unread.
-        on_stuck: told once when it did, or when more waits for it than `BACKLOG_LINES_MAX`.
-        on_closed: told when a line found no reader any more.
+        on_stuck: called once if the child reads nothing for `WRITE_S`, or if more than `BACKLOG_LINES_MAX` wait.
+        on_closed: called if a line finds no reader any more.
     """
 
     def __init__(
@@ -33,7 +35,6 @@ class LineWriter:
         link: Link,
         start_soon: Callable[..., object],
         *,
-        write_s: float,
         on_stuck: Callable[[], None],
         on_closed: Callable[[], None],
     ) -> None:
@@ -43,7 +44,6 @@ class LineWriter:
         """Lines that found no reader any more; the child's own output says how it ends."""
         self._link = link
         self._start_soon = start_soon
-        self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
         self._backlog: list[bytes] = []
@@ -82,7 +82,7 @@ class LineWriter:
         stuck = False
         try:
             while self._backlog and not stuck:
-                stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), self._write_s)
+                stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), WRITE_S)
                 if not stuck:
                     line = self._backlog[0]
                     self._backlog[0] = line[os.write(self._link.stdin, line) :]

@@ -33,7 +33,7 @@ DOOR_S_MAX: Final = 10.0
 
 @asynccontextmanager
 async def open_contained(
-    command: StartCommand, held: Contained, seen: Connections, *, stderr_bytes_max: int, ready: Ready | None = None
+    command: StartCommand, held: Contained, seen: Connections, *, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
     """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
 
@@ -58,7 +58,7 @@ async def open_contained(
             rules = landlock.rules(held.interface, list(held.writable), tcp_port=port)
             cage, ours = msgspec.structs.replace(held.cage, landlock=rules), None
         caged = msgspec.structs.replace(command, env=env | variables(port))
-        async with open_child(caged, cage=cage, stderr_bytes_max=stderr_bytes_max, ready=ready) as child:
+        async with open_child(caged, cage=cage, ready=ready) as child:
             if ours is not None:
                 theirs.close()
                 door = opened.enter_context(await _receive(ours))

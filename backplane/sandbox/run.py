@@ -121,7 +121,6 @@ class Sandbox:
         held: plan.Contained,
         ready: Ready | None,
         command: StartCommand,
-        stderr_bytes_max: int,
         endpoints: tuple[str, ...],
     ) -> AbstractAsyncContextManager[Child]:
         """Start the command in its cage; `ready` is awaited while that is put up.
@@ -132,13 +131,13 @@ class Sandbox:
         held = msgspec.structs.replace(held, endpoints=(*held.endpoints, *endpoints))
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
-            return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
+            return open_child(caged, cage=held.cage, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.sandbox.network import open_contained
         from backplane.sandbox.proxy import Connections
 
         self._connections = Connections()
-        return open_contained(command, held, self._connections, stderr_bytes_max=stderr_bytes_max, ready=ready)
+        return open_contained(command, held, self._connections, ready=ready)
 
     def close(self, added: dict[str, Json]) -> None:
         """The host is gone: remove its temporary files, and add what went through its network. Blocking.

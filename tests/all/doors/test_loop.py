@@ -47,7 +47,7 @@ def test_a_run_ends_as_under_any_runner(how: str, backplane_home: Path, root: Pa
     backend = script(tmp_path, hello + body)
 
     async def run() -> str:
-        async with plane(backplane_home, idle_s=0.8, write_s=0.5) as control:
+        async with plane(backplane_home, idle_s=0.8) as control:
             done, _ = await go(control, order(root), backend)
             return ended(done)[0]
 

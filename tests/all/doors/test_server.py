@@ -314,13 +314,11 @@ def test_a_trace_beyond_the_line_is_left_out_and_the_hash_still_holds(root: Path
 # Places at once -------------------------------------------------------------------------------------------------------
 
 
-def test_runs_beyond_the_places_wait_and_beyond_the_waiting_are_refused(backplane_home: Path, root: Path) -> None:
-    with greeted(BACKPLANE_RUNS_MAX=1, BACKPLANE_WAITING_MAX=2) as child:
+def test_runs_beyond_the_places_wait(backplane_home: Path, root: Path) -> None:
+    with greeted(BACKPLANE_RUNS_MAX=1) as child:
         child.send(mock("r1", root, SAY, SLEEP))
         begun(child, "r1")
-        child.send(*[mock(name, root, SAY) for name in ("r2", "r3", "r4")])
-        fatal = ends(until_ended(child, "r4"))["r4"]
-        assert (fatal["t"], fatal["error_code"]) == ("fatal", "rate_limit_exceeded")
+        child.send(*[mock(name, root, SAY) for name in ("r2", "r3")])
         # One that waits can be cancelled like any other, and leaves a receipt as well.
         child.send({"t": "cancel", "ref_id": "r3", "reason": "changed my mind"})
         waited = ends(until_ended(child, "r3"))["r3"]
