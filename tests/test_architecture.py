@@ -92,18 +92,19 @@ ROOMS = {
     # the front doors
     "serve": (
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
-        "scale schemas workspace"
+        "schemas workspace"
     ),
     "view.load": f"{SHAPES} process process.table receipts routing upstream.cost view",
     "web": f"{SHAPES} receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
+    "scale.serve": f"{SHAPES} host receipts receipts.build runtime scale serve",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
         "receipts.build receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale schemas serve telemetry tools upstream upstream.cost upstream.presets "
+        "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost upstream.presets "
         "view view.load web workspace"
     ),
     "__main__": "cli",

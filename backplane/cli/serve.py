@@ -49,7 +49,7 @@ def run(args: Args) -> int:
 
         from backplane.scale.engine import check_label, check_priority
         from backplane.scale.place import QueuePlace
-        from backplane.serve.queue import QueueServer, QueueTarget
+        from backplane.scale.serve import QueueServer, QueueTarget
 
         check_priority(args.priority)
         place = QueuePlace(args.engine, args.content)
