@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import msgspec
@@ -67,85 +67,67 @@ REST_S: Final = 15.0
 """For all that was asked to be answered once stdin has ended: that, and the cancelling of a host that resists."""
 
 
-class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of the tool `run`."""
+def _about(description: str, **bounds: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=description, **bounds)
 
-    task: str
-    backend: str | None = None
-    root: str | None = None
-    mode: Literal["staged", "pass_through"] = "staged"
-    lane: Literal["patch_first", "workspace_first"] = "patch_first"
-    model: str | None = None
-    allow_tools: tuple[str, ...] = ()
-    deny_tools: tuple[str, ...] = ()
-    timeout_s: config.Seconds | None = None
+
+class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let a coding agent do a piece of work in a folder and seal a receipt of it.
+
+    By default it works in a copy and gives back a patch; the folder stays as it was.
+    """
+
+    task: Annotated[str, _about("what to do, in words")]
+    backend: Annotated[str | None, _about("the agent (default: the configured one, or the router's choice)")] = None
+    root: Annotated[str | None, _about("folder to work on, in this server's folder (default: the whole folder)")] = None
+    mode: Annotated[Literal["staged", "pass_through"], _about("work in a copy, or in place")] = "staged"
+    lane: Annotated[
+        Literal["patch_first", "workspace_first"], _about("leave the result as a patch, or apply it when complete")
+    ] = "patch_first"
+    model: Annotated[str | None, _about("the model that the agent uses")] = None
+    allow_tools: Annotated[tuple[str, ...], _about("allow only these tools")] = ()
+    deny_tools: Annotated[tuple[str, ...], _about("deny these tools")] = ()
+    timeout_s: Annotated[config.Seconds | None, _about("seconds for the whole run")] = None
 
 
 class ReceiptsInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of the tool `receipts`."""
+    """List the receipts of runs in this server's folder, newest first.
 
-    id: str | None = None
-    limit: int = 20
+    With an id show one receipt, with its patch, and whether it still verifies.
+    """
+
+    id: Annotated[str | None, _about("a run's id or its beginning")] = None
+    limit: Annotated[int, _about("rows of the list", ge=1, le=ROWS_MAX)] = 20
 
 
 class ValidateInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of the tool `validate`."""
+    """Check a work order, receipt, event, envelope, transcript, policy or configuration, recognised by its content.
 
-    document: str | dict[str, Any]
+    Returns every fault with its JSON pointer.
+    """
 
-
-def _schema(required: tuple[str, ...] = (), **members: Json) -> Json:
-    return {"type": "object", "properties": members, "required": list(required), "additionalProperties": False}
-
-
-def _text(description: str, *values: str) -> Json:
-    return {"type": "string", "description": description, **({"enum": list(values)} if values else {})}
+    document: Annotated[str | dict[str, Any], _about("the document, as text or as JSON")]
 
 
-_NAMES: Final = {"type": "array", "items": {"type": "string"}}
+_INPUTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "run": RunInput,
+    "receipts": ReceiptsInput,
+    "validate": ValidateInput,
+}
+_SHOWN: Final[dict[str, tuple[str, dict[str, bool]]]] = {
+    "run": ("Run a work order", {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}),
+    "receipts": ("Read receipts", {"readOnlyHint": True, "openWorldHint": False}),
+    "validate": ("Validate a document", {"readOnlyHint": True, "openWorldHint": False}),
+}
 
-TOOLS: Final[tuple[dict[str, Any], ...]] = (
-    {
-        "name": "run",
-        "title": "Run a work order",
-        "description": "Let a coding agent do a piece of work in a folder and seal a receipt of it. By default it "
-        "works in a copy and gives back a patch; the folder stays as it was.",
-        "inputSchema": _schema(
-            ("task",),
-            task=_text("what to do, in words"),
-            backend=_text("which agent; without one the configured default, else the one that the router chooses"),
-            root=_text("folder to work on, in or below this server's folder; the server's folder without one"),
-            mode=_text("in a copy, or in place", "staged", "pass_through"),
-            lane=_text("leave the result as a patch, or apply it when complete", "patch_first", "workspace_first"),
-            model=_text("the model it should use"),
-            allow_tools={**_NAMES, "description": "only these tools"},
-            deny_tools={**_NAMES, "description": "not these tools"},
-            timeout_s={"type": "number", "exclusiveMinimum": 0, "description": "seconds for the whole run"},
-        ),
-        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
-    },
-    {
-        "name": "receipts",
-        "title": "Read receipts",
-        "description": "List the receipts of runs in this server's folder, newest first; with an id show one, with its "
-        "patch, and whether it still verifies.",
-        "inputSchema": _schema(
-            id=_text("run id or its beginning"),
-            limit={"type": "integer", "minimum": 1, "maximum": ROWS_MAX, "description": "rows of the list (20)"},
-        ),
-        "annotations": {"readOnlyHint": True, "openWorldHint": False},
-    },
-    {
-        "name": "validate",
-        "title": "Validate a document",
-        "description": "Check a work order, receipt, event, envelope, transcript, policy or configuration, recognised "
-        "by its content; every fault with its JSON pointer.",
-        "inputSchema": _schema(
-            ("document",), document={"type": ["string", "object"], "description": "the document, as text or as JSON"}
-        ),
-        "annotations": {"readOnlyHint": True, "openWorldHint": False},
-    },
-)
+
+def _tool(name: str) -> Json:
+    """Return a tool as `tools/list` shows it; the docstring of its arguments describes it."""
+    schema = msgspec.json.schema(_INPUTS[name])["$defs"][_INPUTS[name].__name__]
+    title, annotations = _SHOWN[name]
+    about = {"name": name, "title": title, "description": " ".join(schema["description"].split())}
+    members = ("type", "properties", "required", "additionalProperties")
+    return {**about, "inputSchema": {member: schema[member] for member in members}, "annotations": annotations}
 
 
 class McpSession:
@@ -210,15 +192,15 @@ class McpSession:
         if not self._greeted:
             return RpcError(INVALID_REQUEST, "initialize comes first")
         if asked.method == "tools/list":
-            return {"tools": list(TOOLS)}
+            return {"tools": [_tool(name) for name in _INPUTS]}
         if asked.method == "tools/call":
             return await self._call(asked)
         return RpcError(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
 
     async def _call(self, asked: Request) -> Json | RpcError:
         name, arguments = asked.params.get("name"), asked.params.get("arguments")
-        if not isinstance(name, str) or name not in self._tools:
-            return RpcError(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(self._tools)}")
+        if not isinstance(name, str) or name not in _INPUTS:
+            return RpcError(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(_INPUTS)}")
         try:
             given = msgspec.convert({} if arguments is None else arguments, _INPUTS[name])
         except msgspec.ValidationError as error:
@@ -302,7 +284,7 @@ class McpSession:
         with Store.open(config.home_path(self._environ), readonly=True) as store:
             if given.id is None:
                 rows = (row for row in store.listed(INTEGER_MAX) if self._is_here(store, row.run_id))
-                return _result({"receipts": [_row(row) for row in islice(rows, max(1, min(given.limit, ROWS_MAX)))]})
+                return _result({"receipts": [_row(row) for row in islice(rows, given.limit)]})
             row = self._find(store, given.id)
             receipt = store.load(row.run_id)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
@@ -358,9 +340,6 @@ def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyPr
         allowed_tools=(*profile.allowed_tools, *given.allow_tools),
         disallowed_tools=(*profile.disallowed_tools, *given.deny_tools),
     )
-
-
-_INPUTS: Final[dict[str, type[Any]]] = {"run": RunInput, "receipts": ReceiptsInput, "validate": ValidateInput}
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
