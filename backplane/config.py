@@ -83,7 +83,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     env: dict[str, str] = {}
     """Added to the child's environment; a value `$B` stands for our variable B."""
     options: dict[str, Any] = {}
-    """Settings of a shipped host, in its own words."""
+    """Settings of a shipped host: `contracts/options.md` lists them for each host."""
     remote: bool = False
     """The host works on another machine: nothing is staged here."""
     writable: tuple[str, ...] = ()

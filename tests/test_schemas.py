@@ -17,6 +17,8 @@ from backplane import resources
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import WorkOrder
 from backplane.schemas import build
+from backplane.schemas.options import HOSTS
+from backplane.upstream.presets import SETTABLE
 
 EXAMPLES = resources.find("contracts") / "examples"
 GOOD = sorted(path for path in EXAMPLES.glob("*/*.json") if path.parent.name != "bad")
@@ -133,3 +135,25 @@ def test_what_a_receipt_adds_is_described_to_its_last_member_or_said_to_be_open(
     added = build.build("backplane")
     assert list(bare(added, "$")) == []
     assert set(added["properties"]["usage"]["properties"]) == set(Usage.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("backend", "wrong"),
+    [
+        ({"host": "claude", "options": {"silence_s": 3, "project_settings": True}}, []),
+        ({"host": "claude", "options": {"silence": 3}}, ["/backends/a/options"]),
+        ({"host": "api", "options": {"preset": "nosuch"}}, ["/backends/a/options/preset"]),
+        ({"host": "acp", "options": {"profile": "qwen", "config": {"variable": "V"}}}, []),
+        ({"command": ["./mine"], "options": {"any": 1}}, []),
+    ],
+)
+def test_the_schema_of_a_backend_knows_the_options_of_its_host(backend: Any, wrong: list[str]) -> None:
+    assert violations("configuration", {"backends": {"a": backend}}) == wrong
+
+
+def test_every_option_of_a_host_has_a_row_with_its_meaning() -> None:
+    page = (resources.find("contracts") / "options.md").read_text("utf-8")
+    for host, kind in HOSTS.items():
+        part = page.partition(f"\n## {host}\n")[2].partition("\n## ")[0]
+        for name in SETTABLE if host == "api" else kind.__struct_fields__:
+            assert f"\n| `{name}` | " in part, (host, name)

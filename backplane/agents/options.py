@@ -39,8 +39,11 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the rows of all agents have in common."""
 
     program: str
+    """Name or path of the agent's program; a name is looked for on PATH."""
     install: str = ""
+    """Command that installs the program, for messages."""
     key_env: str | None = None
+    """Variable that holds the key of the model's service."""
     base_url: str | None = None
     """Address of the model's service; the version at its end (`/v1`) is optional where the program adds one."""
     base_url_env: str | None = None
@@ -48,6 +51,7 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_state: bool = False
     """Use the user's own folders, login and model service in place of the session's."""
     silence_s: int = SILENCE_S
+    """Seconds without a sign of the agent, while no tool runs, after which its turn fails; 0 waits for ever."""
     mcp_servers: tuple[dict[str, Any], ...] = ()
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
@@ -56,6 +60,7 @@ class _Vendor(_Agent, frozen=True, forbid_unknown_fields=True):
     """What the rows of agents with a host of their own have in common."""
 
     sessions: bool = True
+    """The agent keeps its conversations, and goes on with one in another run."""
 
 
 class _Priced(_Vendor, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +103,7 @@ class Kimi(_Priced, frozen=True, forbid_unknown_fields=True):
     provider: Literal["kimi", "openai", "openai_responses", "anthropic", "google-genai"] = "kimi"
     """What kind of service is at `base_url`."""
     context_tokens: int = 262_144
-    """Of the model: a conversation is shortened before it is longer."""
+    """Tokens that the model takes at most; the agent shortens a conversation before it is longer."""
     retries: int = RETRIES
     """Requests that repeat one call of the model after the first: 1 is two requests at most."""
 
@@ -120,7 +125,9 @@ class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an agent is told its model."""
 
     variable: str | None = None
+    """Variable that takes the model's name."""
     arguments: tuple[str, ...] = ()
+    """Arguments before the model's name."""
     default: str | None = None
     """Named where an order names none: an agent may ask another model first which one to take."""
 
@@ -129,8 +136,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A variable that holds the agent's configuration."""
 
     variable: str
+    """Name of the variable."""
     content: dict[str, Any] = {}
+    """Laid over the user's own configuration."""
     model: str | None = None
+    """Member that takes the model's name."""
     shows_images: bool = False
     """The agent sends images only to a model whose entry in its configuration takes them."""
 
@@ -162,17 +172,29 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     """What has to be known of one agent; the members are explained in `acp.toml`."""
 
     adds_version: bool = False
+    """The program adds the version (`/v1`) to the address of the model's service."""
     arguments: tuple[str, ...] = ()
+    """Arguments of the program."""
     home: dict[str, str] = {}
+    """Variables that get a folder below the session's state folder, each with the folder's name."""
     env: dict[str, str] = {}
+    """Variables of the agent."""
     files: dict[str, str] = {}
+    """Files, path → content, that are written below the state folder before the start."""
     config: Config | None = None
+    """A variable that holds the agent's configuration as JSON, and what is laid over the user's."""
     own_server: str | None = None
+    """Address (`host:port`) where the agent's parts talk to each other, which no proxy is asked for."""
     mode: str | None = None
+    """Mode that is set after the session is open, so that the agent asks before it acts."""
     model: ModelOption = ModelOption()
+    """How the agent is told its model: by a variable, by arguments; without either by the protocol."""
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
+    """Where the agent reports tokens."""
     tools: dict[str, str] = {}
+    """The agent's names of tools → the neutral names."""
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
+    """What the agent can do, as the manifest of its hello says it."""
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
     failed_request: str = ""

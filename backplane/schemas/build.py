@@ -7,13 +7,11 @@ where they are mistakes. Our reader forgives more (an unknown event type, say); 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +27,7 @@ from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES, OWN_CODES, ConfigError
 from backplane.policy.rules import PROFILES
 from backplane.sandbox.credentials import STORES
+from backplane.schemas import options
 from backplane.schemas.facts import FIELDS, PRINTED_FIELDS, RULES
 
 _DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -126,21 +125,23 @@ def build(name: str) -> Json:
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
             struct = PolicyProfile if owner == "PolicyProfile" else getattr(config, owner)
-            for member, about in _docstrings(struct).items():
+            for member, about in options.docstrings(struct).items():
                 body["properties"][member].setdefault("description", about)
+    if name == "configuration":
+        _with_options(definitions)
     return head | _whole(_tidy(root), definitions)
 
 
-def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """Return the docstrings below the members in a struct's source."""
-    (owner,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(owner, ast.ClassDef)
-    found = {}
-    for member, about in pairwise(owner.body):
-        if isinstance(member, ast.AnnAssign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
-            assert isinstance(member.target, ast.Name)
-            found[member.target.id] = " ".join(str(about.value.value).split())
-    return found
+def _with_options(definitions: dict[str, Json]) -> None:
+    """Add the options of each shipped host to the schema of a backend."""
+    backend, cases = definitions["BackendSettings"], []
+    for host in options.HOSTS:
+        schema, found = options.options_of(host)
+        definitions |= {name: _tidy(body) for name, body in found.items()}
+        definitions[f"options_{host}"] = _tidy(schema)
+        then = {"properties": {"options": {"$ref": f"#/$defs/options_{host}"}}}
+        cases.append({"if": {"properties": {"host": {"const": host}}, "required": ["host"]}, "then": then})
+    backend["allOf"] = [*backend.get("allOf", ()), *cases]
 
 
 def _whole(root: Json, definitions: dict[str, Json]) -> Json:
@@ -274,7 +275,7 @@ def _generated() -> dict[Path, bytes]:
         contracts / "examples" / "policy" / f"{name}.json": msgspec.json.format(msgspec.json.encode(profile)) + b"\n"
         for name, profile in PROFILES.items()
     }
-    pages = {"errors.md": error_table(), "credentials.md": credentials_table()}
+    pages = {"errors.md": error_table(), "credentials.md": credentials_table(), "options.md": options.table()}
     return {**schemas, **profiles, **{contracts / name: text.encode() for name, text in pages.items()}}
 
 

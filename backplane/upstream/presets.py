@@ -75,29 +75,36 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One service, ready to be spoken with. Times in seconds."""
 
     protocol: ProtocolName
+    """The protocol that the service speaks; a preset has one."""
     base_url: str
+    """Address of the service, with the version at its end (`/v1`); a preset has one."""
     dialect: Literal["openai", "kimi", "copilot"] | None = None
     """Which of the family that `openai_compatible` is it speaks; None is the plain one, or the protocol's only one."""
     key_env: str | None = None
+    """Variable that holds the key; None sends no key."""
     model: str | None = None
     """Taken when an order names none."""
     headers: dict[str, str] = {}
     """Sent with every request; `$B` in a value stands for the variable B."""
     key_in_query: bool = False
-    """Only for a service that takes its key nowhere else: an address is written down in many places."""
+    """Send the key in the address, which is written down in many places: for a service that takes it nowhere else."""
     query: dict[str, str] = {}
+    """Added to the address of every request."""
     max_output_tokens: int | None = None
+    """Most tokens of one answer; None leaves it to the service."""
     stream: bool = True
+    """Ask for answers piece by piece; false asks for whole ones."""
     parallel_tools: bool = True
+    """Let the model call several tools at once."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
     listed: bool = False
     connect_s: float = 10.0
-    """To connect: a service that is up answers within one, a busy proxy within some."""
+    """Seconds to connect: a service that is up answers within one, a busy proxy within some."""
     first_byte_s: float = 240.0
-    """Until an answer begins: models think for minutes, and a control plane gives up a silent run after five."""
+    """Seconds until an answer begins: models think for minutes; a control plane gives up a silent run after five."""
     idle_s: float = 120.0
-    """Between two pieces of an answer."""
+    """Seconds between two pieces of an answer."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -119,7 +126,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 _OWN: Final = ("protocol", "base_url", "key_env", "dialect")
-_SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if name != "listed"))
+SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if name != "listed"))
 
 
 def with_address(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
@@ -151,9 +158,9 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
         ConfigError: `config_invalid`.
     """
     values = dict(options)
-    unknown = sorted(set(values) - set(_SETTABLE))
+    unknown = sorted(set(values) - set(SETTABLE))
     if unknown:
-        raise _invalid(f"{where} has no {unknown[0]!r}", f"known are {', '.join(_SETTABLE)}")
+        raise _invalid(f"{where} has no {unknown[0]!r}", f"known are {', '.join(SETTABLE)}")
     name = values.pop("preset", None)
     preset = PRESETS.get(name) if isinstance(name, str) else None
     if name is not None and preset is None:
@@ -171,7 +178,7 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
         service = msgspec.convert(values, Service)
         service = msgspec.structs.replace(service, base_url=with_version(service.protocol, service.base_url))
     except msgspec.ValidationError as error:
-        raise _invalid(f"{where}: {error}", f"it may have {', '.join(_SETTABLE)}") from error
+        raise _invalid(f"{where}: {error}", f"it may have {', '.join(SETTABLE)}") from error
     return _checked(service, where)
 
 
