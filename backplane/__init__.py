@@ -1,12 +1,12 @@
 """Run any coding agent through one contract: a work order in, events and one sealed receipt out.
 
-Nothing is loaded until it is used, so that a command that needs little starts at once.
+A module is loaded when a name of it is used, so that a short command starts at once.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Not from `typing`, which takes longer to load than all else before the first line of a command."""
+"""Not imported from `typing`, which takes longer to load than everything else before the first line of a command."""
 
 if TYPE_CHECKING:
     from typing import Any, Final
@@ -149,7 +149,7 @@ _HOME: Final[dict[str, str]] = {
     "run": "api",
     "start": "api",
 }
-"""Name → its module; every other public name is an event."""
+"""Public name → its module; all other names are events."""
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m backplane` and the script `backplane`: argv in, exit code out."""
+"""The script `backplane`, and `python -m backplane`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> int:
         code = command()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    gc.freeze()  # Or Python looks for garbage among all there is, twice: a sixth of a short command's time.
+    gc.freeze()  # Otherwise Python collects garbage twice at its end: a sixth of a short command's time.
     return code
 
 

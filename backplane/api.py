@@ -1,7 +1,6 @@
-"""The Python door: one order in a few lines, streamed or blocking.
+"""Runs one order from Python in a few lines: `start` streams its events, `run` blocks.
 
-`start` and `run` put together what a program would otherwise write itself: settings, a
-control plane, a backend by name. For many runs over one control plane use `ControlPlane`.
+Both make the settings, a control plane and the backend of a name. Use `ControlPlane` for many runs.
 """
 
 from __future__ import annotations
@@ -65,32 +64,32 @@ def start(
 async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]:
     """Run one order: iterate over the run for its events, then read `run.receipt`.
 
-    Leaving the block early cancels the run in order; nothing of it stays.
+    Leaving the block early cancels the run in order, and no process of it stays.
 
     Args:
-        order: a work order, or just the task. What is given by name goes over its members.
+        order: a work order, or just the task. Keyword arguments replace its members.
 
     Keyword Args:
-        backend: a name, or a backend of your own; None takes the configured default, else the router's choice. Where
-            that fails, `run` goes on with the next choice; a stream of events is one attempt.
+        backend: a name, or a backend of your own; None takes the configured default, else the router's choice. If that
+            fails, `run` takes the next choice; `start` makes one attempt.
         root: the folder to work on; `~` is the home folder.
         model: the model that the agent asks; None takes the backend's own choice.
         policy: a profile, the name of a shipped one, or the path of a file; None takes the configured one.
-        lane: `patch_first` keeps the original as it is until `apply`; `workspace_first` puts the patch in at the end.
+        lane: `patch_first` leaves the original unchanged until `apply`; `workspace_first` applies the patch at the end.
         max_turns: answers of the model that the agent may use.
         max_budget_usd: US dollars that the agent may spend.
         output: the shape of the answer, `run.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or a
             JSON Schema.
-        on_ask: answers what the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
-        hooks: asked before tools run and after, beside the configuration's and the order's own.
+        on_ask: decides calls that the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
+        hooks: called before or after tools run, in addition to those of the configuration and the order.
         tools: functions of yours that the agent may call, under the policy: their annotations are the schema, their
             docstrings the description. For hosts that take MCP servers; the others refuse the order. A plain function
             is called in a thread of its own, an `async` one in the loop of the run.
-        timeout: seconds for the whole run, in place of `run_s` of the limits.
-        limits: in place of the backend's and the settings'.
+        timeout: seconds for the whole run; replaces `run_s` of the limits.
+        limits: replace those of the backend and of the settings.
         type, preference, priority, strategy, max_cost_usd_micros, max_latency_ms, allow_unknown, input_tokens,
-            output_tokens, after_effect, seed: what is asked of the router, see `RouteOptions`.
-        settings: None loads the configuration as the command line does.
+            output_tokens, after_effect, seed: wishes for the router, see `RouteOptions`.
+        settings: None loads the configuration, like the command line.
         home: the state folder; None takes the usual one.
 
     Raises:
@@ -114,16 +113,16 @@ def run(
 def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any) -> Run[Any]:
     """Run one order to its end and return the run.
 
-    Inside a running event loop (a notebook) the run has a thread with a loop of its own, and this call waits for it.
+    Inside a running event loop, as in a notebook, the run has a thread with a loop of its own.
 
     Args:
-        order: a work order, or just the task. What is given by name goes over its members.
-        on_event: called for each event as it comes, a plain or `async` function, in the caller's thread.
+        order: a work order, or just the task. Keyword arguments replace its members.
+        on_event: a plain or `async` function that is called with each event, in the caller's thread.
         given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`, `output`,
-            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home` and what is asked of the router.
+            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home` and the wishes for the router.
 
     Raises:
-        ConfigError, PolicyError, BackendError, CapabilityError: as `start`; how the run ended is in `run.error`.
+        ConfigError, PolicyError, BackendError, CapabilityError: like `start`; `run.error` has a run's error.
     """
     require_type(on_event, Callable | None, "`on_event`", "a function from an event")
     whole = functools.partial(_run, order, on_event, given)
@@ -134,7 +133,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         try:
             return ended.result()
         except BaseException:
-            ended.cancel()  # Ctrl-C comes to this thread: the run ends in order before the portal does.
+            ended.cancel()  # Ctrl-C is raised in this thread: the run ends in order before the portal.
             raise
 
 
@@ -142,8 +141,8 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
 def _interruptible() -> Iterator[None]:
     """Have Ctrl-C raise KeyboardInterrupt in the main thread while it waits inside asyncio's loop.
 
-    asyncio's handlers ask the loop to do something, and that cannot go on before this thread does. A program's own
-    handler stays.
+    A handler of asyncio only notifies the loop, which cannot continue before this thread does. A program's own handler
+    stays.
     """
     before = signal.getsignal(signal.SIGINT)
     module = getattr(getattr(before, "func", before), "__module__", None) or ""
@@ -175,7 +174,7 @@ async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str
 
 
 class Attempting:
-    """One order, and the runs that are made of it: one where its backend is named, else as the router goes on."""
+    """One order and its runs: one run if its backend is named, else one for each choice of the router."""
 
     def __init__(
         self, plane: ControlPlane, attempts: Attempts | None, begun: Callable[..., AbstractAsyncContextManager[Run]]
@@ -189,13 +188,13 @@ class Attempting:
         return self._begun(self._attempts.order, self._attempts.backend, route=self._attempts.route)
 
     async def goes_on(self, run: Run) -> bool:
-        """Whether there is to be another run after one that has ended."""
+        """Return True if another run follows one that has ended."""
         return self._attempts is not None and await self._attempts.after(self._plane, run)
 
 
 @asynccontextmanager
 async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Attempting]:
-    """Prepare the runs of one order; arguments and errors as `start`."""
+    """Prepare the runs of one order; arguments and errors are those of `start`."""
     check_names(given, *StartOptions.__annotations__)
     backend = given.get("backend")
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}

@@ -1,8 +1,7 @@
-"""Settings: a TOML file, the environment and flags in, one frozen struct out.
+"""Settings: merges a TOML file, the environment and flags into one frozen struct.
 
-The one place that merges the three (flags over environment over file) and that knows where
-state lives and what a child's environment holds. Which hosts are shipped is not known here,
-and nothing is read at import.
+Flags replace variables, and variables replace the file. This module also finds the state folder, and makes a child's
+environment. It reads nothing at import.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ FILE_NAME: Final = "backplane.toml"
 PREFIX: Final = "BACKPLANE_"
 
 SECONDS_MAX: Final = 31_536_000.0
-"""Longest time a setting may have: a year. Beyond it, infinity included, clocks of the system overflow."""
+"""Longest time of a setting: a year. Clocks of the system overflow at longer ones, as at infinity."""
 
 TOML_BYTES_MAX: Final = 1024 * 1024
-"""Longest configuration: a file of a hundred backends takes some 20 KiB."""
+"""Longest configuration: a file with a hundred backends has some 20 KiB."""
 
 COUNT_MAX: Final = 2**53
-"""Largest count or size a setting may have: exact in every program that may read it back."""
+"""Largest count or size of a setting: every program that reads JSON has it exactly."""
 
 Environ = Mapping[str, str]
 Isolation = Literal["required", "best_effort", "off"]
@@ -41,39 +40,39 @@ Count = Annotated[int, msgspec.Meta(gt=0, le=COUNT_MAX)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long, how large, how many. Times in seconds."""
+    """Limits on times, sizes and numbers; times are in seconds."""
 
     hello_s: Seconds = 10.0
-    """From start to hello: the slowest vendor program seen takes three, a cold disk doubles that."""
+    """Longest time from start to hello; slow vendor programs take 3 s, and 6 s from a cold disk."""
     idle_s: Seconds = 300.0
-    """Silence after which a run is given up: a model may think for minutes, it does not for five."""
+    """Silence after which a run ends: a model may think for minutes, but not for five."""
     tool_s: Seconds = 1800.0
     """Longest silence while a tool's call is open; a quiet build takes many minutes."""
     run_s: Seconds | None = None
-    """A whole run; None is no bound, because only the caller knows how long the task may take."""
+    """Longest run; None is no limit, because only the caller knows how long the task may take."""
     cancel_grace_s: Seconds = 2.0
-    """For a child to end by itself: time to write its files, short enough for whoever pressed Ctrl-C."""
+    """Time for a child to end by itself and to write its files; a person who pressed Ctrl-C waits for it."""
     ask_s: Seconds = 300.0
-    """For a person to answer: back from another window, yet not for ever."""
+    """Time for a person to answer a question."""
     line_bytes_max: Count = 16 * 1024 * 1024
-    """One line of the protocol: images in base64 need more than 1 MiB."""
+    """Longest line of the protocol: images in base64 need more than 1 MiB."""
     runs_max: Count = 32
-    """Runs at once: each may be an agent of 200 MB, and a laptop must live through it."""
+    """Runs at once: each may be an agent of 200 MB, and a laptop must bear all of them."""
     warm_max: Annotated[int, msgspec.Meta(ge=0)] = 4
-    """Hosts that wait for a next order: each is a small process; 0 starts every host when its order comes."""
+    """Started hosts that wait for a next order; 0 starts each host when its order comes."""
     warm_s: Seconds = 300.0
-    """For a host to wait: a pause between two turns, not a night."""
+    """Time that a started host waits: a pause between two turns, not a night."""
     workspace_bytes_max: Count = 20 * 1024**3
-    """A staged copy: larger than big repositories, smaller than a disk."""
+    """Largest staged copy: larger than big repositories, smaller than a disk."""
     workspace_files_max: Count = 1_000_000
-    """Files in a staged copy: several times the largest repositories known."""
+    """Most files in a staged copy: several times those of the largest known repositories."""
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[backends.NAME]`: a command, or a shipped host by name.
 
     Raises:
-        ValueError: when both or neither of `command` and `host` are given, or the command is empty.
+        ValueError: both or neither of `command` and `host` are given, or the command is empty.
     """
 
     command: tuple[str, ...] | None = None
@@ -81,35 +80,35 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: str | None = None
     """Name of a shipped host."""
     env: dict[str, str] = {}
-    """Added to the child's environment; a value `$B` stands for our variable B."""
+    """Variables added to the child's environment; the value `$B` takes our variable B."""
     options: dict[str, Any] = {}
     """Settings of a shipped host: `contracts/options.md` lists them for each host."""
     remote: bool = False
-    """The host works on another machine: nothing is staged here."""
+    """True if the host works on another machine: nothing is staged on this one."""
     writable: tuple[str, ...] = ()
-    """Files and folders beside the workspace that a contained host may change, its own state say; `~` is the home
-    folder, relative paths count from the file's folder."""
+    """Files and folders outside of the workspace that a contained host may change, such as its own state; `~` is the
+    home folder, and relative paths count from the file's folder."""
     credentials: tuple[str, ...] = ()
-    """Names of stores of credentials that a contained host may read, `git` say: `contracts/credentials.md` has them."""
+    """Credential stores that a contained host may read, for example `git`: `contracts/credentials.md` lists them."""
     key_proxy: bool | None = None
-    """Its host gets a placeholder for its model's key, and a proxy here puts the key in: `contracts/isolation.md`. None
-    takes that of all backends."""
+    """True if the host gets a placeholder for its model's key, and a proxy of backplane inserts the key; see
+    `contracts/isolation.md`. None takes the setting of all backends."""
     models: tuple[str, ...] = ()
-    """Models that the router may take it for, the one that it asks by itself first; none are that one alone."""
+    """Models that the router may choose on it, its own default first; empty means only the default."""
     group: str | None = None
-    """Backends of one group are instances of one backend to the router; None is a group of its own."""
+    """Group of the backend: the router takes backends of one group as instances of one; None is a group of its own."""
     runs_max: Count | None = None
-    """Runs that the router gives it at once; None takes that of `[limits]`."""
+    """Most runs at once that the router gives it; None takes `runs_max` of `[limits]`."""
     runs_per_minute: Count | None = None
-    """Runs that the router begins on it in a minute; None is no bound."""
+    """Most runs that the router starts on it in a minute; None is no limit."""
     endpoints: tuple[str, ...] = ()
-    """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
+    """Addresses that the host may always connect to, whatever the rules on the network: `host` or `host:port`."""
     idle_s: Seconds | None = None
-    """Silence after which a run is given up; replaces `idle_s` of `[limits]`."""
+    """Silence after which a run ends; replaces `idle_s` of `[limits]`."""
     tool_s: Seconds | None = None
     """Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`."""
     run_s: Seconds | None = None
-    """A whole run; replaces `run_s` of `[limits]`."""
+    """Longest run; replaces `run_s` of `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.host is None):
@@ -118,7 +117,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("`command` names no program")
 
     def limits_over(self, limits: Limits) -> Limits:
-        """These limits, with this backend's own in their place."""
+        """Return limits in which this backend's own replace the given ones."""
         own = {name: getattr(self, name) for name in _OVERRIDES if getattr(self, name) is not None}
         return msgspec.structs.replace(limits, **own)
 
@@ -127,10 +126,10 @@ _OVERRIDES: Final = ("idle_s", "tool_s", "run_s")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[routing.models."NAME"]`: what the router is to know of a model, over what it knows itself."""
+    """One `[routing.models."NAME"]`: facts about a model that replace the router's own."""
 
     prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    """Prices in US dollars for a million tokens: input, output, cache_read, cache_write."""
     context_tokens: Count | None = None
     """Most tokens of a request and its answer together."""
     output_tokens: Count | None = None
@@ -138,39 +137,39 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[routing]`: how a backend is chosen for an order that names none, by `docs/guide/routing-rule.md`."""
+    """`[routing]`: the choice of a backend for an order that names none; see `docs/guide/routing-rule.md`."""
 
     strategy: Literal["first_available", "cost", "latency", "balanced"] = "balanced"
-    """What counts among the backends that could take an order."""
+    """The measure by which the router chooses among the backends that can take an order."""
     quality: tuple[str, ...] = ()
-    """Backends, or `BACKEND/MODEL`, the best first."""
+    """Backends, or `BACKEND/MODEL`, in the order of their quality, the best first."""
     models: dict[str, ModelSettings] = {}
-    """What the router is to know of models, by their names."""
+    """Facts about models, by the models' names."""
 
 
 HOOK_MS: Final = 30_000
-"""For a hook's answer, where nothing else is said: a linter or a small test takes seconds."""
+"""Default time for a hook's answer: a linter or a small test takes seconds."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[mcp_servers.NAME]`: a server of tools for every agent that can be its client.
 
     Raises:
-        ValueError: when both or neither of `command` and `url` are given, or the command is empty.
+        ValueError: both or neither of `command` and `url` are given, or the command is empty.
     """
 
     command: tuple[str, ...] | None = None
     """Program and arguments; `load` makes relative paths in it absolute."""
     url: str | None = None
-    """Of a server that speaks streamable HTTP."""
+    """Address of a server that speaks streamable HTTP."""
     env: dict[str, str] = {}
-    """The command's further variables; a value `$B` stands for our variable B."""
+    """Variables added to the command's environment; the value `$B` takes our variable B."""
     headers: dict[str, str] = {}
-    """Sent to the address; a value `$B` likewise."""
+    """Headers sent to the address; the value `$B` takes our variable B."""
     required: bool = False
-    """Refuse a run whose host can be no client; else the receipt names what it was not given."""
+    """True if a run is refused whose host cannot use the server; otherwise the receipt names the missing servers."""
     tool_s: Seconds | None = None
-    """Longest call of its tools by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
+    """Longest call of a tool by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
@@ -180,62 +179,62 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[hooks]]`: a command that is asked before a tool runs, or after it."""
+    """One `[[hooks]]`: a command that is called before or after a tool runs."""
 
     event: Literal["pre_tool", "post_tool"]
-    """When it is asked: before a tool runs, or after it."""
+    """The moment of the call: before or after a tool runs."""
     command: tuple[str, ...]
     """Program and arguments; `load` makes relative paths in it absolute."""
     tools: tuple[str, ...] = ("*",)
-    """Globs on the tool's names, the agent's own and the neutral one."""
+    """Globs for the names of tools, both the agent's and the neutral ones."""
     name: str = ""
-    """What the receipt calls it; empty takes the program's name."""
+    """Name in the receipt; empty takes the program's name."""
     timeout_ms: Count = HOOK_MS
-    """For its answer, in milliseconds."""
+    """Time for its answer, in milliseconds."""
     on_failure: Literal["deny", "allow"] = "deny"
-    """What counts when it fails, is late, or was not asked at all."""
+    """Decision that counts if the hook fails, is late, or was not called."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that is set and not asked for with one order."""
+    """All settings that are not part of one order."""
 
     default_backend: str | None = None
-    """Taken when an order names none."""
+    """Backend for an order that names none."""
     backends: dict[str, BackendSettings] = {}
-    """Named ways to hosts, beside those that are shipped."""
+    """Backends by name, in addition to the shipped ones."""
     limits: Limits = Limits()
-    """How long, how large, how many."""
+    """Limits on times, sizes and numbers."""
     isolation: Isolation = "best_effort"
-    """How a host is kept inside its workspace; an order may be stricter, never weaker."""
+    """Isolation of a host from everything outside of its workspace; an order can only be stricter."""
     key_proxy: bool = False
-    """Hosts that come with the package and ask a model get a placeholder for its key, as `[backends.NAME]` says it."""
+    """True if shipped hosts that ask a model get a placeholder for its key; see `key_proxy` of `[backends.NAME]`."""
     policy: str | PolicyProfile | None = None
-    """Policy of orders that bring none: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or
-    its rules as the table `[policy]`."""
+    """Policy of orders without one: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or rules in
+    a table `[policy]`."""
     signing_key: str | None = None
-    """File with the Ed25519 key that signs every receipt, absolute after `load`; in a variable also the key itself, as
-    PEM or 64 hexadecimal digits. None signs nothing."""
+    """File with the Ed25519 key that signs every receipt, absolute after `load`; a variable may contain the key, as PEM
+    or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
-    """Asked about the tools of every run."""
+    """Hooks that are called for the tools of every run."""
     mcp_servers: dict[str, ServerSettings] = {}
-    """Servers of tools by name; a backend's own and an order's of the same name go before."""
+    """MCP servers by name; a server of the same name in a backend or an order replaces one."""
     routing: RoutingSettings = RoutingSettings()
-    """How a backend is chosen for an order that names none."""
+    """The choice of a backend for an order that names none."""
 
     def limits_of(self, backend: str) -> Limits:
-        """The limits of one backend: its own where it has some."""
+        """Return the limits of a backend: its own replace the general ones."""
         own = self.backends.get(backend)
         return own.limits_over(self.limits) if own is not None else self.limits
 
 
 def tighter(configured: Isolation, asked: object) -> Isolation:
-    """The stricter of the configuration's isolation and an order's.
+    """Return the stricter of the configuration's isolation and an order's.
 
     Args:
-        asked: as it stands in the order; None is nothing.
+        asked: the order's value; None is no value.
 
     Raises:
-        PolicyError: `policy_invalid`, it is no known word.
+        PolicyError: `policy_invalid`, the order's value is unknown.
     """
     words: tuple[Isolation, ...] = ("off", "best_effort", "required")
     if asked is None:
@@ -251,13 +250,13 @@ _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Lim
 _TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
-"""Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
+"""Settings that a flag or a variable can give; the variable is `BACKPLANE_` and the name in capitals."""
 
 OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
-"""Variables with our prefix that are no settings: where state is, which file to read, show tracebacks."""
+"""Variables with our prefix that are no settings: the state folder, the file to read, and tracebacks."""
 
 SHIPPED_POLICIES: Final = ("default", "strict", "ci")
-"""Names that `policy` takes beside a file's; `./strict` is a file."""
+"""Names that `policy` takes in addition to a file; `./strict` is a file."""
 
 
 def load(
@@ -266,11 +265,11 @@ def load(
     """Merge the file, the environment and the flags.
 
     Args:
-        path: the file to read; None searches (`find_file`), and then no file is fine.
-        flags: names of `SINGLE` to values; None is "not given". Relative paths count from `cwd`.
+        path: the file to read; None takes the file that `find_file` finds, if any.
+        flags: values by names in `SINGLE`; None means not given. Relative paths count from `cwd`.
 
     Raises:
-        ConfigError: `config_invalid`, with file and line where they can be told.
+        ConfigError: `config_invalid`, with file and line if they are known.
     """
     found = (cwd / path) if path is not None else find_file(environ, cwd)
     settings = read_file(found) if found is not None else Settings()
@@ -284,21 +283,21 @@ def load(
 _OPTIONS: Final = {
     "run_s": "--timeout",
 }
-"""What a flag is called where it is typed, if not by its setting's name."""
+"""Option of the command line for a setting, if it has another name."""
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
-    """The configuration in force: `$BACKPLANE_CONFIG`, else `./backplane.toml`, else the user's, else None.
+    """Return the configuration's file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None.
 
     Raises:
-        ConfigError: `config_invalid`, one of the latter two is a pipe, a device or the like.
+        ConfigError: `config_invalid`, one of the latter two is no regular file.
     """
     if environ.get(PREFIX + "CONFIG"):
         return cwd / environ[PREFIX + "CONFIG"]
     folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
     for file in (cwd / FILE_NAME, folder / "backplane" / FILE_NAME):
         if os.path.lexists(file):
-            # Nobody named it: one that waits for a writer or a person is not to keep us.
+            # The user did not name it: a pipe or a device must not block us.
             if file.exists() and not (file.is_file() or file.is_dir()):
                 raise ConfigError("config_invalid", f"the configuration {file} is no file", hint="remove it")
             return file
@@ -318,11 +317,11 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     """Read the text of a configuration.
 
     Args:
-        source: what errors call it.
-        folder: where relative paths count from.
+        source: its name in errors.
+        folder: the folder that relative paths count from.
 
     Raises:
-        ConfigError: `config_invalid`; also for a key that stands twice.
+        ConfigError: `config_invalid`; also for a duplicate key.
     """
     try:
         table = read_toml(data)
@@ -362,7 +361,7 @@ def checked_limits(limits: Limits) -> Limits:
 
 
 def _as_table(value: Any) -> Any:
-    """Return a struct as the table that a file would have for it."""
+    """Return a struct as the table of a file."""
     if isinstance(value, msgspec.Struct):
         return {name: _as_table(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
@@ -373,12 +372,12 @@ def _as_table(value: Any) -> Any:
 
 
 class _Wrong(Exception):
-    """A member of the settings is wrong; the text says which and why."""
+    """An error in the settings; its text names the member and the reason."""
 
     def __init__(self, path: tuple[str, ...], fact: str) -> None:
         super().__init__(fact)
         self.path = path
-        """Names from the top to the member; empty for the whole."""
+        """Names from the top to the member; empty for the whole configuration."""
 
 
 def _from_table(table: dict[str, Any]) -> Settings:
@@ -426,12 +425,12 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
     if len(data) > TOML_BYTES_MAX:
         raise ValueError(f"over {TOML_BYTES_MAX} bytes")
-    # With a newline at the end a fault on the last line has a number, too.
+    # With a newline at the end, an error on the last line has a number, too.
     return tomllib.loads(data.decode() + "\n")
 
 
 def _key_place(key: str | None, folder: Path) -> str | None:
-    """Make a key's path absolute; a key itself stays as it is."""
+    """Make the path of a key absolute; a key itself is returned unchanged."""
     is_key = key is None or key.lstrip().startswith("-----BEGIN") or _KEY.fullmatch(key) is not None
     return key if key is None or is_key else str(folder / key)
 
@@ -455,7 +454,7 @@ def _rules(table: dict[str, Any]) -> PolicyProfile:
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A backend's name: it stands in receipts, in file names and on command lines."""
+"""Matches a backend's name, which is written into receipts, file names and command lines."""
 
 
 def _backend(name: Any, value: Any) -> BackendSettings:
@@ -481,7 +480,7 @@ def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
 
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-"""A server's name: it is part of its tools' names, `mcp__NAME__TOOL`, which models take 64 characters of."""
+"""Matches a server's name: it is part of a tool's name, `mcp__NAME__TOOL`, which may have 64 characters."""
 
 
 def _server(name: Any, value: Any) -> ServerSettings:
@@ -511,19 +510,19 @@ def _absolute_word(word: str, folder: Path) -> str:
         return str(folder / word)
     try:
         return str(folder / word) if (folder / word).is_file() else word
-    except OSError:  # a script of thousands of letters is no file name
+    except OSError:  # A script of thousands of letters is no file name.
         return word
 
 
 def home(environ: Environ) -> Path:
-    """The state directory, made with mode 0700 where it is not there yet.
+    """Return the state directory; make it with mode 0700 if it is missing.
 
     Raises:
         StoreError: `receipt_store_failed`, it cannot be made.
     """
     path = home_path(environ)
     try:
-        # Hosts hear of it in JSON, which has no way to write such a name.
+        # Hosts get its name in JSON, which cannot contain such a name.
         str(path).encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -545,10 +544,10 @@ def home(environ: Environ) -> Path:
 
 
 def home_path(environ: Environ) -> Path:
-    """Where the state directory is or would be; nothing is made.
+    """Return the path of the state directory, without making it.
 
     Raises:
-        ConfigError: `config_invalid`, the path begins with the home of nobody.
+        ConfigError: `config_invalid`, the path begins with `~USER`, and there is no such user.
     """
     if environ.get(PREFIX + "HOME"):
         return absolute(environ[PREFIX + "HOME"], PREFIX + "HOME")
@@ -560,7 +559,7 @@ def absolute(path: str | os.PathLike[str], called: str) -> Path:
     """Return a path as an absolute one, with `~` expanded; a relative one counts from the current folder.
 
     Args:
-        called: what an error calls the path.
+        called: the path's name in an error.
 
     Raises:
         ConfigError: `config_invalid`, there is no such user, or the current folder is gone.
@@ -573,18 +572,18 @@ def absolute(path: str | os.PathLike[str], called: str) -> Path:
 
 
 def user_folder(environ: Environ) -> Path:
-    """The user's home directory, by HOME or the system's list of users."""
+    """Return the user's home directory, from HOME or the system's list of users."""
     if environ.get("HOME"):
         return Path(environ["HOME"]).absolute()
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        # A container may run as a number without a name; "/" is what login gives such a user.
+        # A container may run as a number without a name; login gives such a user "/".
         return Path("/")
 
 
 def _absolute(environ: Environ, name: str) -> Path | None:
-    """The XDG rule: a relative path in these variables is to be ignored."""
+    """Return the path in a variable of the XDG rules, which ignore a relative one."""
     value = environ.get(name, "")
     return Path(value) if value.startswith("/") else None
 
@@ -599,14 +598,14 @@ _PASSED_ON: Final = frozenset(
 def child_environment(
     settings_env: Mapping[str, str], order_env: Mapping[str, str], environ: Environ
 ) -> dict[str, str]:
-    """The whole environment of a child; nothing else of ours is handed down.
+    """Return the whole environment of a child; it inherits no other variables of ours.
 
     Args:
-        settings_env: a backend's `env`, its `$B` already replaced.
-        order_env: an order's `config.env`; it wins.
+        settings_env: a backend's `env`, with its `$B` already replaced.
+        order_env: an order's `config.env`, which replaces the others.
 
     Raises:
-        ConfigError: `config_invalid`, a name of the order's cannot be a variable.
+        ConfigError: `config_invalid`, a name in the order cannot be a variable.
     """
     child = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
     for name, value in order_env.items():
@@ -620,7 +619,7 @@ def _is_variable(name: str, value: str) -> bool:
 
 
 def unknown_variables(environ: Environ) -> list[str]:
-    """Variables with our prefix that mean nothing here: spelling mistakes, or meant for a host or a newer version."""
+    """Return unknown variables with our prefix: misspelt ones, or those of a host or a newer version."""
     known = {PREFIX + name.upper() for name in (*SINGLE, *OTHER_VARIABLES)}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
@@ -647,7 +646,7 @@ _IN_WORDS: Final = {"float": "it is a number", "int": "it is a whole number", "b
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
-    """Lay what was given over a file's settings; a time given here counts for every backend."""
+    """Replace settings of a file by given ones; a given time replaces those of all backends."""
     plain = {name: given[name] for name in _PLAIN if name in given}
     if "policy" in plain:
         plain["policy"] = _policy_place(plain["policy"], cwd)
@@ -666,7 +665,7 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(TOML_BYTES_MAX + 1)  # `--config` may name a device without end.
+            data = file.read(TOML_BYTES_MAX + 1)  # `--config` may name an endless device.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         hint = f"name a file that this user can read (--config, {PREFIX}CONFIG), or none"
@@ -681,7 +680,7 @@ _UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
 
 
 def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
-    """Convert a table to its type. Raises _Wrong, with the member's name, its value and the allowed ones."""
+    """Convert a table to its type. Raises _Wrong, with the member's name, its value and the allowed values."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
@@ -702,7 +701,7 @@ def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
 
 
 def _wanted(fact: str, shape: Any, value: Any) -> str:
-    """Return an error's text: what a member may be, by msgspec's message, and what it is."""
+    """Return an error's text: the allowed values of a member, by msgspec's message, and its value."""
     if words := _choices(shape):
         near = nearest_name(value, words) if isinstance(value, str) else None
         fact = f"one of {', '.join(words)}" + (f" (did you mean {near!r}?)" if near else "")
@@ -713,7 +712,7 @@ def _wanted(fact: str, shape: Any, value: Any) -> str:
 def _cut(value: Any) -> str:
     try:
         return repr(value)[:80]
-    except ValueError:  # Python refuses to print an int of thousands of digits.
+    except ValueError:  # Python does not print an int of thousands of digits.
         return "a number of thousands of digits"
 
 
@@ -741,12 +740,12 @@ def _value_at(value: Any, at: str) -> Any:
 
 
 def _keys(at: str) -> tuple[str, ...]:
-    """The names in a path like `limits.hello_s` or `command[0]`, as far as they are names."""
+    """Return the names in a path like `limits.hello_s` or `command[0]`."""
     return tuple(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]"))
 
 
 def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
-    """The members that the table at a place may have; none where it may have any."""
+    """Return the members that the table at a place may have; none if it may have any."""
     owner = _owner(shape, inner)
     return tuple(owner.__struct_fields__) if owner is not None else ()
 
@@ -761,7 +760,7 @@ def _owner(shape: Any, names: tuple[str, ...]) -> type[msgspec.Struct] | None:
 
 
 def _table_in(shape: Any) -> type[msgspec.Struct] | None:
-    """The type of the tables that a value of this shape is, or holds."""
+    """Return the type of a table that a value of this type is or contains; None without one."""
     if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
         return shape
     return next((found for found in map(_table_in, get_args(shape)) if found is not None), None)
@@ -785,5 +784,5 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
                 at = number
                 break
         if at >= 0 and lines[at].startswith("[["):
-            return None  # A path does not say which one of several tables it is in.
+            return None  # The path does not name one of several tables.
     return at + 1 if at >= 0 else None

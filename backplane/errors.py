@@ -1,20 +1,19 @@
-"""Every failure that crosses a room, as one tree and one table of codes.
+"""All errors of the package, as one tree of exceptions and one table of codes.
 
     BackplaneError
-    ├── ProtocolError     the peer broke the rules of the line
-    ├── ContractError     a value is not what the contract promises
-    ├── BackendError      a backend could not be had, or it failed
-    ├── PolicyError       refused by policy, or the policy cannot be read
-    ├── CapabilityError   the order needs what the backend does not have
+    ├── ProtocolError     the peer broke a rule of the protocol
+    ├── ContractError     a value does not follow the contract
+    ├── BackendError      a backend could not be started, or it failed
+    ├── PolicyError       the policy forbids it, or cannot be read
+    ├── CapabilityError   the order needs a capability that the backend does not have
     ├── WorkspaceError    files could not be staged, compared or changed
-    ├── StoreError        a receipt could not be kept, or does not verify
-    ├── TranslationError  one dialect could not be said in another
+    ├── StoreError        a receipt could not be stored, or does not verify
+    ├── TranslationError  JSON of one dialect could not be written in another
     ├── ConfigError       configuration or usage is wrong
-    ├── RunCancelledError the caller ended a run; never on the wire
+    ├── RunCancelledError the caller ended a run; never in a message
     └── ProviderError     a turn of a session failed (`providers.failures`); its code is the provider interface's
 
-The codes are stable strings shared with every peer; messages may change. Nothing here
-prints, and no foreign exception is translated here but one that nobody foresaw.
+The codes are stable strings that every peer knows; messages may change.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 FaultOwner = Literal["caller", "control", "host", "upstream", "machine"]
-"""Whose fault: the order's author, this control plane, the child, the model's service, or the machine."""
+"""The cause of an error: the order's author, this control plane, the child, the model's service, or the machine."""
 
 
 def install_hint(extra: str) -> str:
@@ -34,7 +33,7 @@ def install_hint(extra: str) -> str:
 
 
 class CodeFacts(msgspec.Struct, frozen=True):
-    """What one error code means to a person and to a program."""
+    """The meaning of one error code, for a person and for a program."""
 
     meaning: str
     fault: FaultOwner
@@ -44,7 +43,7 @@ class CodeFacts(msgspec.Struct, frozen=True):
     """The nearest of the seven codes of the provider interface."""
     retryable: bool = False
     ours: bool = True
-    """False: it is the contract's, and only peers say it."""
+    """False if only peers use the code."""
 
 
 CODES: Final[dict[str, CodeFacts]] = {
@@ -126,7 +125,7 @@ CODES: Final[dict[str, CodeFacts]] = {
 """The contract's 44 codes; append-only. Peers with a closed set refuse any other."""
 
 DENIAL: Final = "refused by backplane"
-"""Begins what our proxies answer to a request that a rule or a limit forbids; readers report it as `policy_denied`."""
+"""Beginning of our proxies' answer to a request that a rule or a limit forbids; readers report `policy_denied`."""
 
 OWN_CODES: Final[dict[str, CodeFacts]] = {
     "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
@@ -207,13 +206,13 @@ IN_PYTHON: Final[dict[str, str]] = {
 
 
 class BackplaneError(Exception):
-    """A failure with a stable code.
+    """An error with a stable code.
 
     Args:
         code: one of `CODES` or `OWN_CODES`; anything else becomes `internal` and is kept in `foreign_code`.
         message: the fact, with the limit or the name involved.
-        hint: the next step for whoever reads it.
-        evidence: exit code, last words of the child, a cut-out of the line; escaped by whoever prints.
+        hint: the next step for the reader.
+        evidence: exit code, last lines of the child's stderr, or part of a line; the code that prints it escapes it.
     """
 
     def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
@@ -243,23 +242,23 @@ class BackplaneError(Exception):
 
 
 class ProtocolError(BackplaneError):
-    """The peer broke the rules of the line."""
+    """The peer broke a rule of the protocol."""
 
 
 class ContractError(BackplaneError):
-    """A value is not what the contract promises."""
+    """A value does not follow the contract."""
 
 
 class BackendError(BackplaneError):
-    """A backend could not be had, or it failed."""
+    """A backend could not be started, or it failed."""
 
 
 class PolicyError(BackplaneError):
-    """Refused by policy, or the policy cannot be read."""
+    """The policy forbids it, or cannot be read."""
 
 
 class CapabilityError(BackplaneError):
-    """The order needs what the backend does not have."""
+    """The order needs a capability that the backend does not have."""
 
 
 class WorkspaceError(BackplaneError):
@@ -267,11 +266,11 @@ class WorkspaceError(BackplaneError):
 
 
 class StoreError(BackplaneError):
-    """A receipt could not be kept, or does not verify."""
+    """A receipt could not be stored, or does not verify."""
 
 
 class TranslationError(BackplaneError):
-    """One dialect could not be said in another."""
+    """JSON of one dialect could not be written in another."""
 
 
 class ConfigError(BackplaneError):
@@ -305,17 +304,17 @@ _FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (
 
 
 def from_code(code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> BackplaneError:
-    """Build the error of a code that came over the wire; an unknown code becomes `internal`."""
+    """Build the error for a code from a message; an unknown code becomes `internal`."""
     family = next((kind for prefix, kind in _FAMILIES if code.startswith(prefix)), BackplaneError)
     return family(code, message, hint=hint, evidence=evidence)
 
 
 FRAMES_MAX: Final = 6
-"""Innermost frames named by the error for an exception that nobody foresaw: where it was raised, and the way there."""
+"""Innermost frames that the error for an unexpected exception names."""
 
 
 def unforeseen(error: BaseException) -> BackplaneError:
-    """Build the error of an exception that nobody foresaw; one of this tree comes back as it is, out of its group."""
+    """Build the error for an unexpected exception; an error of this tree is returned unchanged, out of its group."""
     found = leaves(error)
     known = next((leaf for leaf in found if isinstance(leaf, BackplaneError)), None)
     known = known or next(filter(None, map(_of_the_machine, found)), None)
@@ -332,7 +331,7 @@ def unforeseen(error: BaseException) -> BackplaneError:
 
 
 def _of_the_machine(error: BaseException) -> BackplaneError | None:
-    """Build the error for what the machine did not give, wherever it was asked for; None for anything else."""
+    """Build the error for a resource that the machine lacks; None for any other exception."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     if "can't start new thread" in str(error):
         number = errno.EAGAIN
@@ -356,11 +355,11 @@ _HINTS: Final[dict[int, tuple[str, str]]] = {
     ),
     errno.ENOSPC: ("No space left on device", "free some space"),
 }
-"""Number of an error of the system → what it says, and the next step."""
+"""Number of a system error → its text and the next step."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group, which a task group makes even of a single one."""
+    """Return the errors in a group; a task group makes a group even of a single one."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
@@ -373,14 +372,14 @@ def _rebuild(
 
 
 def require_type(value: object, kinds: Any, what: str, hint: str) -> None:
-    """Refuse what a program gave in place of something else.
+    """Refuse a value of another type.
 
     Args:
-        kinds: as `isinstance` takes them.
-        what: is begun with, as "the order".
+        kinds: types, as for `isinstance`.
+        what: names the value at the beginning of the error, for example "the order".
 
     Raises:
-        ConfigError: `config_invalid`, it is none of these.
+        ConfigError: `config_invalid`, the value is of no such type.
     """
     if not isinstance(value, kinds):
         raise ConfigError("config_invalid", f"{what} is a value of the type {type(value).__name__}", hint=hint)

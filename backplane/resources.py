@@ -1,6 +1,6 @@
-"""Where the files that travel with the package are: hosts, schemas and contracts.
+"""Finds the files that travel with the package: hosts, schemas and contracts.
 
-In a checkout they stand beside the package, in an installed copy inside it. Nothing is read here.
+In a checkout they are beside the package, in an installed copy inside it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ KINDS: Final[tuple[Kind, ...]] = ("hosts", "schemas", "contracts")
 
 PACKAGE: Final = Path(__file__).resolve().parent
 _PLACES: Final = (PACKAGE / "_share", PACKAGE.parent)
-"""The wheel's place first: a folder named `hosts` beside an installed package is somebody else's."""
+"""Folders that are searched, the wheel's first: a folder `hosts` beside an installed package is not ours."""
 
 
 def find(kind: Kind) -> Path:
-    """The folder with the shipped files of this kind, whatever the current folder is.
+    """Return the folder with the shipped files of this kind, independent of the current folder.
 
     Raises:
         ConfigError: `config_invalid`, the installation lacks the folder.
@@ -35,6 +35,6 @@ def find(kind: Kind) -> Path:
 
 
 def folders() -> list[Path]:
-    """All of these folders that are there."""
+    """Return all of these folders that exist."""
     candidates = ((place / kind for place in _PLACES) for kind in KINDS)
     return [found for places in candidates if (found := next(filter(Path.is_dir, places), None)) is not None]

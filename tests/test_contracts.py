@@ -22,8 +22,10 @@ from backplane.contract import envelope as wire
 from backplane.contract.receipt import BackendIdentity, read_receipt, receipt_hash, verify_bytes
 from backplane.contract.work import WorkOrder
 from backplane.errors import CODES, ProtocolError
-from backplane.protocol import LINE_BYTES_MAX, Broken, Dropped, HostEnd, Noise, version_compatible
 from backplane.protocol.control import ControlEnd
+from backplane.protocol.host import HostEnd
+from backplane.protocol.lines import LINE_BYTES_MAX
+from backplane.protocol.messages import Broken, Dropped, Noise, version_compatible
 from backplane.receipts.build import RunState
 from backplane.runtime.inbound import Inbound
 
@@ -166,7 +168,7 @@ def test_sealed_example_receipts_verify() -> None:
 def test_the_protocol_page_names_every_capability_event_and_message() -> None:
     from backplane.contract.capability import CAPABILITIES
     from backplane.contract.events import EVENT_TYPES
-    from backplane.protocol import MESSAGES
+    from backplane.protocol.messages import MESSAGES
 
     page = (CONTRACTS / "sidecar.md").read_text()
     for name in (*CAPABILITIES, *EVENT_TYPES):

@@ -29,8 +29,11 @@ FIRST = re.compile(
 )
 """How a docstring begins that has no subject and verb."""
 
-PLAIN = ("cli", "conform", "scale", "schemas", "telemetry", "testing", "view", "web")
-"""Rooms, or folders in one, whose texts are plain."""
+PLAIN = (
+    *("cli", "conform", "host", "protocol", "scale", "schemas", "serve", "telemetry", "testing", "view", "web"),
+    *("__init__.py", "__main__.py", "api.py", "config.py", "errors.py", "resources.py"),
+)
+"""Rooms, folders in one, or modules, whose texts are plain."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -51,7 +54,7 @@ def marked(folder: Path) -> list[str]:
     """Return the place of each text that a reader would have to read twice."""
     return [
         f"{path.relative_to(PACKAGE)}:{line}: {text.partition(chr(10))[0][:100]}"
-        for path in sorted(folder.rglob("*.py"))
+        for path in ([folder] if folder.suffix else sorted(folder.rglob("*.py")))
         for line, text, is_docstring in texts(path)
         if WORDS.search(text) or (is_docstring and FIRST.match(text))
     ]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from backplane.contract import canonical
 from backplane.contract.envelope import Final, RunMessage
 from backplane.contract.work import WorkOrder
-from backplane.protocol import Dropped, Events
 from backplane.protocol.control import ControlEnd
+from backplane.protocol.messages import Dropped, Events
 from backplane.redact.secrets import Redactor
 
 RUN_ID = "3fa85f64-5717-4562-b3fc-2c963f66afa6"

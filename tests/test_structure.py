@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract import canonical
-from backplane.protocol import strict
+from backplane.protocol.lines import strict
 
 LITERALS = [
     *("0", "-0", "-0.0", "0e0", "-0e5", "-0E-0", "1e-0", "1E-07", "-10", "-0.5", "1e5", "1E+5", "1e16", "123e22"),

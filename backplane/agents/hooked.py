@@ -19,7 +19,7 @@ import msgspec
 from backplane.agents import hook
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol import LINE_BYTES_MAX, strict
+from backplane.protocol.lines import LINE_BYTES_MAX, strict
 
 COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
 """What an agent starts as a hook; the variable `hook.SOCKET` names the socket."""

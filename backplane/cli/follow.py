@@ -29,7 +29,7 @@ from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, unforeseen
 from backplane.process.aio import ending_signals, in_daemon
-from backplane.protocol import Events
+from backplane.protocol.messages import Events
 from backplane.receipts import signatures
 from backplane.receipts.build import failure_of
 from backplane.runtime.backends import Backend

@@ -16,7 +16,7 @@ from backplane.cli import streams
 from backplane.cli.command import wrong
 from backplane.errors import install_hint
 from backplane.process.pipes import Pair
-from backplane.protocol import Lines, Overlong
+from backplane.protocol.lines import Lines, Overlong
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

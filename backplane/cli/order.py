@@ -23,7 +23,7 @@ from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, Snippet, WorkOrder
 from backplane.errors import BackplaneError
 from backplane.policy.rules import with_defaults
-from backplane.protocol import strict
+from backplane.protocol.lines import strict
 from backplane.receipts.pieces import unheard_names
 from backplane.redact.secrets import Redactor
 from backplane.runtime.orders import make_order, without_effect

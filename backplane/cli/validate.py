@@ -12,7 +12,7 @@ from backplane.cli import streams
 from backplane.cli.command import Args, Parser
 from backplane.errors import BackplaneError
 from backplane.policy.rules import parse_policy
-from backplane.protocol import strict
+from backplane.protocol.lines import strict
 from backplane.runtime import backends
 from backplane.runtime.faults import check_read, setting_faults
 from backplane.schemas.validate import BYTES_MAX, validate

@@ -18,7 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.process.child import Child, Exit, open_child
 from backplane.process.launch import StartCommand
-from backplane.protocol import Lines, Overlong, bare, strict
+from backplane.protocol.lines import Lines, Overlong, bare, strict
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes that a child may write in one check; answers to our small orders have far fewer."""

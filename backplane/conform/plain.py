@@ -13,7 +13,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.receipt import read_receipt, receipt_hash
 from backplane.process.child import Exit
-from backplane.protocol import MESSAGES, describe_noise, version_compatible
+from backplane.protocol.messages import MESSAGES, describe_noise, version_compatible
 from backplane.schemas.validate import validator_of
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"

@@ -1,8 +1,7 @@
-"""The child's whole kit: say hello, take runs, stream events, end each run once.
+"""The kit for a host: it sends the hello, starts runs, streams events, and ends each run once.
 
-A host is a `Host` (who it is, what it can) and a `work` coroutine that is given one run at a
-time to emit events on. The kit owns stdin and stdout: stray prints go to stderr. What a vendor
-says and how a model is reached are the host's own affair.
+A host is a `Host`, its name and capabilities, and a coroutine `work` that emits the events of one run. The kit owns
+stdin and stdout; stray prints go to stderr. The host itself speaks to a vendor's program or a model.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ __all__ = [
 
 
 def deferred(name: str, *given: Any, without: tuple[str, ...] = ()) -> Work:
-    """Make a `work` that is loaded with the first order, so that no hello waits for it.
+    """Make a `work` whose module is loaded with the first order, so that the hello does not wait for it.
 
     Args:
-        name: `module:function`; it is called with the run and what is given here.
-        without: modules that this process is not to load though they be installed: what libraries use where they can.
+        name: `module:function`; the function is called with the run and `given`.
+        without: optional modules that libraries would load if they are installed, and that this process must not load.
     """
 
     async def work(run: HostRun) -> Done | Told:
         for optional in without:
-            sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then to import it fails
+            sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then its import fails
         module, _, function = name.partition(":")
         done: Done | Told = await getattr(importlib.import_module(module), function)(run, *given)
         return done
@@ -63,22 +62,22 @@ def deferred(name: str, *given: Any, without: tuple[str, ...] = ()) -> Work:
 
 
 def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
-    """Be a host: speak the protocol on this process's stdin and stdout until the end of stdin.
+    """Speak the protocol as a host on this process's stdin and stdout until the end of stdin.
 
     Args:
-        line_bytes_max: longest line, both ways; None for the protocol's own.
+        line_bytes_max: longest line that is read or written; None takes the protocol's limit.
     """
     try:
         speak(host, work, line_bytes_max=line_bytes_max)
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(1)
-    gc.freeze()  # Or Python, as it ends, looks for garbage among all there is.
+    gc.freeze()  # Otherwise Python collects garbage among all objects when it ends.
 
 
 def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int | None:
-    """The same for a program that goes on afterwards: gives the signal that was the end, None for that of stdin.
+    """Speak the protocol like `main`, but return: the terminating signal, or None at the end of stdin.
 
-    The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
+    The hello is written before the event loop is loaded, so that the control plane does not wait for that.
 
     Raises:
         BrokenPipeError: nobody reads the hello.
@@ -91,7 +90,7 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int |
     while line:
         line = line[os.write(stdout, line) :]
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        # Only then is the description ours alone; a terminal's is shared with the shell.
+        # Only a pipe is ours alone; a terminal is shared with the shell.
         os.set_blocking(stdout, False)
     from backplane.host import link
 

@@ -1,6 +1,6 @@
-"""A host's end over two descriptors: runs begin, are cancelled and end exactly once, whatever their own code does.
+"""A host's end over two descriptors: every run ends exactly once, whatever the host's own code does.
 
-A slow reader slows who writes; a peer that is gone, or a signal, ends everything in time.
+A slow reader slows the host down. A signal, or the end of the control plane, ends all runs in time.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ from backplane.errors import BackplaneError
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import ending_signals, in_time
-from backplane.protocol import LINE_BYTES_MAX, Broken, HostEnd, Received
+from backplane.protocol.host import HostEnd
+from backplane.protocol.lines import LINE_BYTES_MAX
+from backplane.protocol.messages import Broken, Received
 
 GRACE_MARGIN_S: Final = 0.3
-"""Kept back from a named grace, so that nested ends finish inside one another."""
+"""Seconds subtracted from a grace, so that an inner run ends before an outer one."""
 
 PEER_GONE_S: Final = 3.5
-"""For all runs to end once the peer is gone: with the look before it, and the exit after, within 5 s."""
+"""Seconds for all runs to end after the peer has gone; with the poll before and the exit after it, within 5 s."""
 
 WRITE_STUCK_S: Final = 0.5
-"""Once everything has to end: how long a reader may take nothing before nobody waits for it any more."""
+"""Seconds without a read by the peer after which an ending host no longer waits for it."""
 
 PEER_GONE_POLL_S: Final = 1.0
-"""How often a host looks whether anybody still reads: a dead peer ends it within 5 s, an idle host costs nothing."""
+"""Poll interval for a reader of stdout: a dead peer ends the host within 5 s, and an idle host costs nothing."""
 
 RUNS_END_POLL_S: Final = 0.01
-"""How often an ending host looks whether its last run is over."""
+"""Poll interval of an ending host for the end of its last run."""
 
 ERROR_CHARS_MAX: Final = 8192
-"""Longest text of an error on the line: more than anybody reads, far below what a line takes."""
+"""Longest text of an error in a message: more than a person reads, far below the limit of a line."""
 
 HINT_CHARS_MAX: Final = 1024
-"""Of that for the next step: a sentence, and a list of names where there is one."""
+"""Part of it for the next step: a sentence, and perhaps a list of names."""
 
 
 class HostLink:
-    """The host's end over two file descriptors."""
+    """A host's end over two file descriptors."""
 
     def __init__(
         self,
@@ -73,26 +75,26 @@ class HostLink:
         self._end = end
         self._runs: dict[str, HostRun] = {}
         self._asks: dict[tuple[str, str], tuple[anyio.Event, list[wire.AnswerMessage]]] = {}
-        """Open asks, by their run's id and their own: set once answered, or once nobody can answer any more."""
+        """Open asks by the ids of run and ask; the event is set after the answer, or if no answer can come."""
         self._tasks: anyio.abc.TaskGroup | None = None
-        """Where runs and what belongs to them live."""
+        """The task group of the runs and their callbacks."""
         self._stdin_open = True
         self._writing = 0
         self._waiting_since: float | None = None
-        """When the reader last took something while a write waits; None while none does."""
+        """Since when a write waits for the reader, by a monotonic clock; None without a waiting write."""
         self._gave_up_reader = False
         self._in_line = False
-        """A line was begun that an exception broke off: the next one begins on a line of its own."""
+        """True if a line was written in part: the next message then begins with a newline."""
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
         self.signal: int | None = None
-        """The first one that came."""
+        """The first signal that came."""
 
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
 
     async def ask(self, ask: wire.Ask, within_s: float) -> wire.AnswerMessage | None:
-        """Send an ask and return its answer, None where there is none in time."""
+        """Send an ask and return its answer; None without one in time."""
         arrived, answers = self._asks[ask.ref_id, ask.id] = anyio.Event(), list[wire.AnswerMessage]()
         try:
             await self.send(ask)
@@ -102,7 +104,7 @@ class HostLink:
         return answers[0] if answers else None
 
     async def pause(self) -> None:
-        """Let other tasks run, and a cancel arrive."""
+        """Let other tasks run, so that a cancel can arrive."""
         await anyio.lowlevel.checkpoint()
 
     async def send(
@@ -120,7 +122,7 @@ class HostLink:
             raise self._unread() from error
 
     async def write_pieces(self, line: Iterable[bytes]) -> None:
-        """One line that is too long to be held whole, piece by piece as the reader takes it."""
+        """Write one line in pieces, as the reader takes them: it may be too long for memory."""
         try:
             await self._write_pieces(line)
         except OSError as error:
@@ -133,7 +135,7 @@ class HostLink:
     async def _write_pieces(self, pieces: Iterable[bytes]) -> None:
         self._writing += 1
         try:
-            # A line once begun is finished: half a line would corrupt the next message.
+            # A line that was begun is finished: half a line would corrupt the next message.
             with anyio.CancelScope(shield=True):
                 async with self._write_lock:
                     if self._in_line:
@@ -160,12 +162,12 @@ class HostLink:
         return written
 
     def _give_up_reader(self) -> None:
-        """Whoever waits to be read waits no more, and what is said from now on is not said."""
+        """Stop all writes: those that wait for the reader fail, and so do later ones."""
         self._gave_up_reader = True
         anyio.notify_closing(self._stdout)
 
     async def serve(self) -> None:
-        """Take runs until stdin ends and the last run is over; the hello was said before."""
+        """Run orders until stdin ends and the last run is over; the hello was sent before."""
         async with anyio.create_task_group() as tasks:
             if self._owns_process:
                 tasks.start_soon(self._heed_signals, tasks.cancel_scope)
@@ -188,7 +190,7 @@ class HostLink:
         while True:
             try:
                 await anyio.wait_readable(self._stdin)
-            except PermissionError:  # A regular file or /dev/null cannot be waited for, and never keeps us waiting.
+            except PermissionError:  # A regular file or /dev/null is always readable.
                 await anyio.lowlevel.checkpoint()
             data = os.read(self._stdin, 65536)
             try:
@@ -196,7 +198,7 @@ class HostLink:
                     await self._take(received)
             except BackplaneError:
                 raise
-            except Exception as error:  # The outermost edge: the runs that are open go on.
+            except Exception as error:  # The outermost edge: open runs continue.
                 await self._complain(Broken("internal", _text(error), b""))
             if not data:
                 return
@@ -222,7 +224,7 @@ class HostLink:
             await self._complain(received)
 
     def _steer(self, received: wire.Input | wire.Interrupt) -> None:
-        """Words for a run that takes none, or not yet, are dropped: a control plane knows who takes some."""
+        """Call the callback of a run for `input` or `interrupt`; without a callback the message is dropped."""
         run = self._runs.get(received.ref_id)
         if run is None or self._tasks is None:
             return
@@ -232,7 +234,7 @@ class HostLink:
             self._tasks.start_soon(self._call, run, run.on_interrupt)
 
     async def _call(self, run: HostRun, callback: Callable[..., Awaitable[None]], *arguments: str) -> None:
-        """Call a callback of a run; what it raises ends this run, and no other."""
+        """Call a callback of a run; an exception in it ends this run, and no other."""
         try:
             await callback(*arguments)
         except Exception as error:
@@ -240,13 +242,13 @@ class HostLink:
             run.scope.cancel()
 
     async def _complain(self, broken: Broken) -> None:
-        """One bad message is one error; the runs that are open go on."""
+        """Answer a bad message with one error; open runs continue."""
         await self.write(self._end.refuse(broken))
 
     async def _begin(self, message: wire.RunMessage) -> None:
         try:
             run = HostRun(self, message, compile_policy(message.work_order.policy), anyio.CancelScope())
-        except Exception as error:  # The outermost edge: this run is answered, the others go on.
+        except Exception as error:  # The outermost edge: this run is answered, the others continue.
             await self.send(_failure(message.id, error))
             return
         self._runs[run.id] = run
@@ -256,7 +258,7 @@ class HostLink:
             self._stdin_ended(run)
 
     def _stdin_ended(self, run: HostRun) -> None:
-        """A peer that can cancel keeps stdin open, so its end means that the peer is gone."""
+        """Cancel a run after the end of stdin if its peer can cancel: such a peer keeps stdin open while it lives."""
         if "cancel/1" in run.extensions:
             self._cancel(run, "the control plane went away", GRACE_S)
         for (owner, _), (arrived, _) in self._asks.items():
@@ -284,7 +286,7 @@ class HostLink:
         except BackplaneError as error:
             if error.code != "stream_closed":
                 raise
-        except Exception as error:  # The outermost edge: a run has an end, and the others go on.
+        except Exception as error:  # The outermost edge: this run ends, the others continue.
             await self.write(self._end.refuse(Broken("internal", _text(error), b"", run.id)))
         finally:
             self._runs.pop(run.id, None)
@@ -299,17 +301,17 @@ class HostLink:
                 wire.Final(ref_id=run.id, receipt=_checked(run.receipt(ending))) if isinstance(ending, Done) else ending
             )
             line = self._end.send(message)
-        except Exception as error:  # What the host's own code gave back cannot be said: that is said instead.
+        except Exception as error:  # The host's own code returned what no message can hold.
             line = self._end.send(_failure(run.id, error))
         await self.write(line)
 
     async def _do(self, run: HostRun) -> Done | Told | wire.Fatal:
-        """Run the host's own code; whatever it does, exactly one ending comes back."""
+        """Run the host's own code; return exactly one ending, whatever it does."""
         done: Done | Told | None = None
         with run.scope:
             try:
                 done = await self._narrated(run)
-            except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
+            except Exception as error:  # The kit is the outermost edge: a bug in a host becomes a fatal.
                 run.fault = error
         if run.fault is not None and not isinstance(run.fault, BackplaneError):
             sys.stderr.write("".join(traceback.format_exception(run.fault)))
@@ -321,9 +323,9 @@ class HostLink:
         return done
 
     async def _narrated(self, run: HostRun) -> Done | Told:
-        """The host's work between the events that say when it began and ended."""
+        """Call the host's work between the events `run_started` and `run_completed`."""
         if self.host.backends is not UNSET:
-            # A control plane tells another run's events: one more would not be in that run's receipt.
+            # A control plane forwards the events of a run; an event of ours would not be in the run's receipt.
             return await self._work(run)
         await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
         done = await _awaited(self._work(run))
@@ -337,7 +339,7 @@ class HostLink:
                 await self._end_all(f"the host got {signal.Signals(number).name}", whole, GRACE_S)
 
     async def _watch_peer(self, whole: anyio.CancelScope) -> None:
-        """Whatever becomes of stdin, the peer may still read, or be gone; gone ends everything."""
+        """End all runs once the peer has gone, whether stdin has ended or not."""
         poll = select.poll()
         poll.register(self._stdout, 0)
         while not self._peer_is_gone(poll):
@@ -349,7 +351,7 @@ class HostLink:
         return orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
     async def _end_all(self, reason: str, whole: anyio.CancelScope, within_s: float) -> None:
-        """Cancel every run, give them the time there is, and end."""
+        """Cancel every run, wait `within_s` for their ends, and end."""
         self._cancel_all(reason, within_s)
         with anyio.move_on_after(within_s - GRACE_MARGIN_S):
             while self._runs or self._writing:
@@ -357,20 +359,20 @@ class HostLink:
                     self._give_up_reader()
                 await anyio.sleep(RUNS_END_POLL_S)
         if self._runs and self._owns_process:
-            # The host's own code does not let itself be cancelled, and nothing may outlive the grace.
+            # The host's own code ignores its cancel, and nothing may outlive the grace.
             os._exit(1)
         whole.cancel()
 
 
 async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
-    """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
+    """Speak the protocol as `host` over two descriptors of this process, which the caller closes."""
     link = HostLink(host, work, stdin, stdout, HostEnd(line_bytes_max=line_bytes_max), owns_process=False)
     await link.send(host.hello())
     await link.serve()
 
 
 def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -> int | None:
-    """Take the runs of this process, whose hello was said, until its stdin ends; return the signal that ended it."""
+    """Run the orders of this process, whose hello was sent, until stdin ends; return the terminating signal or None."""
     end = HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
     end.send(host.hello())
     link = HostLink(host, work, 0, stdout, end, owns_process=True)
@@ -379,30 +381,30 @@ def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -
 
 
 def _checked(receipt: Receipt) -> Json:
-    """The receipt in plain JSON. Types are checked when something is read, not when it is built."""
+    """Return the receipt in plain JSON, checked: a struct is not checked when it is built."""
     plain = msgspec.to_builtins(receipt)
     read_receipt(plain)
     return plain
 
 
 def _text(error: Exception) -> str:
-    """What a `fatal` says: it has one text, so the next step travels in it, and is not what is cut."""
+    """Return the text of a `fatal`; it contains the next step, which is never what is cut."""
     text, hint = f"{type(error).__name__}: {error}", ""
     if isinstance(error, BackplaneError):
         text = error.message
         hint = f"; {error.hint}"[:HINT_CHARS_MAX] if error.hint and not text.endswith(error.hint) else ""
     text = text[: ERROR_CHARS_MAX - len(hint)] + hint
-    # A name of a file may hold bytes that are no text, and they are no reason to say nothing.
+    # A file's name may contain bytes that are not UTF-8.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 async def _awaited(work: Any) -> Done:
-    """Await a host's work, and say what is wrong with one that is none. Raises TypeError."""
+    """Await a host's work. Raises TypeError: it is no coroutine, or returns no `Done`."""
     if not isinstance(work, Awaitable):
         raise TypeError(f"`work` gave {type(work).__name__} and no coroutine: write it as `async def work(run)`")
     done = await work
     if isinstance(done, Awaitable):
-        getattr(done, "close", lambda: None)()  # Or Python warns of it a second time.
+        getattr(done, "close", lambda: None)()  # Otherwise Python warns of it a second time.
         raise TypeError("`work` returned a coroutine that nobody awaited: an `await` is missing before it")
     if not isinstance(done, Done):
         raise TypeError(f"`work` returned {type(done).__name__}: end it with `return Done()`")

@@ -1,4 +1,4 @@
-"""Who a host is, and one run as its `work` sees it: the order, the ways to say what happens, asks and their answers."""
+"""A host's description, and one run as its `work` sees it: the order, methods for events, and asks."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ from backplane.contract.unheard import check_heeded, check_settings, nearest_nam
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import WorkspaceError
 
-if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
+if TYPE_CHECKING:  # The hello does not wait until they are loaded.
     import anyio
 
     from backplane.host.link import HostLink
     from backplane.policy.rules import Policy
 
 GRACE_S: Final = 2.0
-"""Time for an orderly end when the canceller named none; the control plane's own default."""
+"""Seconds for an orderly end if the cancel names none; the control plane's own default."""
 
 ASK_S: Final = 300.0
-"""How long an ask waits for a person before its default decides."""
+"""Seconds that an ask waits for a person before its default decides."""
 
 EMITS_PER_YIELD: Final = 64
-"""Events written between two looks at the loop, so that a cancel reaches a host that only emits."""
+"""Events written between two yields to the event loop, so that a cancel reaches a host that only emits."""
 
 PREVIEW_BYTES_MAX: Final = 8192
-"""Longest preview of a command's output, as the contract has it."""
+"""Longest preview of a command's output, by the contract."""
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a host is and what it can."""
+    """A host's name, capabilities and extensions."""
 
     id: str
     version: str | None = None
-    """Version of the agent it drives; None when it drives none."""
+    """Version of the agent that it drives; None without an agent."""
     capabilities: dict[str, Level]
     extensions: tuple[str, ...] = EXTENSIONS
     backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """Only of a host that is itself a control plane: `{id, ready, capabilities}` each."""
+    """Backends of a host that is itself a control plane, `{id, ready, capabilities}` each."""
     heeds: tuple[str, ...] = ("model", "max_turns", "max_budget_usd", "context")
-    """Settings of an order that its `work` heeds, of `OF_HOST`: an order with another one of these is refused."""
+    """Settings in `OF_HOST` that its `work` follows: an order with another of these settings is refused."""
 
     def __post_init__(self) -> None:
         for names, known, kind in ((self.capabilities, CAPABILITIES, "capability"), (self.heeds, OF_HOST, "setting")):
@@ -94,13 +94,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The ending of a run whose last message was made elsewhere: its line, in pieces."""
+    """An ending whose message was written elsewhere: its line, in pieces."""
 
     line: Iterable[bytes]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What `work` gives back when a run came to its end."""
+    """The result of a run, which `work` returns."""
 
     outcome: Literal["complete", "partial", "failed"] = "complete"
     usage: Usage = Usage()
@@ -109,10 +109,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _placed(order: WorkOrder) -> WorkOrder:
-    """Make the root absolute against the folder that this process was started in, before anything stands elsewhere.
+    """Make the root absolute; a relative one counts from the folder that this process was started in.
 
     Raises:
-        WorkspaceError: `workspace_init_failed`, that folder is gone.
+        WorkspaceError: `workspace_init_failed`, this folder is gone.
     """
     root = order.workspace.root
     if os.path.isabs(root):
@@ -126,23 +126,23 @@ def _placed(order: WorkOrder) -> WorkOrder:
 
 
 class Given:
-    """What a run was given, all that is known of it before it begins."""
+    """The order of a run, and everything else that is known before it begins."""
 
     def __init__(self, message: wire.RunMessage, policy: Policy) -> None:
         check_settings(message.work_order)
         self.id = message.id
         self.order: WorkOrder = _placed(message.work_order)
         self.names_root = bool(message.work_order.workspace.root)
-        """Whether the order said where to work; else its root here is the folder that the host was started in."""
+        """False if the order names no root; `order` then has the folder that the host was started in."""
         self.extensions = message.extensions
         self.policy = policy
 
 
 class HostRun(Given):
-    """One run, seen from the host: the order, and the ways to say what happens.
+    """One run in a host: the order, and methods for its events and asks.
 
     Args:
-        scope: that of the host's own code.
+        scope: the cancel scope of the host's own code.
     """
 
     def __init__(self, link: HostLink, message: wire.RunMessage, policy: Policy, scope: anyio.CancelScope) -> None:
@@ -150,19 +150,19 @@ class HostRun(Given):
         self.host = link.host
         check_heeded(self.order, self.host.heeds, self.host.id)
         self.grace_s = GRACE_S
-        """Time the host's own clean-up may take once the run is cancelled."""
+        """Seconds for the host's own clean-up after a cancel."""
         self.cancelled_because: str | None = None
         self.fault: Exception | None = None
         """The exception that the host's own code raised, in `work` or in a callback; None without one."""
         self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Called when the run is cancelled, in place of cancelling `work`: for one that then ends by itself."""
+        """Called when the run is cancelled, instead of cancelling `work`, which must then end by itself."""
         self.on_input: Callable[[str], Coroutine[Any, Any, None]] | None = None
-        """Takes more words of the user while `work` runs; a host that sets it announces `input/1`."""
+        """Called with further text of the user while `work` runs; a host that sets it announces `input/1`."""
         self.on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Stops the agent's turn, and `work` ends by itself; a host that sets it announces `interrupt/1`."""
+        """Called to stop the agent's turn; `work` then ends by itself. A host that sets it announces `interrupt/1`."""
         self.emitted = 0
         self.mode: Literal["mapped", "passthrough"] = "mapped"
-        """Whether events carry the agent's own messages; stands in the receipt."""
+        """`passthrough` if events carry the agent's own messages; it is written into the receipt."""
         self.scope = scope
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
@@ -171,12 +171,12 @@ class HostRun(Given):
         self._deltas = Deltas()
 
     async def emit(self, event: AgentEvent) -> None:
-        """Send one event; waits while the reader is slow.
+        """Send one event; wait while the reader is slow.
 
-        Pieces of an answer that its message does not repeat are taken back before it.
+        Pieces of a message that the whole message does not repeat are taken back before it.
 
         Raises:
-            BackplaneError: `stream_closed` when nobody reads any more.
+            BackplaneError: `stream_closed`, the reader has gone.
         """
         chars = self._deltas.take(event)
         if chars:
@@ -215,24 +215,24 @@ class HostRun(Given):
         await self.emit(Failed(ts=self.now(), message=message, error_code=code if code else UNSET))
 
     async def carry(self, name: str, body: Json, message: str) -> None:
-        """Send what the ten events have no word for (see `events.CARRIED`)."""
+        """Send what none of the ten events can express (see `events.CARRIED`)."""
         await self.emit(carry(name, body, ts=self.now(), message=message))
 
     async def write_raw(self, data: bytes) -> None:
-        """Bytes straight onto the line, unchecked: for passing on what another end wrote, and for scripted faults."""
+        """Write bytes to the line unchecked: for messages of another end, and for scripted faults."""
         await self._link.write(data)
 
     async def may(
         self, tool: str, input: Json, *, id: str | None = None, command: str | None = None, cwd: str | None = None
     ) -> Decision:
-        """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
+        """Ask before a tool runs. The policy answers first, then the control plane.
 
         Args:
             id: the call's id, as in its events; the answer counts only for this call.
 
         Returns:
-            A verdict; `modify` carries the input to use. Denied is a tool result for the agent
-            (`policy_denied`), not the end of the run.
+            The decision; `modify` has the input to use. A denied call becomes a tool result for the agent
+            (`policy_denied`) and does not end the run.
         """
         local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
         if not self._link.can_ask(self):
@@ -246,13 +246,13 @@ class HostRun(Given):
             cwd=_set(cwd),
             default="deny",
         )
-        # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
+        # A call that the policy forbids is asked about, too: so the control plane records that it did not run.
         return Decision("deny", local.reason) if local.allowed == "deny" else verdict
 
     async def shown(
         self, tool: str, input: Json, output: Json, *, id: str | None = None, is_error: bool = False
     ) -> tuple[Json, bool]:
-        """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.
+        """Ask what the agent may see of a tool's output; without `post_tool` hooks in the order, all of it.
 
         Returns:
             The output and whether it is an error: as given, changed, or withheld (`policy_denied`, an error).
@@ -271,7 +271,7 @@ class HostRun(Given):
         return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error
 
     async def pass_on(self, ask: dict[str, Any]) -> Decision | None:
-        """Put an ask of somebody below to the control plane above; None where that cannot be asked."""
+        """Forward an ask of an inner run to the control plane; None if that cannot be asked."""
         if not self._link.can_ask(self):
             return None
         members = {name: value for name, value in ask.items() if name in wire.Ask.__struct_fields__}
@@ -282,7 +282,7 @@ class HostRun(Given):
     async def ask_user(
         self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
     ) -> Decision:
-        """Ask a person; where nobody can be asked, the answer is `deny` with the default as its text."""
+        """Ask a person; if nobody can be asked, return `deny` with the default as its text."""
         if not self._link.can_ask(self):
             return Decision("deny", "nobody can be asked", text=default)
         verdict = await self._ask(kind="input", question=question, options=options, schema=schema)
@@ -305,14 +305,14 @@ class HostRun(Given):
         )
         if why := misfit(decision, ask.kind, ask.input):
             return Decision("deny", f"the answer does not fit: {why}")
-        # Other programs write null where there is nothing.
+        # Other programs write null for an absent input.
         return decision if decision.decision == "modify" else msgspec.structs.replace(decision, input=UNSET)
 
     def now(self) -> str:
         return timestamp_at(time.time_ns())
 
     def receipt(self, done: Done) -> Receipt:
-        """The host's own record; the control plane checks it against what it saw."""
+        """Make the host's own receipt, which the control plane compares with what it observed."""
         return Receipt(
             meta=RunMetadata(
                 run_id=_uuid_or_new(self.id),

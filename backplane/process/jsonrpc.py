@@ -15,7 +15,6 @@ import anyio.abc
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process.pipes import Pair
-from backplane.protocol import LINE_BYTES_MAX
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -28,6 +27,7 @@ from backplane.protocol.jsonrpc import (
     Response,
     RpcError,
 )
+from backplane.protocol.lines import LINE_BYTES_MAX
 
 ASKED_MAX: Final = 256
 """Questions of the other end that are worked on at once; a peer with more of them open is out of order."""

@@ -56,7 +56,7 @@ _is_time: Final = functools.lru_cache(maxsize=4096)(canonical.is_timestamp)
 
 
 class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
-    """Beside another struct it makes the decoder insist on `t`: alone, a struct may come without its tag."""
+    """Makes the decoder require `t`: a struct that is alone in its union may come without its tag."""
 
     ref_id: str
     event: AgentEvent
@@ -71,20 +71,19 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 ReadEvent = tuple[str, AgentEvent, bytes]
-"""Its run's id, the event, its canonical bytes."""
+"""The id of the run, the event, and its canonical bytes."""
 
 
 Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage
-"""What a control plane may say."""
+"""The messages that a control plane may send."""
 
 
 class ControlEnd:
     """The control plane's end of one line: reads what a host says, writes what a control plane may say.
 
     Args:
-        now: gives the contract's print form of the present time, for warnings we put in place of
-            what cannot be read.
-        redactor: keeps secrets out of everything that comes out of here; None looks for none.
+        now: returns the present time in the contract's print form, for the warnings that replace unreadable events.
+        redactor: removes secrets from everything that is returned; None searches for none.
     """
 
     def __init__(
@@ -103,9 +102,9 @@ class ControlEnd:
         self.redacted = 0
         """Places where a secret was replaced."""
         self.unended = 0
-        """1 where the last line is whole and has no newline."""
+        """1 if the last line is whole but has no newline."""
         self.unnamed = 0
-        """Events that named no run, and were taken for the one that was open."""
+        """Events that named no run and were counted for the one that was open."""
         self.prefixed = 0
         """Messages that stood behind control characters or terminal sequences, which were skipped."""
         self._redactor = redactor
@@ -115,15 +114,15 @@ class ControlEnd:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """What the host announced; empty before its hello."""
+        """The extensions that the host announced; empty before its hello."""
         return self.hello.extensions if self.hello is not None else ()
 
     def send(self, envelope: Sent) -> bytes:
         """Write one message as a line.
 
         Raises:
-            ProtocolError: before the hello, or the peer did not announce the extension.
-            CapabilityError: `capability_unsupported`, an interrupt that it did not announce.
+            ProtocolError: the host has not sent its hello, or did not announce the extension.
+            CapabilityError: `capability_unsupported`, an interrupt, which the host did not announce.
         """
         name = envelope.__struct_config__.tag
         needed = NEEDS_EXTENSION.get(str(name))
@@ -138,13 +137,13 @@ class ControlEnd:
         if needed is not None and not spoken:
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
         if isinstance(envelope, wire.RunMessage):
-            # What surrounds an event's own bytes in a compact line of this run.
+            # A compact line of this run has so many bytes around the event's own.
             frame = encode_line({"t": "event", "ref_id": envelope.id, "event": 0})
             self._open[envelope.id] = len(frame) - 1
         return line_of(envelope, self._lines.line_bytes_max)
 
     def close_run(self, ref_id: str) -> None:
-        """The run is over for us: whatever still comes for it is dropped and counted."""
+        """End a run at this end: messages that still come for it are dropped and counted."""
         self._open.pop(ref_id, None)
         self._ended += (ref_id,)
 
@@ -184,7 +183,7 @@ class ControlEnd:
         return [Events(one[0], *self.clean(*one[1:])) if isinstance(one, tuple) else one for one in found]
 
     def end(self) -> list[Received]:
-        """Give what the end of the stream completes: a whole line without its newline counts, and is noted."""
+        """Return what the end of the stream completes; a whole line counts without its newline, and is noted."""
         rest = self._lines.end()
         if not rest.strip():
             return []
@@ -196,7 +195,7 @@ class ControlEnd:
         return self._read([rest])
 
     def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
-        """The event in a message, with whatever stands beside it in the message: nothing is skipped."""
+        """Read the event of a message; other members of the message move into its `ext`, so that nothing is skipped."""
         if value["t"] != "event":
             raise ValueError("`t` stands twice, and the last one counts")
         event = read_event(value.get("event"), now=self._now)
@@ -209,7 +208,7 @@ class ControlEnd:
         return event, canonical.encode(event)
 
     def clean(self, events: list[AgentEvent], records: Sequence[bytes]) -> tuple[list[AgentEvent], bytes]:
-        """Events and their canonical lines, without secrets; one look at all of them is most often enough."""
+        """Remove secrets from events and their canonical bytes, which are returned as lines."""
         lines = b"\n".join([*records, b""])
         if self._redactor is None or not self._redactor.found(lines):
             return events, lines
@@ -230,7 +229,7 @@ class ControlEnd:
         return text if self._redactor is None else self._redactor.text(text)[0]
 
     def _evidence(self, line: bytes) -> bytes:
-        """The beginning of a line, for an error."""
+        """Return the beginning of a line, for an error."""
         if self._redactor is None:
             return line[:EVIDENCE_BYTES]
         clean, count = self._redactor.part(line[:LOOK_BYTES], 0, EVIDENCE_BYTES)
@@ -238,7 +237,7 @@ class ControlEnd:
         return clean[:EVIDENCE_BYTES]
 
     def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Everything in a message but what the protocol itself goes by, as long as it does so."""
+        """Remove secrets from a message, except from the members that the protocol itself needs."""
         if self._redactor is None:
             return value
         clean, count = self._redactor.json(value)
@@ -311,13 +310,13 @@ class ControlEnd:
         if t != "event" and not isinstance(ref_id, str):
             return Broken("protocol_missing_ref_id", f"{t} does not name its run: it has no text `ref_id`", line)
         if t != "event":
-            # Whoever asks reads answers, announced or not; left without one it would wait for ever.
+            # A host that asks reads answers, whether it announced that or not; without one it would wait for ever.
             self._was_asked = self._was_asked or t == "ask"
             if t == "final" and (twice := canonical.duplicate_key(line, value)) is not None:
                 fact = f"the key {self._clean_text(twice)[:60]!r} stands twice in a final"
                 return Broken("contract_invalid_receipt", fact, line)
             return convert(t, value, line)
-        # A lost ref_id can only mean the one run that is open; with several it means none of them.
+        # An event without ref_id is of the one run that is open; if several are open, it is of none.
         if isinstance(ref_id, str):
             return ref_id, *self._read_event(value)
         if len(self._open) != 1:
@@ -327,7 +326,7 @@ class ControlEnd:
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
-    """The members by which the protocol goes in a message it knows: their own values are needed, and kept nowhere."""
+    """Return the members of a known message whose values the protocol needs as they are; they are stored nowhere."""
     t = value["t"]
     if t == "hello":
         version = value.get("contract_version")

@@ -1,4 +1,4 @@
-"""A host's end of a line: what a control plane says comes in, checked; one bad message is one error."""
+"""A host's end of a line: reads and checks a control plane's messages; one bad message is one error."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from backplane.protocol.messages import (
 )
 
 _OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.AnswerMessage
-"""What a control plane says to a run that is open."""
+"""The messages that a control plane sends to an open run."""
 
 
 class HostEnd:
-    """A host's end of one line: reads what a control plane says, writes what a host may say."""
+    """A host's end of one line: reads a control plane's messages, writes a host's."""
 
     def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._lines = Lines(line_bytes_max)
@@ -40,7 +40,7 @@ class HostEnd:
         """Write one message as a line.
 
         Raises:
-            ProtocolError: a message out of order: no hello yet, or of a run that is not open.
+            ProtocolError: the message is out of order: the hello is missing, or its run is not open.
         """
         name = str(envelope.__struct_config__.tag)
         ref_id = getattr(envelope, "ref_id", None)
@@ -55,26 +55,22 @@ class HostEnd:
         return line
 
     def receive(self, data: bytes) -> list[Received]:
-        """Take bytes from the control plane, give what they complete, in order."""
+        """Read bytes from the control plane; return the messages that they complete, in order."""
         return [one for line in self._lines.feed(data) if (one := self._message(line)) is not None]
 
     def end(self) -> list[Received]:
-        """The stream is over; a last line without its newline still counts, as shells write them."""
+        """Return what the end of the stream completes; a last line counts without its newline, as shells write it."""
         received = self._message(self._lines.end())
         return [received] if received is not None else []
 
     def refuse(self, broken: Broken) -> bytes:
-        """The line that answers a message that could not be read, or a run that could not be taken up."""
+        """Return the line that answers an unreadable message, or a run that cannot be started."""
         fatal = wire.Fatal(ref_id=broken.ref_id, error=broken.message, error_code=broken.code)
         return line_of(fatal, self._lines.line_bytes_max)
 
     def close_run(self, ref_id: str) -> None:
-        """The run's last message went out by another way than `send`."""
+        """Close a run whose last message was not written by `send`."""
         self._open.pop(ref_id, None)
-
-    def extensions(self, ref_id: str) -> tuple[str, ...]:
-        """What the control plane announced with this run."""
-        return self._open.get(ref_id, ())
 
     def _message(self, line: bytes) -> Received | None:
         if isinstance(line, Overlong):
@@ -115,7 +111,7 @@ class HostEnd:
         return message
 
     def _attributed(self, received: Received, t: str) -> Received:
-        """Answer a run that cannot be taken up in its own name; no other message may end a run."""
+        """Keep the id of a run only in an answer to its `run` message: no other message may end a run."""
         if not isinstance(received, Broken) or (t == "run" and received.ref_id not in self._open):
             return received
         return msgspec.structs.replace(received, ref_id=None)

@@ -1,7 +1,7 @@
 """JSON-RPC 2.0: `Peer` turns bytes into calls and back; `process.jsonrpc.Pipe` speaks it over two descriptors.
 
-A message is a line, or, with `FramedPeer`, a body behind a header with its length. Both ends are alike: each may ask,
-answer and notify. What the methods mean is not known here, and no event loop.
+A message is a line or, with `FramedPeer`, a body after a header with its length. Both ends may call, answer and
+notify. The methods have no meaning in this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -24,7 +24,7 @@ Id = str | int | None
 
 
 class RpcError(msgspec.Struct, frozen=True):
-    """Why a call failed, as the other end said it; `gone` when it could not say anything any more."""
+    """The reason why a call failed; `gone` is True if the other end ended before it answered."""
 
     code: int
     message: str
@@ -41,7 +41,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A call of the other end, which wants an answer."""
+    """A call of the other end, which expects an answer."""
 
     id: Id
     method: str
@@ -49,14 +49,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A notification."""
+    """A call without an answer."""
 
     method: str
     params: dict[str, Any]
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """A line that is no message: what is wrong with it, and how it begins."""
+    """A line that is no message: the reason, and the beginning of the line."""
 
     why: str
     evidence: bytes
@@ -77,7 +77,7 @@ class Peer:
         """Messages that stood behind control characters or terminal sequences, which were skipped."""
 
     def call(self, method: str, params: Json) -> tuple[Id, bytes]:
-        """A question with an id of its own; the answer carries it."""
+        """Write a call; return its new id, which the answer carries, and its line."""
         self._next += 1
         return self._next, self.write({"id": self._next, "method": method, "params": params})
 
@@ -95,7 +95,7 @@ class Peer:
         return _encode(message) + b"\n"
 
     def receive(self, data: bytes) -> list[Received]:
-        """Take bytes, give the messages they complete; blank lines are nothing."""
+        """Read bytes; return the messages that they complete. Blank lines are skipped."""
         return [self.read(line) for line in self.lines(data)]
 
     def lines(self, data: bytes) -> list[bytes]:
@@ -111,28 +111,28 @@ class Peer:
         return found
 
     def read(self, line: bytes) -> Received:
-        """Read one line; a line that is no message is one of the values, too."""
+        """Read one line; a line that is no message becomes `Malformed`."""
         value = _object(line)
         return value if isinstance(value, Malformed) else self.message(value, line)
 
     def message(self, value: dict[str, Any], line: bytes) -> Received:
-        """Read an object as a message; another protocol of such lines has its own words here, and in what is said."""
+        """Read an object as a message; a subclass for another protocol of JSON lines replaces this method."""
         return _message(value, line)
 
 
 class FramedPeer(Peer):
-    """One end whose messages stand behind a header, `Content-Length: N` and an empty line, as editors' servers do it.
+    """One end whose messages follow a header, `Content-Length: N` and an empty line, as in servers of editors.
 
-    A header without a length is given as a line of its own, which is no message; the next one is looked for behind it.
+    A header without a length becomes a line of its own, which is no message; the next header follows it.
     """
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         super().__init__(line_bytes_max)
         self._bytes_max, self._data = line_bytes_max, bytearray()
         self._length: int | None = None
-        """Of the body that is read; None while a header is."""
+        """Length of the body that is being read; None while a header is read."""
         self._skipped: Overlong | None = None
-        """How the body begins that is too long, and is read past."""
+        """Beginning of a body over the limit, whose rest is skipped."""
 
     def write(self, message: dict[str, Any]) -> bytes:
         body = _encode(message)
@@ -147,7 +147,7 @@ class FramedPeer(Peer):
         return self._bare(found)
 
     def _next_body(self) -> bytes | None:
-        """The next body, b"" for a header alone; None where more bytes are needed."""
+        """Return the next body, b"" for a header alone; None if more bytes are needed."""
         if self._length is None:
             return self._header()
         if self._length > self._bytes_max and self._skipped is None:
@@ -181,7 +181,7 @@ class FramedPeer(Peer):
 
 
 HEADER_BYTES_MAX: Final = 4096
-"""What has no empty line by then is no header."""
+"""Longest header; bytes without an empty line until then are no header."""
 _END_OF_HEADER: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"(?:^|\r\n)[Cc]ontent-[Ll]ength: *(\d{1,15})(?=\r\n|$)")
 

@@ -1,6 +1,6 @@
-"""Bytes to whole lines, and the one strict reader of a line: bounded, UTF-8, bounded depth, strict JSON.
+"""Splits bytes into lines of a bounded length, and reads one line as strict JSON of a bounded depth.
 
-What a line means is not known here; `messages` knows the shapes.
+`messages` knows the shapes of messages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from backplane.contract.canonical import Json
 from backplane.redact.tail import LOOK_BYTES
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""
+"""Longest line: images in base64 need more than 1 MiB, and a peer without a limit could use up the memory."""
 
 DEPTH_MAX: Final = 128
 """Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
 
 EVIDENCE_BYTES: Final = 200
-"""How much of a bad line an error shows."""
+"""Bytes of a bad line that an error shows."""
 
 _MARK: Final = b"\xef\xbb\xbf"
 
@@ -46,11 +46,11 @@ def bare(line: bytes) -> bytes:
 
 
 class Overlong(bytes):
-    """The beginning of a line that was over the limit and was skipped to its newline: more of it than is shown."""
+    """The beginning of a line over the limit, whose rest was skipped; it is longer than what an error shows."""
 
 
 class Lines:
-    """Bytes in any pieces to whole lines, bounded; a line over the limit comes out `Overlong`."""
+    """Makes whole lines of bytes in any pieces; a line over the limit becomes `Overlong`."""
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self.line_bytes_max = line_bytes_max
@@ -60,7 +60,7 @@ class Lines:
         self._start: bytes | None = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes, give the lines they complete."""
+        """Add bytes; return the lines that they complete."""
         if self._start is not None:
             data = self._past_mark(data)
         lines = data.split(b"\n")
@@ -77,14 +77,14 @@ class Lines:
         return lines
 
     def end(self) -> bytes:
-        """The unfinished last line, at the end of the stream."""
+        """Return the unfinished last line, at the end of the stream."""
         held = (self._start or b"") + b"".join(self._pieces)
         over = self._held > self.line_bytes_max
         self._pieces, self._held, self._start = [], 0, None
         return Overlong(held[: self._head_bytes]) if over else held
 
     def _past_mark(self, data: bytes) -> bytes:
-        """Take a byte order mark off the very start, where it may come in pieces."""
+        """Remove a byte order mark from the start of the stream; it may come in pieces."""
         data = (self._start or b"") + data
         if len(data) < len(_MARK) and _MARK.startswith(data):
             self._start = data
@@ -99,7 +99,7 @@ class Lines:
         if self._held <= self.line_bytes_max:
             self._pieces.append(piece)
         elif len(self._pieces) != 1 or len(self._pieces[0]) != self._head_bytes:
-            # Only the beginning is kept, for the error: memory stays at what the limit allows.
+            # Only the beginning is kept, for the error, so that memory stays bounded.
             self._pieces = [b"".join([*self._pieces, piece[: self._head_bytes]])[: self._head_bytes]]
 
 
@@ -138,7 +138,7 @@ def _deeper(value: Json, levels: int) -> bool:
 
 
 def _reason(line: bytes, theirs: str) -> str:
-    """Why a line is no JSON; its reader takes half of a surrogate pair for the end of the line."""
+    """Return why a line is no JSON; msgspec reports half of a surrogate pair as the end of the line."""
     lone = _LONE_SURROGATE.search(line.replace(b"\\\\", b"\1\1"))
     if lone is not None and ("surrogate" in theirs or "truncated" in theirs):
         return f"a lone surrogate (byte {lone.start()}): {lone[0].decode()} is half of a character"

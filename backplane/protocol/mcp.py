@@ -1,4 +1,4 @@
-"""What servers of the Model Context Protocol say alike: the answer to `initialize`, and a tool's result."""
+"""Answers that all servers of the Model Context Protocol share: to `initialize`, and a tool's result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 from backplane.contract.canonical import Json
 
 VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of the protocol that our servers speak, the newest first; what they use is the same in all."""
+"""Versions of the protocol that our servers speak, the newest first; they use only what is the same in all."""
 
 
 def greeting(params: Mapping[str, Any], **info: str) -> Json:
     """Answer `initialize` for a server of tools.
 
     Args:
-        info: name, version and what else a client may show of the server.
+        info: name, version and other members that a client may show.
     """
     wanted = params.get("protocolVersion")
     return {

@@ -1,4 +1,4 @@
-"""Every message of the line, who may say it and when, and what a reader makes of a line."""
+"""The table of messages, with sender and extension of each, and the values that reading a line can give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "ask": (wire.Ask, "host"),
     "answer": (wire.AnswerMessage, "control"),
 }
-"""Every message: its shape and who may send it."""
+"""Name of a message → its type and its sender."""
 
 NEEDS_EXTENSION: Final[dict[str, str]] = {
     "cancel": "cancel/1",
@@ -43,13 +43,13 @@ NEEDS_EXTENSION: Final[dict[str, str]] = {
     "ask": "ask/1",
     "answer": "ask/1",
 }
-"""Messages that are only sent to a peer that announced the extension."""
+"""Name of a message → the extension that its receiver must have announced."""
 
 WRONG_SHAPE: Final[dict[str, str]] = {
     "hello": "protocol_handshake_failed",
     "final": "contract_invalid_receipt",
 }
-"""Code for a known message of the wrong shape; the rest are `contract_schema_violation`."""
+"""Error code for a known message of the wrong shape; others have `contract_schema_violation`."""
 
 
 class Events(msgspec.Struct, frozen=True, gc=False):
@@ -60,11 +60,11 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     lines: bytes
     """The canonical bytes of each event, in the same order, each ended by a newline."""
     ours: bool = False
-    """Added by the control plane: not part of what the host said."""
+    """True if the control plane added them, not the host."""
 
     @classmethod
     def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
-        """Events that did not come over a line of their own."""
+        """Make a batch of events that did not come as lines."""
         return cls(ref_id, events, canonical.encode_lines(events), ours)
 
     @property
@@ -80,11 +80,11 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 NOISE_SHOWN: Final = 120
-"""Bytes of the first such line in an error: a line of a terminal."""
+"""Bytes of the first such line that an error shows: a line of a terminal."""
 
 
 def describe_noise(count: int, first: bytes) -> str:
-    """Return a clause for an error that says what a host wrote in place of messages; empty for nothing."""
+    """Return a clause for an error about lines of a host that are not messages; empty without such lines."""
     if not count:
         return ""
     many = f"{count} lines that are no messages, the first" if count > 1 else "a line that is no message"
@@ -92,7 +92,7 @@ def describe_noise(count: int, first: bytes) -> str:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A message that has no effect; counted under `why`."""
+    """A message that has no effect; it is counted under `why`."""
 
     why: Literal["foreign_ref_id", "second_hello", "after_end", "unasked_answer"]
     message: str
@@ -107,7 +107,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """The peer broke a rule. At the control end it ends the run; at the host end it is one error."""
+    """A broken rule of the protocol. It ends the run at the control end, and is one error at the host end."""
 
     code: str
     message: str
@@ -116,13 +116,13 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 UNHEARD_CHARS_MAX: Final = 100
-"""Of a part of a hello in its warning."""
+"""Longest part of a member of a hello in the warning about it."""
 
 
 def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Leave out of a hello what is not worth a failed start; return the rest, and each such member as it was written.
+    """Remove the members of a hello that should not fail a start; return the rest, and each removed member as written.
 
-    That is a mode that this version does not know, and extensions or heeds that are no texts.
+    These are a mode that this version does not know, and extensions or heeds that are no strings.
     """
     known, unheard = {**value}, dict[str, Json]()
     if value.get("mode", "mapped") not in ("passthrough", "mapped"):
@@ -145,7 +145,7 @@ Received = (
 
 
 def version_compatible(theirs: str) -> bool:
-    """Whether two ends can speak: the same major number of `abp/vMAJOR.MINOR`."""
+    """Return True if two ends can speak: the major number of `abp/vMAJOR.MINOR` is the same."""
     return _major(theirs) is not None and _major(theirs) == _major(CONTRACT_VERSION)
 
 
@@ -176,7 +176,7 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
 
 
 def _root_named(order: Json) -> Json:
-    """An order on the line that names no root has the empty one: `.` would be whatever folder its reader stands in."""
+    """Give an order without a root the empty one: `.` would be the current folder of its reader."""
     workspace = order.get("workspace", {}) if isinstance(order, dict) else None
     if not isinstance(workspace, dict) or "root" in workspace:
         return order

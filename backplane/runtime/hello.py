@@ -14,8 +14,8 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ProtocolError
 from backplane.process.aio import in_time
 from backplane.process.launch import READ_BYTES_MAX
-from backplane.protocol import NOISE_SHOWN, Noise, describe_noise
 from backplane.protocol.control import ControlEnd
+from backplane.protocol.messages import NOISE_SHOWN, Noise, describe_noise
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend
 from backplane.runtime.inbound import now

@@ -25,7 +25,7 @@ from backplane.process.aio import asyncio_loop, in_daemon
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
 from backplane.process.programs import feed, piece
-from backplane.protocol import strict
+from backplane.protocol.lines import strict
 from backplane.redact.secrets import Redactor
 
 TIMEOUT_MS_MAX: Final = 240_000

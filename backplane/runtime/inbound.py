@@ -44,8 +44,9 @@ from backplane.errors import BackplaneError, ContractError, PolicyError, Protoco
 from backplane.policy import approvals
 from backplane.policy.capabilities import supplied
 from backplane.policy.remembered import remembered_by
-from backplane.protocol import NOISE_SHOWN, Broken, Dropped, Events, Noise, Unknown, describe_noise, strict
 from backplane.protocol.control import ControlEnd
+from backplane.protocol.lines import strict
+from backplane.protocol.messages import NOISE_SHOWN, Broken, Dropped, Events, Noise, Unknown, describe_noise
 from backplane.receipts.build import RunState
 from backplane.redact.cuts import Splits
 from backplane.runtime.checkpoints import RunCheckpoints

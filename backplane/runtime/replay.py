@@ -29,7 +29,8 @@ from backplane.contract.receipt import (
 from backplane.contract.work import OF_HOST, REPLAY
 from backplane.errors import BackplaneError, PolicyError, unforeseen
 from backplane.process.pipes import Pair
-from backplane.protocol import Broken, HostEnd
+from backplane.protocol.host import HostEnd
+from backplane.protocol.messages import Broken
 from backplane.receipts.audit import record_hash
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace

@@ -42,8 +42,8 @@ from backplane.errors import (
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import OwnTask, Readable, TaskRef, in_order
 from backplane.process.launch import READ_BYTES_MAX
-from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd, Sent
+from backplane.protocol.messages import Events, version_compatible
 from backplane.receipts.build import OWN_LINES_MAX, End, RunState, cause, failure_of
 from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
 from backplane.receipts.pieces import canonical_chunks, unheard_facts

@@ -1,7 +1,7 @@
 """`serve --engine`: the same protocol on stdin and stdout, and each `run` that comes in is an order of a queue.
 
-The order's events come back as they happen on whichever machine, with its questions; its receipt is kept here, and
-goes out as any other. What cannot be handed to the queue has a receipt of this control plane that says why.
+The order's events and questions come back as they happen on the worker's machine. Its receipt is stored here and is
+sent like any other. An order that cannot be queued has a receipt of this control plane with the reason.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 BY_RULE_S: Final = 0.5
-"""For the answer of a policy or a hook to follow its question: what they decide, nobody here is asked."""
+"""Seconds in which the answer of a policy or a hook follows its question; then the question is asked here."""
 
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class QueueTarget(msgspec.Struct, frozen=True):
-    """Where orders go."""
+    """The queue that orders are sent to."""
 
     open: Callable[[], tuple[DurableEngine, Contents]]
-    """Blocks, and takes about a second: the engine is loaded for the first order only, and no hello waits for it."""
+    """Opens the engine; blocks for about a second, so it is called with the first order, after the hello."""
     label: str
     priority: int | None
 
 
 class KeptRun:
-    """A run of another machine whose receipt is kept here, see `messages.EndedRun`; its store must be open."""
+    """A run of another machine whose receipt is stored here, a `messages.EndedRun`; the store must be open."""
 
     def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
         self.id = row.run_id
@@ -69,7 +69,7 @@ class KeptRun:
 
 
 class QueueServer(stdio.Server):
-    """Orders of a queue for whoever is at the other end of the line."""
+    """Sends the orders of one client to a queue."""
 
     def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: QueueTarget) -> None:
         super().__init__(plane, line_bytes_max)
@@ -89,16 +89,16 @@ class QueueServer(stdio.Server):
             self._opened[0].close()
 
     def host(self) -> sidecar.Host:
-        # What the workers can is theirs to say, order by order.
+        # The workers announce their capabilities order by order.
         return sidecar.Host(
             id="backplane", capabilities={}, extensions=stdio.EXTENSIONS, backends=(), heeds=tuple(OF_HOST)
         )
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
-        # Nothing is started on it: it gives the name for the receipt of an order that cannot be queued.
+        # Nothing is started on it: its name is for the receipt of an order that cannot be queued.
         return order, from_command(("queue",), cwd=self.plane.home, limits=self.plane.settings.limits), None
 
-    def _told(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
+    def _ending(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
         streamed = not isinstance(ended, KeptRun) or ended.attempts == 1
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max, as_streamed=streamed)
 
@@ -118,7 +118,7 @@ class QueueServer(stdio.Server):
                 why = above.cancelled_because or "cancelled"
                 unstarted = await self.plane.end_unstarted(order, backend, why, run_id=run_id)
             return unstarted  # noqa: RET504  # A scope may swallow what is raised in it, by its type.
-        # From here on the order is told to end, and has its receipt all the same.
+        # From here on a cancel goes to the queue, and the order has its receipt in any case.
         with anyio.CancelScope(shield=True):
             root = order.workspace.root if above.names_root else ""
             ended = await self._followed(above, job, engine, content, root)
@@ -159,7 +159,7 @@ class QueueServer(stdio.Server):
                     decision = await above.pass_on(asked.body)
                     if decision is not None:
                         await engine.answer(id, event.attempt, str(asked.body.get("id")), decision)
-                except Exception as error:  # Told as the run's own fault; the attempt's deadline decides meanwhile.
+                except Exception as error:  # It becomes the run's error; until then the attempt's deadline decides.
                     faults.append(error)
 
             async def each(event: Event) -> None:
@@ -179,7 +179,7 @@ class QueueServer(stdio.Server):
                 row, result = await bring(engine, job, content, self.plane.home, each, root=root)
                 store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
                 ended.append(await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts)))
-            except Exception as error:  # A task group would give it on as one of many.
+            except Exception as error:  # A task group would raise it inside of a group.
                 faults.append(error)
             tasks.cancel_scope.cancel()
         if ended:
@@ -196,7 +196,7 @@ def _approval(event: Event) -> Approval | ApprovalAnswered | None:
 
 
 def _superseded(event: Event) -> bytes:
-    """What tells a reader of one stream that all events before are those of a lost attempt."""
+    """Return an event that says that all events before are those of a lost attempt."""
     told = Warned(
         ts=canonical.timestamp_at(time.time_ns()),
         message=f"attempt {event.superseded} was lost with its worker: what it said does not count, the next begins",

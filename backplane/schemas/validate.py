@@ -24,7 +24,7 @@ from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.policy.rules import TOOL_LISTS, unknown_names, unknown_tools, unmatched_paths
-from backplane.protocol import strict
+from backplane.protocol.lines import strict
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024

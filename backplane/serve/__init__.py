@@ -1,1 +1,1 @@
-"""The backplane as a program for other programs: a host on stdio, a server of the Model Context Protocol."""
+"""Backplane as a program for other programs: a host on stdio, and a server of the Model Context Protocol."""

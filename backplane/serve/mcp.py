@@ -1,7 +1,7 @@
-"""The backplane as a server of the Model Context Protocol: `run`, `receipts` and `validate` for agents that call it.
+"""Backplane as a server of the Model Context Protocol, with the tools `run`, `receipts` and `validate`.
 
-JSON-RPC lines on two descriptors. Asks of a run that the policy leaves open are denied: nobody is asked through here.
-A run ends with its request, and all of them end when the client goes away: what it asked before is answered then.
+The server speaks JSON-RPC lines on two descriptors. Asks that the policy leaves open are denied. A run ends with its
+request. When the client goes away, all runs end, and its open requests are answered.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ TEXT_CHARS_MAX: Final = 100_000
 
 ROWS_MAX: Final = 200
 FINDINGS_MAX: Final = 50
-"""Findings told of one document; the rest is counted."""
+"""Findings listed for one document; further ones are counted."""
 
 DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Largest document validated: it takes seconds at worst, while `backplane validate` takes any."""
+"""Largest document: checking it takes seconds at worst. `backplane validate` has no such limit."""
 
 VALIDATIONS_MAX: Final = 4
-"""Documents that are looked at at once, those of dropped requests included; others wait."""
+"""Documents checked at once, those of dropped requests included; others wait."""
 
 ID_CHARS: Final = 80
 """Longest name of a run in an error."""
@@ -61,10 +61,10 @@ LINE_CHARS: Final = 200
 """Longest line of progress."""
 
 RUN_REST_S: Final = 1.0
-"""For a run to end once stdin has: its cancellation follows, and clients wait for two seconds until SIGTERM."""
+"""Seconds for a run to end after stdin; then it is cancelled. Clients send SIGTERM after two seconds."""
 
 REST_S: Final = 15.0
-"""For all that was asked to be answered once stdin has ended: that, and the cancelling of a host that resists."""
+"""Seconds for open requests to be answered after stdin has ended: a host may resist its cancel."""
 
 
 def _about(description: str, **bounds: Any) -> msgspec.Meta:
@@ -144,7 +144,7 @@ class McpSession:
         self._pipe: Pipe | None = None
         self._signal: int | None = None
         self._runs: list[Run] = []
-        """Those that have not ended."""
+        """The runs that have not ended."""
         self._tools: dict[str, Callable[[Any, Request], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
@@ -152,10 +152,10 @@ class McpSession:
         }
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
-        """Answer until stdin ends or a signal comes; runs that are open then, or soon after, are cancelled in order.
+        """Answer until stdin ends or a signal comes; then cancel the open runs in order.
 
         Returns:
-            The signal; None for the end of stdin.
+            The signal; None at the end of stdin.
         """
         self._validations = anyio.CapacityLimiter(VALIDATIONS_MAX)
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
@@ -168,7 +168,7 @@ class McpSession:
         return self._signal
 
     async def _heed(self, work: anyio.CancelScope) -> None:
-        """Take signals until all work has ended: a second one only hurries that, which leaves nothing behind."""
+        """Handle signals until all work has ended; a second signal shortens the ends of the runs."""
         with anyio.open_signal_receiver(*ending_signals()) as received:
             async for number in received:
                 if self._signal is not None:
@@ -177,10 +177,10 @@ class McpSession:
                 self._signal = self._signal or int(number)
                 work.cancel()
 
-    async def _hear(self, told: Notification) -> None:
-        if told.method == "notifications/cancelled" and self._pipe is not None:
-            id = told.params.get("requestId")
-            if isinstance(id, str | int) and not isinstance(id, bool):  # True is 1 to a table.
+    async def _hear(self, received: Notification) -> None:
+        if received.method == "notifications/cancelled" and self._pipe is not None:
+            id = received.params.get("requestId")
+            if isinstance(id, str | int) and not isinstance(id, bool):  # In a dict, True is the key 1.
                 self._pipe.drop(id)
 
     async def _answer(self, asked: Request) -> Json | RpcError:
@@ -207,7 +207,7 @@ class McpSession:
             return _failed(ConfigError("config_invalid", f"arguments of {name}: {error}"))
         try:
             return await self._tools[name](given, asked)
-        except Exception as error:  # The outermost edge: one request that fails ends neither the others nor the server.
+        except Exception as error:  # The outermost edge: a failed request ends neither the others nor the server.
             known = next((leaf for leaf in _leaves(error) if isinstance(leaf, BackplaneError)), None)
             return _failed(known or BackplaneError("internal", f"{type(error).__name__}: {error}"))
 
@@ -221,7 +221,7 @@ class McpSession:
         home = config.home(self._environ)
         async with api.attempting(order, backend=given.backend, settings=settings, home=home) as attempts:
             while True:
-                with ExitStack() as after:  # As a run is to be cancelled until all of it has ended.
+                with ExitStack() as after:  # A run can be cancelled until all of it has ended.
                     async with attempts.begin() as run, anyio.create_task_group() as tasks:
                         self._runs.append(run)
                         after.callback(self._runs.remove, run)
@@ -233,7 +233,7 @@ class McpSession:
                         tasks.cancel_scope.cancel()
                 if self._signal is not None or not await attempts.goes_on(run):
                     break
-        said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
+        said = {**summary(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")
 
     async def _end_with_client(self, run: Run) -> None:
@@ -247,7 +247,7 @@ class McpSession:
             raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
         try:
             root = (self._root / (given.root or ".")).resolve()
-        except (ValueError, RuntimeError, OSError) as error:  # A NUL, a loop of links, a name that is too long.
+        except (ValueError, RuntimeError, OSError) as error:  # A NUL, a loop of links, or a name that is too long.
             raise ConfigError("config_invalid", f"the root {given.root!r} names no folder: {error}") from error
         if not root.is_relative_to(self._root):
             fact = f"{given.root!r} is not in {self._root}"
@@ -261,18 +261,18 @@ class McpSession:
         )
 
     def _progress(self, asked: Request) -> Callable[[AgentEvent], Awaitable[None]]:
-        """Tells what happens in a run to a client that asked for it."""
+        """Return a function that sends an event of a run as progress, if the client asked for that."""
         meta = asked.params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
-        told_events = 0
+        sent = 0
 
         async def tell(event: AgentEvent) -> None:
-            nonlocal told_events
+            nonlocal sent
             line = _line(event)
             if line is None or self._pipe is None or not isinstance(token, str | int) or isinstance(token, bool):
                 return
-            told_events += 1
-            params = {"progressToken": token, "progress": told_events, "message": line}
+            sent += 1
+            params = {"progressToken": token, "progress": sent, "message": line}
             await self._pipe.notify("notifications/progress", params)
 
         return tell
@@ -289,7 +289,7 @@ class McpSession:
             receipt = store.load(row.run_id)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
             name = backend_name(store.folder(row.run_id))
-            said = {**told(receipt, name), "events": row.trace_count, "verifies": not wrong}
+            said = {**summary(receipt, name), "events": row.trace_count, "verifies": not wrong}
             return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
 
     def _require_here(self, name: str) -> None:
@@ -297,7 +297,7 @@ class McpSession:
             self._find(store, name)
 
     def _find(self, store: Store, name: str) -> ReceiptRow:
-        """Return the row of a run in this server's folder. Raises as `Store.find`, and PolicyError for another run."""
+        """Return the row of a run in this server's folder. Raises like `Store.find`, or PolicyError."""
         row = store.find(name)
         if not self._is_here(store, row.run_id):
             fact = f"the run {name[:ID_CHARS]!r} worked outside of {self._root}, the folder of this server"
@@ -305,7 +305,7 @@ class McpSession:
         return row
 
     def _is_here(self, store: Store, run_id: str) -> bool:
-        """Return True if a run worked in this server's folder; False if its order is not kept any more."""
+        """Return True if a run worked in this server's folder; False if its order was pruned."""
         root = opening_of(store.folder(run_id)).order.workspace.root if is_run_id(run_id) else ""
         return bool(root) and Path(root).resolve().is_relative_to(self._root)
 
@@ -330,7 +330,7 @@ class McpSession:
 
 
 def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyProfile:
-    """The configured policy, which the caller may tighten and never widen."""
+    """Return the configured policy with the caller's rules, which can only make it stricter."""
     profile = PolicyProfile() if configured is None else read_policy(configured)
     if profile.allowed_tools and given.allow_tools:
         fact = "the configured policy has a list of allowed tools, which allow_tools would widen"
@@ -350,13 +350,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def told(receipt: Receipt, name: str | None) -> dict[str, Json]:
-    """A receipt as a caller needs it: how it ended, what it cost, and its patch.
+def summary(receipt: Receipt, name: str | None) -> dict[str, Json]:
+    """Return what a caller needs of a receipt: how the run ended, its cost, and its patch.
 
-    A patch that is not in the receipt is not told: it holds a secret, or nobody could look for one.
+    A patch that is not in the receipt is left out: it contains a secret, or could not be searched for one.
 
     Args:
-        name: of its backend as it is configured here, which is what `run` takes; None where that is not known.
+        name: the configured name of the backend, as `run` takes it; None if it is unknown.
     """
     usage = {name: value for name, value in msgspec.to_builtins(receipt.usage).items() if value is not None}
     return {
@@ -384,7 +384,7 @@ def _cut(text: str | None) -> str | None:
 
 
 def _line(event: AgentEvent) -> str | None:
-    """What is told of an event while a run goes on; None for what is too small or too often."""
+    """Return the line of progress for an event; None for an event that is too small or too frequent."""
     if isinstance(event, ToolCall):
         return f"calls {event.tool_name}"[:LINE_CHARS]
     if isinstance(event, AssistantMessage):

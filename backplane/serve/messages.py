@@ -1,7 +1,7 @@
-"""A run told on in the protocol's own messages, for whoever drives this control plane.
+"""Messages of the protocol for a run of this control plane, for the client that started it.
 
-Events and receipt go out in the canonical bytes they were stored in, as the last member of
-their message, so that a reader can verify the hash without parsing a number.
+Events and receipt are written in the canonical bytes in which they are stored, as the last member of their message,
+so that a reader can verify the hash without parsing a number.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class EndedRun(Protocol):
 
 
 def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
-    """The `event` messages of these canonical events, in one piece.
+    """Return the `event` messages of canonical events, in one piece.
 
     Args:
-        line_bytes_max: what the other end reads; None where nobody said.
+        line_bytes_max: the longest line that the other end reads; None if it is unknown.
 
     Raises:
-        ProtocolError: `protocol_invalid_envelope`, one of them is longer than the other end reads.
+        ProtocolError: `protocol_invalid_envelope`, an event is longer than the other end reads.
     """
     frame = msgspec.json.encode({"t": "event", "ref_id": ref_id})[:-1] + b',"event":'
     lines = frame + (b"}\n" + frame).join(records) + b"}\n"
     if line_bytes_max is not None and len(lines) > line_bytes_max:
         longest = max(map(len, records)) + len(frame) + 1
         if longest > line_bytes_max:
-            # Canonical forms can be longer than what came: `1e5` is `100000.0`.
+            # A canonical form can be longer than what came: `1e5` becomes `100000.0`.
             raise ProtocolError(
                 "protocol_invalid_envelope",
                 f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
@@ -60,18 +60,18 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
 
 
 def _words(error: BackplaneError) -> str:
-    """The fact and the next step: a message has no member for that."""
+    """Return the fact and the next step in one text: a message has no member for the step."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bool = True) -> Iterator[bytes]:
-    """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
+    """Yield the run's `final` or `fatal` in pieces, with the receipt's canonical bytes as its last member.
 
-    A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
-    long without it stays where it is kept, and so does one that an exception keeps from being said.
+    A receipt that is too long for a line is sent without its trace, and the message says so. If it is still too long,
+    or if an exception is raised, a `fatal` without the receipt is sent.
 
     Args:
-        as_streamed: whether what was streamed is the trace and nothing else.
+        as_streamed: True if the streamed events are the trace, and nothing else was streamed.
     """
     begun = False
     try:
@@ -81,17 +81,17 @@ def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bo
     except Exception as error:
         fault = ended.end_error or unforeseen(error)
         line = _fatal(ref_id, fault.message, fault.code) + b"}\n"
-        yield b"\n" + line if begun else line  # Half a line is no message; this one begins anew.
+        yield b"\n" + line if begun else line  # Half a line is no message; this one is a line of its own.
 
 
 def fatal_of_no_run(fault: BackplaneError) -> bytes:
-    """The line of what went wrong before there was a run."""
-    code = fault.code if fault.code in CODES else "config_invalid"  # A peer knows the contract's codes alone.
+    """Return the `fatal` for an error before there was a run."""
+    code = fault.code if fault.code in CODES else "config_invalid"  # A peer knows only the contract's codes.
     return _fatal(None, _words(fault), code) + b"}\n"
 
 
 def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
-    """A `fatal` that is open for another member."""
+    """Return a `fatal` without its closing brace, so that a member can follow."""
     return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
 
 

@@ -1,8 +1,7 @@
-"""The backplane as a host: the same protocol on its own stdin and stdout, one floor up.
+"""Backplane as a host: it speaks the protocol on its own stdin and stdout.
 
-Each `run` that comes in is a run of this control plane; its events and its sealed receipt go
-out in the bytes they were stored in. So a client in any language is anything that can host a
-sidecar, and a backplane can be another backplane's host.
+Each `run` message starts a run of this control plane. Its events and its sealed receipt are sent in the bytes in which
+they are stored. A client in any language can use it like any host, and so can another backplane.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from backplane.workspace import archive
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
 
 LADDER_S: Final = 0.9
-"""What ending a run below takes beside its host's grace: the stop ladder, the diff and the seal."""
+"""Seconds that ending an inner run takes beside its host's grace: the stop ladder, the diff and the seal."""
 
 ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Orders held at once, waiting ones too: thousands of usual ones, and what a machine can bear of the largest."""
+"""Bytes of all orders that run or wait: thousands of usual ones, or as many of the largest as memory allows."""
 
 FRAME_BYTES: Final = 1024
-"""Kept free in a line for what stands around an event here but not below: the other end's own name of the run."""
+"""Bytes of a line that are reserved for the other end's own id of the run."""
 
 PIPE_BYTES: Final = 1024 * 1024
-"""Of the pipe to whoever reads us, where the system gives it: with many runs on one pipe each of them waits less often
-for its turn. It is what Linux lets anybody have."""
+"""Size of the pipe to the reader of stdout, if the system allows it: with many runs on one pipe, each waits less often.
+It is the largest that Linux gives every user."""
 
 _RANK: Final = ("native", "emulated", "restricted", "unsupported")
 
 
 def host(settings: Settings, home: Path, environ: Mapping[str, str]) -> sidecar.Host:
-    """Who this control plane is to those above: the union of what its backends were last seen to have."""
+    """Describe this control plane as a host, with the union of the capabilities that its backends last announced."""
     entries: list[dict[str, Any]] = []
     union: dict[str, Level] = {}
     for status in backends.known(settings, environ):
@@ -83,10 +82,10 @@ def main(
     """Serve on this process's stdin and stdout until the end of stdin and of the last run, or until a signal.
 
     Args:
-        make: makes the server; None runs the orders here.
+        make: makes the server; None runs the orders in this process.
 
     Returns:
-        The signal, and what was found of runs that were cut off before, a line each.
+        The signal, and a line for each run that was interrupted earlier and recovered now.
 
     Raises:
         BrokenPipeError: nobody reads the hello.
@@ -106,12 +105,12 @@ def main(
 
 
 def _widen(stdout: int) -> None:
-    with suppress(OSError, AttributeError):  # No pipe, or no system that can.
+    with suppress(OSError, AttributeError):  # Stdout is no pipe, or the system has no such call.
         fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 class Server:
-    """Runs of one control plane for whoever is at the other end of the line."""
+    """Runs the orders of one client on a control plane."""
 
     def __init__(self, plane: ControlPlane, line_bytes_max: int) -> None:
         self.plane = plane
@@ -119,32 +118,32 @@ class Server:
         self._orders_bytes = 0
 
     def host(self) -> sidecar.Host:
-        """Who this is to those above."""
+        """Describe this server as a host."""
         return host(self.plane.settings, self.plane.home, self.plane.environ)
 
     def close(self) -> None:
-        """Let go of what is open, once nothing runs."""
+        """Close the state folder, after the last run."""
         self.plane.state_folder.close()
 
     async def work(self, above: sidecar.HostRun) -> sidecar.Told:
-        """One run, from its order to the message that ends it."""
+        """Run one order; return the message that ends it."""
         order_bytes = len(msgspec.json.encode(above.order))
         if self._orders_bytes + order_bytes > ORDERS_BYTES_MAX:
             raise BackendError(
                 "rate_limit_exceeded",
-                f"the orders at hand are over {ORDERS_BYTES_MAX} bytes together",
+                f"the open orders are over {ORDERS_BYTES_MAX} bytes together",
                 hint="wait for the end of some runs, or name files in place of long texts",
             )
         self._orders_bytes += order_bytes
         try:
             ended = await self._run_below(above)
-        except Exception as error:  # The kit prints a traceback for a host's author; this one goes to whoever asked.
+        except Exception as error:  # The kit would print a traceback; this error is for the client.
             raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
-        return sidecar.Told(self._told(above, ended))
+        return sidecar.Told(self._ending(above, ended))
 
-    def _told(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
+    def _ending(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
@@ -168,11 +167,11 @@ class Server:
         run: Run | None = None
         try:
             async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id, route=route) as run:
-                # From here on the run itself is told to end, and tells what happened until then.
+                # From here on a cancel goes through `run.cancel`, so that the remaining events are forwarded.
                 with anyio.CancelScope(shield=True):
                     try:
-                        await self._tell(above, run)
-                    except BackplaneError:  # Of the line above: nobody reads it any more.
+                        await self._forward(above, run)
+                    except BackplaneError:  # The client reads no more.
                         raise
                     except Exception as error:
                         run.fail(error)
@@ -184,8 +183,8 @@ class Server:
         assert run is not None
         return run
 
-    async def _tell(self, above: sidecar.HostRun, run: Run) -> None:
-        """Pass on what happens, in the bytes it was kept in, until nothing more does."""
+    async def _forward(self, above: sidecar.HostRun, run: Run) -> None:
+        """Forward the events of a run, in the bytes in which they are stored, until it has ended."""
 
         async def cancel() -> None:
             grace_s = max(above.grace_s - LADDER_S, 0.1)
@@ -199,7 +198,7 @@ class Server:
 
 
 def _asking(above: sidecar.HostRun) -> OnAsk | None:
-    """How what the policy leaves open is put to whoever is above; None where that is not to be asked anything."""
+    """Return what asks the client about calls that the policy leaves open; None if the client takes no asks."""
     if "ask/1" not in above.extensions:
         return None
 
@@ -208,7 +207,7 @@ def _asking(above: sidecar.HostRun) -> OnAsk | None:
         if verdict is not None:
             return verdict
         default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"
-        return Decision(decision=default, reason="nobody above can be asked any more")
+        return Decision(decision=default, reason="the client can no longer be asked")
 
     return on_ask
 
@@ -221,11 +220,11 @@ def as_uuid(text: str) -> str | None:
 
 
 def _in_place(order: WorkOrder) -> WorkOrder:
-    """Whoever did not ask us to stage has staged already: the root is the place to work in, all of it selected."""
+    """Change an order to work in its root, all of it: a client without `stage/1` has staged it already."""
     workspace = msgspec.structs.replace(order.workspace, mode="pass_through", include=(), exclude=())
     return msgspec.structs.replace(order, workspace=workspace)
 
 
 def _at(order: WorkOrder, folder: Path) -> WorkOrder:
-    """It named no place and staged nothing: an empty folder of its own, never the one that we stand in."""
+    """Change an order without a root to work in an empty folder, and never in our current folder."""
     return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))

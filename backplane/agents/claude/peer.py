@@ -11,7 +11,6 @@ import msgspec
 
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
-from backplane.protocol import EVIDENCE_BYTES
 from backplane.protocol.jsonrpc import (
     INVALID_REQUEST,
     Id,
@@ -23,6 +22,7 @@ from backplane.protocol.jsonrpc import (
     Response,
     RpcError,
 )
+from backplane.protocol.lines import EVIDENCE_BYTES
 
 WITHDRAWAL: Final = "control_cancel_request"
 

@@ -21,7 +21,7 @@ from websockets.uri import parse_uri
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX
 
 if TYPE_CHECKING:
     from backplane.process.child import Child

@@ -8,8 +8,8 @@ import pytest
 
 from backplane.contract.envelope import Final, RunMessage
 from backplane.contract.work import WorkOrder
-from backplane.protocol import Broken, Events
 from backplane.protocol.control import ControlEnd
+from backplane.protocol.messages import Broken, Events
 from backplane.redact.secrets import Redactor
 from backplane.runtime.inbound import now
 from tests.all.faults import sizes
