@@ -106,7 +106,7 @@ async def paced_bare(root: str) -> int:
 async def opened(root: str, protocol: str) -> AsyncIterator[Callable[[], Awaitable[list[Any]]]]:
     """Give a coroutine that asks once and returns the events it heard."""
     from backplane.contract.canonical import timestamp_at
-    from backplane.ir import Conversation, Message, Text
+    from backplane.dialects.ir import Conversation, Message, Text
     from backplane.upstream.client import Upstream
     from backplane.upstream.completion import ModelClient
     from backplane.upstream.endpoint import PROTOCOLS, Endpoint

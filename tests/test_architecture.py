@@ -31,11 +31,11 @@ ROOMS = {
     "errors": "",
     "contract": "errors",
     "contract.light": "",
-    "ir": "contract",
+    "dialects.ir": "contract",
     "redact": SHAPES,
     "protocol": f"{SHAPES} redact",
     "policy": SHAPES,
-    "dialects": f"{SHAPES} ir",
+    "dialects": f"{SHAPES} dialects.ir",
     # doors to the world
     "resources": "errors",
     "process.guard": "",
@@ -57,11 +57,11 @@ ROOMS = {
     "view": f"{SHAPES} process.table receipts.folded routing",
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
-    "upstream.cost": f"{SHAPES} ir",
+    "upstream.cost": f"{SHAPES} dialects.ir",
     "upstream.decompress": "",
-    "upstream.meter": f"{SHAPES} dialects ir upstream.cost",
-    "upstream": f"{SHAPES} dialects ir upstream.clients upstream.cost upstream.decompress upstream.presets",
-    "schemas": f"{SHAPES} agents.options config ir policy protocol resources sandbox.credentials upstream.presets",
+    "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
+    "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.decompress upstream.presets",
+    "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials upstream.presets",
     "testing": f"{SHAPES} upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
     "agents.options": "errors",
@@ -80,13 +80,13 @@ ROOMS = {
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",
-    "providers": f"{SHAPES} agents config dialects ir policy process protocol receipts redact runtime",
+    "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
-    "tools": f"{SHAPES} ir policy process protocol upstream.clients upstream.decompress",
+    "tools": f"{SHAPES} dialects.ir policy process protocol upstream.clients upstream.decompress",
     "agents": (
-        f"{SHAPES} agents.options agents.shipped config dialects host ir policy process protocol tools upstream "
-        "upstream.cost upstream.presets"
+        f"{SHAPES} agents.options agents.shipped config dialects dialects.ir host policy process protocol tools "
+        "upstream upstream.cost upstream.presets"
     ),
     "hosts": f"{SHAPES} agents agents.options config contract.light host process",
     # the front doors
@@ -113,7 +113,7 @@ ROOMS = {
 
 GROUND = {"errors", "contract"}
 PURE = {
-    *("ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
+    *("dialects.ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
     *("receipts.claims", "receipts.claimed_texts"),
     *("process.table", "routing", "upstream.cost", "view"),
 }

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.dialects import DIALECTS, augment
+from backplane.dialects.ir import Conversation, Media, Text, ToolOutput, ToolUse
 from backplane.dialects.losses import is_named, placed_leaves
 from backplane.errors import TranslationError
-from backplane.ir import Conversation, Media, Text, ToolOutput, ToolUse
 
 PNG = "iVBORw0KGgoAAAANSUhEUg=="
 SCHEMA = {"type": "object", "properties": {"p": {"type": "string"}}}

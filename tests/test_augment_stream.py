@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backplane.dialects import DIALECTS, augment, framing, sum_stream
-from backplane.ir import Text, ToolUse
+from backplane.dialects.ir import Text, ToolUse
 from tests.dialects import dialect_corpus
 
 S_MAX = 30

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.dialects.ir import TokenCounts
 from backplane.errors import ConfigError
-from backplane.ir import TokenCounts
 from backplane.upstream.cost import _TABLE, MICROS, Price, Spent, actual, price_of, read_price
 
 PRICE = Price(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)

@@ -7,7 +7,7 @@ import inspect
 import msgspec
 import pytest
 
-from backplane import ir
+from backplane.dialects import ir
 
 KINDS = [kind for _, kind in inspect.getmembers(ir, inspect.isclass) if issubclass(kind, ir.Node)]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from backplane.ir import Conversation, Message, Text, ToolOutput, ToolSpec
+from backplane.dialects.ir import Conversation, Message, Text, ToolOutput, ToolSpec
 from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, ProtocolName, RecordedRequest, Turn
 from tests.dialects import referees
 from tests.scripted import TURNS, Heard, expected

@@ -17,8 +17,8 @@ from backplane.agents.structured import AnswerSchema
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, Failed, Warned
+from backplane.dialects.ir import TokenCounts
 from backplane.host import EXTENSIONS, Done, Host, HostRun
-from backplane.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run

@@ -35,9 +35,9 @@ from backplane.contract import receipt
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import Image
 from backplane.contract.events import AgentEvent, AssistantMessage
+from backplane.dialects.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
-from backplane.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
 from backplane.tools import SPECS, CallResult, Toolbox
 from backplane.tools.keys import take, without
 from backplane.tools.mcp import Servers, open_servers

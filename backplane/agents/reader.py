@@ -11,7 +11,7 @@ from backplane.agents.events import CALLS_MAX, CUT_SHORT, EventFactory, Pieces, 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import TokenCounts
+from backplane.dialects.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 

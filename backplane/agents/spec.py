@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.agents.order import Continuation, read_conversation
 from backplane.contract import conversation as said
 from backplane.contract import pictures
 from backplane.contract.canonical import Json
+from backplane.dialects import ir
 from backplane.errors import BackendError, ConfigError
 from backplane.upstream.cost import Price, micros, read_price
 

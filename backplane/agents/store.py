@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
@@ -29,7 +28,7 @@ from backplane.contract.conversation import (
     ToolResultMessage,
     UserMessage,
 )
-from backplane.dialects import dialect
+from backplane.dialects import dialect, ir
 from backplane.errors import ConfigError, TranslationError
 
 STORES: Final[dict[str, str]] = {name: f"backplane.agents.{name}.store" for name in ("claude", "codex")}

@@ -20,10 +20,10 @@ from backplane.contract.unheard import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
 from backplane.dialects.codec import LossLedger, kind_of
+from backplane.dialects.ir import Answer, Kept, Loss, StreamFailed, Translated
 from backplane.dialects.losses import lose_empty, lose_forms, lose_words
 from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
-from backplane.ir import Answer, Kept, Loss, StreamFailed, Translated
 
 DIALECTS: Final[dict[str, str]] = {
     "openai": "backplane.dialects.openai",

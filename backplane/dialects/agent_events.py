@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from backplane import ir
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
+from backplane.dialects import ir
 from backplane.dialects.streams import Accumulator, BlockReader
 from backplane.errors import ConfigError
 

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects import codec
+from backplane.dialects import codec, ir
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.contract.canonical import Json
+from backplane.dialects import ir
 from backplane.dialects.framing import UNREADABLE
 from backplane.errors import TranslationError
 

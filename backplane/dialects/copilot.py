@@ -12,7 +12,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import chat, framing
 from backplane.dialects.chat import Chat
-from backplane.ir import Noted, StreamEvent
+from backplane.dialects.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
 

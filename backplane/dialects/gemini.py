@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
+from backplane.dialects import ir
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     MADE_ID,

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from backplane.dialects.codec import LossLedger
+from backplane.dialects.ir import Answer, Conversation, Message, Node, Text, ToolOutput, ToolUse
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
-from backplane.ir import Answer, Conversation, Message, Node, Text, ToolOutput, ToolUse
 
 NodeT = TypeVar("NodeT", bound=Node)
 DIGEST_CHARS: Final = 8

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from backplane import ir
 from backplane.contract.canonical import Json
+from backplane.dialects import ir
 from backplane.dialects.codec import (
     CODES,
     LossLedger,

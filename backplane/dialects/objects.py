@@ -12,7 +12,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantDelta
 from backplane.dialects import dialect
 from backplane.dialects.agent_events import State
-from backplane.ir import Text
+from backplane.dialects.ir import Text
 
 
 def map_object(name: str, found: Any, state: State) -> list[AgentEvent]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from backplane.dialects.codec import LossLedger
-from backplane.ir import Candidate, Part, Stop, ToolUse
+from backplane.dialects.ir import Candidate, Part, Stop, ToolUse
 
 RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")
 """Reasons after which a client runs the calls of an answer."""

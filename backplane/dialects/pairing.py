@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from backplane.dialects.codec import LossLedger
-from backplane.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse, Translated
+from backplane.dialects.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse, Translated
 
 MISSING: Final = "no result: the tool did not run to its end"
 """What a model reads where a result is missing."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.ir import Loss, ToolSpec
+from backplane.dialects.ir import Loss, ToolSpec
 
 Schema = dict[str, Any]
 Rewritten = tuple[Schema, tuple[str, ...]]

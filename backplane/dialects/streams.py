@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
 from backplane.contract.canonical import Json
+from backplane.dialects import ir
 from backplane.dialects.codec import (
     NUMBER,
     LossLedger,

@@ -17,9 +17,9 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import dialect, ordered, translate
 from backplane.dialects.codec import encode
+from backplane.dialects.ir import Conversation, Loss, Message, Text, Translated
 from backplane.dialects.losses import calls_in
 from backplane.errors import TranslationError
-from backplane.ir import Conversation, Loss, Message, Text, Translated
 
 PARTS_MAX: Final = 4096
 """Parts of histories that are kept: some hundred conversations of an agent; the least recently used goes first."""

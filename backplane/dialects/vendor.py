@@ -24,13 +24,13 @@ from backplane.dialects.codec import (
     read_options,
     write_options,
 )
+from backplane.dialects.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 from backplane.dialects.limits import ServerLimits, fitted, runnable
 from backplane.dialects.losses import RoundTrip, check_meaning
 from backplane.dialects.outcome import Endings
 from backplane.dialects.schemas import accepted_tool
 from backplane.dialects.streams import BlockReader, BlockWriter
 from backplane.errors import TranslationError
-from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
 ReadT = TypeVar("ReadT", Conversation, Answer)
 

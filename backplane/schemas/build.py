@@ -67,7 +67,7 @@ _PRINTED: Final = {
     "cli_dry_run": "backplane.cli.dry_run:DryRun",
     "cli_replay": "backplane.receipts.backtest:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",
-    "cli_translate_loss": "backplane.ir:Loss",
+    "cli_translate_loss": "backplane.dialects.ir:Loss",
     "cli_version": "backplane.cli.version:Version",
     "cli_why": "backplane.view.why:Diagnosis",
 }

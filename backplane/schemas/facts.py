@@ -11,8 +11,8 @@ from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.capability import CAPABILITIES
 from backplane.contract.envelope import ASK_MEMBERS
 from backplane.contract.events import EVENT_TYPES
+from backplane.dialects.ir import LOSS_CODES
 from backplane.errors import CODES
-from backplane.ir import LOSS_CODES
 
 _UUID: Final = r"^(urn:uuid:)?\{?[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\}?$"
 _UUID_WRITTEN: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"

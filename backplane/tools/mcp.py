@@ -18,8 +18,8 @@ import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.ir import ToolSpec
 from backplane.errors import BackendError, BackplaneError
-from backplane.ir import ToolSpec
 from backplane.process.child import Child, open_child
 from backplane.process.jsonrpc import Pipe
 from backplane.process.launch import StartCommand

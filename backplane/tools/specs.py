@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
-from backplane.ir import ToolSpec
+from backplane.dialects.ir import ToolSpec
 
 TIMEOUT_S: Final = 120
 """For a command that names no time of its own."""

@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.ir import Conversation, Loss, Message, Part, ToolOutput, ToolUse
 from backplane.dialects.limits import ANY_WORD, Spelling
-from backplane.ir import Conversation, Loss, Message, Part, ToolOutput, ToolUse
 
 CallT = TypeVar("CallT", ToolUse, ToolOutput)
 

@@ -16,10 +16,7 @@ from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
-from backplane.dialects.limits import ServerLimits
-from backplane.dialects.pairing import paired
-from backplane.dialects.schemas import accepted_tool
-from backplane.ir import (
+from backplane.dialects.ir import (
     Answer,
     Candidate,
     Conversation,
@@ -32,6 +29,9 @@ from backplane.ir import (
     TokenCounts,
     ToolUse,
 )
+from backplane.dialects.limits import ServerLimits
+from backplane.dialects.pairing import paired
+from backplane.dialects.schemas import accepted_tool
 from backplane.upstream.arguments import mended, sendable
 from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from backplane.contract import receipt
+from backplane.dialects.ir import TokenCounts
 from backplane.errors import ConfigError
-from backplane.ir import TokenCounts
 
 MICROS: Final = 1_000_000
 """Millionths in a dollar, and the number of tokens that a price is given for."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.dialects import gemini
-from backplane.ir import Loss
+from backplane.dialects.ir import Loss
 from backplane.upstream import rewrites
 from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import INVALID, UpstreamFailure

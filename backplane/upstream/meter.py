@@ -10,7 +10,7 @@ import msgspec
 
 from backplane.contract.receipt import Usage
 from backplane.dialects import dialect, framing
-from backplane.ir import Began, StreamFailed, TokenCounts, UsageSeen
+from backplane.dialects.ir import Began, StreamFailed, TokenCounts, UsageSeen
 from backplane.upstream.cost import Price, Spent
 
 _ANSWERS: Final = (

@@ -20,11 +20,7 @@ from backplane.dialects.codec import (
     RequestOption,
     Tools,
 )
-from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.outcome import Endings
-from backplane.dialects.streams import BlockReader, BlockWriter, Key
-from backplane.dialects.vendor import Dialect
-from backplane.ir import (
+from backplane.dialects.ir import (
     Answer,
     Candidate,
     Conversation,
@@ -39,6 +35,10 @@ from backplane.ir import (
     ToolOutput,
     ToolUse,
 )
+from backplane.dialects.limits import ServerLimits, Spelling
+from backplane.dialects.outcome import Endings
+from backplane.dialects.streams import BlockReader, BlockWriter, Key
+from backplane.dialects.vendor import Dialect
 
 NAME: Final = "acme"
 ROLES: Final[dict[str, Role]] = {"boss": "system", "human": "user", "robot": "assistant", "machine": "tool"}

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from backplane import ir
-from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
+from backplane.dialects import StreamTranslation, dialect, ir, sum_stream, translate
 from backplane.errors import TranslationError
 from tests.dialects import differ, referees, rules
 from tests.dialects.dialect_corpus import CONTRACTS, KINDS, Corpus, canonical

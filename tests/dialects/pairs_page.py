@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import ir
-from backplane.dialects import dialect, translate
+from backplane.dialects import dialect, ir, translate
 from backplane.errors import TranslationError
 from tests.dialects.dialect_corpus import NAMES
 

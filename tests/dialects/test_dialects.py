@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane import ir
 from backplane.contract.capability import CAPABILITIES
 from backplane.contract.events import AssistantDelta, AssistantMessage, Failed, Reasoning, ToolCall, carried
 from backplane.contract.work import ContextPacket, RuntimeConfig, Snippet, WorkOrder
@@ -17,6 +16,7 @@ from backplane.dialects import (
     agent_events,
     check_losses,
     dialect,
+    ir,
     loss_event,
     objects,
     read_stream,

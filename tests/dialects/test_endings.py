@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from backplane import ir
-from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
+from backplane.dialects import StreamTranslation, dialect, ir, sum_stream, translate
 from backplane.dialects.augment import ChunkStream
 from tests.dialects.dialect_corpus import NAMES, streams
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from backplane import ir
-from backplane.dialects import StreamTranslation, agent_events, dialect, translate
+from backplane.dialects import StreamTranslation, agent_events, dialect, ir, translate
 from tests.dialects.dialect_corpus import NAMES, documents, streams
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backplane.dialects import dialect
+from backplane.dialects.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse
 from backplane.dialects.pairing import MISSING, is_paired, paired
-from backplane.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse
 from backplane.testing import PROTOCOLS, Call, Turn
 from backplane.upstream.endpoint import PROTOCOLS as TABLE
 from tests.upstream.talk import conversation, talk, worked

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backplane import ir
-from backplane.dialects import dialect, translate
+from backplane.dialects import dialect, ir, translate
 from tests.dialects import differ
 from tests.dialects.dialect_corpus import NAMES, PAIRS, canonical
 

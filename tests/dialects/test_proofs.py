@@ -9,7 +9,7 @@ import pytest
 
 from backplane.dialects import translate
 from backplane.dialects.gemini import PROOF, prove_calls
-from backplane.ir import Message, ToolOutput, ToolUse
+from backplane.dialects.ir import Message, ToolOutput, ToolUse
 from backplane.testing import Turn
 from tests.upstream.talk import READ, conversation, talk, worked
 

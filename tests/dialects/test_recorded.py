@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from backplane import ir
-from backplane.dialects import StreamTranslation, framing, sum_stream
+from backplane.dialects import StreamTranslation, framing, ir, sum_stream
 from tests.dialects import measures, recorded
 from tests.dialects.dialect_corpus import documents, streams
 

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backplane.dialects import translate
+from backplane.dialects.ir import ToolSpec
 from backplane.dialects.schemas import NODES_MAX, RULES, accepted
-from backplane.ir import ToolSpec
 from backplane.testing import Turn
 from backplane.upstream.endpoint import PROTOCOLS
 from tests.dialects import rules

@@ -11,7 +11,7 @@ import anyio
 
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.events import AgentEvent, AssistantDelta, ToolCall, Warned
-from backplane.ir import Conversation, Media, Message, Text, ToolOutput, ToolSpec, ToolUse
+from backplane.dialects.ir import Conversation, Media, Message, Text, ToolOutput, ToolSpec, ToolUse
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName, RecordedRequest, Turn
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.dialects.ir import Conversation, Message, ToolOutput, ToolUse
 from backplane.dialects.limits import Spelling
-from backplane.ir import Conversation, Message, ToolOutput, ToolUse
 from backplane.testing import Call, Turn
 from backplane.upstream.arguments import mended, sendable
 from tests.upstream.talk import READ, conversation, talk

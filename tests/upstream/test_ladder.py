@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.dialects.ir import Conversation, Message, Text
 from backplane.errors import CODES
-from backplane.ir import Conversation, Message, Text
 from backplane.testing import PROTOCOLS, Call, Fault, Turn, When
 from backplane.upstream.failure import INVALID, UpstreamFailure
 from backplane.upstream.ladder import LADDERS, WAIT_S_MAX, climb, next_step, prepare

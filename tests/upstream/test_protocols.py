@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backplane.ir import Message, Text, ToolOutput, ToolUse
+from backplane.dialects.ir import Message, Text, ToolOutput, ToolUse
 from backplane.testing import PROTOCOLS, Call, Fault, ScriptUsage, Turn, When
 from backplane.testing.frames import Frame, as_events
 from tests.scripted import reworked, same, twice

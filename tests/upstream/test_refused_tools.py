@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backplane.ir import Conversation, ToolSpec
+from backplane.dialects.ir import Conversation, ToolSpec
 from backplane.testing import PROTOCOLS, Fault, Turn, When
 from backplane.upstream.failure import INVALID, UpstreamFailure
 from backplane.upstream.ladder import LEFT_OUT, TOOLS_LEFT_OUT_MAX, blamed_tool, next_step

@@ -32,7 +32,7 @@ from backplane.policy.rules import Policy
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, Response, RpcError
 
 if TYPE_CHECKING:
-    from backplane.ir import TokenCounts
+    from backplane.dialects.ir import TokenCounts
     from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 1

@@ -21,7 +21,7 @@ from backplane.agents.reader import EventReader as BaseReader
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.ir import TokenCounts
+from backplane.dialects.ir import TokenCounts
 from backplane.policy.paths import SPELLINGS, TOOLS
 from backplane.protocol.jsonrpc import Notification
 

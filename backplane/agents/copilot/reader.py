@@ -14,7 +14,7 @@ from backplane.agents.reader import EventReader as BaseReader
 from backplane.agents.reader import OpenCall, counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.ir import TokenCounts
+from backplane.dialects.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 
 EVENT: Final = "session.event"

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.ir import TokenCounts
+from backplane.dialects.ir import TokenCounts
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 """One look at the file: what came since the last one. More of it is left out, and its outputs are not told."""

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.dialects.ir import TokenCounts
 from backplane.errors import BackplaneError, ConfigError, PolicyError
-from backplane.ir import TokenCounts
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.store import Store
 from backplane.routing.spend import sums

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from backplane import ir
 from backplane.agents.store import read_stored
 from backplane.contract.conversation import AgentMessage, Message, UserMessage
-from backplane.dialects import dialect
+from backplane.dialects import dialect, ir
 from backplane.providers import exchange
 from backplane.testing import ModelServer, Turn
 from tests.all.vendors.stores import Store, environ_of, script
