@@ -117,39 +117,22 @@ __all__ = [
     "start",
 ]
 
-_HOME: Final[dict[str, str]] = {
-    **dict.fromkeys(
-        (
-            "BackplaneError",
-            "BackendError",
-            "CapabilityError",
-            "ConfigError",
-            "RunCancelledError",
-            "ContractError",
-            "PolicyError",
-            "ProtocolError",
-            "StoreError",
-            "WorkspaceError",
-        ),
-        "errors",
-    ),
-    "Backend": "runtime.backends",
-    "HookCall": "runtime.hook_calls",
-    "ControlPlane": "runtime.plane",
-    "Decision": "contract.approval",
-    "Hook": "runtime.hooks",
-    "PolicyProfile": "contract.work",
-    "Queue": "scale.queue",
-    "Receipt": "contract.receipt",
-    "Run": "runtime.run",
-    "RuntimeConfig": "contract.work",
-    **dict.fromkeys(("BackendSettings", "HookSettings", "Limits", "RoutingSettings", "Settings"), "config"),
-    "WorkOrder": "contract.work",
-    "WorkspaceSpec": "contract.work",
-    "run": "api",
-    "start": "api",
+_NAMES: Final[dict[str, str]] = {
+    "api": "run start",
+    "config": "BackendSettings HookSettings Limits RoutingSettings Settings",
+    "contract.approval": "Decision",
+    "contract.receipt": "Receipt",
+    "contract.work": "PolicyProfile RuntimeConfig WorkOrder WorkspaceSpec",
+    "errors": "BackendError BackplaneError CapabilityError ConfigError ContractError PolicyError ProtocolError "
+    "RunCancelledError StoreError WorkspaceError",
+    "runtime.backends": "Backend",
+    "runtime.hook_calls": "HookCall",
+    "runtime.hooks": "Hook",
+    "runtime.plane": "ControlPlane",
+    "runtime.run": "Run",
+    "scale.queue": "Queue",
 }
-"""Public name → its module; all other names are events."""
+"""Module → its public names; all other public names are events."""
 
 
 def __dir__() -> list[str]:
@@ -161,4 +144,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'backplane' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"backplane.{_HOME.get(name, 'contract.events')}"), name)
+    module = next((module for module, names in _NAMES.items() if name in names.split()), "contract.events")
+    return getattr(import_module(f"backplane.{module}"), name)
