@@ -111,7 +111,7 @@ def test_a_message_behind_control_characters_is_read_and_counted(peer: Callable[
         (note,) = end.receive(data)
         assert isinstance(note, Notification), note
         assert note.method == "note"
-    assert end.prefixed == (2 if before.startswith(b"\xef") and not framed else 3)  # `Lines` takes the first mark.
+    assert end.prefixed == 3
 
 
 def test_a_line_over_the_limit_is_skipped_and_the_next_is_read() -> None:

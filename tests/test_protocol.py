@@ -158,8 +158,6 @@ def test_a_host_reads_the_same_messages_however_the_bytes_are_cut(data: bytes, p
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 400), max_size=5))
 def test_lines_are_what_splitting_at_lf_gives(data: bytes, places: list[int]) -> None:
-    if data.startswith(b"\xef\xbb\xbf"):
-        data = data[3:]
     lines = Lines()
     found = [complete for piece in cut(data, places) for complete in lines.feed(piece)]
     assert [*found, lines.end()] == data.split(b"\n")
@@ -373,8 +371,7 @@ def test_what_a_terminal_shows_before_a_message_is_skipped_and_counted(before: b
     data = event() if kind == "event" else msgspec.json.encode(HELLO) + b"\n"
     plain, prefixed = (end.receive(part + data) for end, part in zip(ends, (b"", before), strict=True))
     assert flat(plain) == flat(prefixed)
-    at_the_start = kind == "hello" and before[:3] == b"\xef\xbb\xbf"  # `Lines` takes that one.
-    assert ends[1].prefixed == bool((before[3:] if at_the_start else before).strip())
+    assert ends[1].prefixed == bool(before.strip())
 
 
 @pytest.mark.parametrize("rest", [b'{"t":', b"{red}", b"text", b"", b'["t"]', b'x{"t":"event"}', b"\x1b]0;open"])

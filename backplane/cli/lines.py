@@ -68,7 +68,7 @@ class Reader:
         line = self._ready.pop(0) if self._ready else None
         if isinstance(line, Overlong):
             raise wrong(f"a line of stdin is over {streams.INPUT_BYTES_MAX} bytes", "write shorter lines")
-        return line.decode("utf-8", "replace") if line is not None else None
+        return line.decode("utf-8", "replace").removeprefix("\ufeff") if line is not None else None
 
     def drop(self) -> None:
         """Forget what was typed before now: it is no answer to the next question."""

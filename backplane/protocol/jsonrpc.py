@@ -131,8 +131,8 @@ class FramedPeer(Peer):
         self._bytes_max, self._data = line_bytes_max, bytearray()
         self._length: int | None = None
         """Length of the body that is being read; None while a header is read."""
-        self._skipped: Overlong | None = None
-        """Beginning of a body over the limit, whose rest is skipped."""
+        self._skipped = 0
+        """Bytes of a body over the limit that are still to come."""
 
     def write(self, message: dict[str, Any]) -> bytes:
         body = _encode(message)
@@ -148,24 +148,20 @@ class FramedPeer(Peer):
 
     def _next_body(self) -> bytes | None:
         """Return the next body, b"" for a header alone; None if more bytes are needed."""
+        skipped = min(self._skipped, len(self._data))
+        del self._data[:skipped]
+        self._skipped -= skipped
         if self._length is None:
-            return self._header()
-        if self._length > self._bytes_max and self._skipped is None:
-            if len(self._data) < EVIDENCE_BYTES:
-                return None
-            self._skipped = Overlong(bytes(self._data[:EVIDENCE_BYTES]))
-        if self._skipped is None and len(self._data) < self._length:
+            return self._header() if self._data else None
+        if self._length > self._bytes_max:
+            self._skipped, self._length = self._length, None
+            return Overlong(b"Content-Length: %d" % self._skipped)
+        if len(self._data) < self._length:
             return None
         body = bytes(self._data[: self._length])
         del self._data[: self._length]
-        if self._skipped is None:
-            self._length = None
-            return body
-        self._length -= len(body)
-        if self._length:
-            return None
-        skipped, self._length, self._skipped = self._skipped, None, None
-        return skipped
+        self._length = None
+        return body
 
     def _header(self) -> bytes | None:
         end = self._data.find(_END_OF_HEADER)

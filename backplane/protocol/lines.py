@@ -24,8 +24,6 @@ DEPTH_MAX: Final = 128
 EVIDENCE_BYTES: Final = 200
 """Bytes of a bad line that an error shows."""
 
-_MARK: Final = b"\xef\xbb\xbf"
-
 _BEFORE_MESSAGE: Final = re.compile(
     rb"(?:[\x00-\x1a\x1c-\x20\x7f]"  # control characters and blanks
     rb"|\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, modes (ECMA-48, 5.4)
@@ -57,12 +55,9 @@ class Lines:
         self._head_bytes: Final = max(EVIDENCE_BYTES, min(LOOK_BYTES, line_bytes_max))
         self._pieces: list[bytes] = []
         self._held = 0
-        self._start: bytes | None = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes; return the lines that they complete."""
-        if self._start is not None:
-            data = self._past_mark(data)
         lines = data.split(b"\n")
         rest = lines.pop()
         if lines and self._held:
@@ -78,19 +73,9 @@ class Lines:
 
     def end(self) -> bytes:
         """Return the unfinished last line, at the end of the stream."""
-        held = (self._start or b"") + b"".join(self._pieces)
-        over = self._held > self.line_bytes_max
-        self._pieces, self._held, self._start = [], 0, None
-        return Overlong(held[: self._head_bytes]) if over else held
-
-    def _past_mark(self, data: bytes) -> bytes:
-        """Remove a byte order mark from the start of the stream; it may come in pieces."""
-        data = (self._start or b"") + data
-        if len(data) < len(_MARK) and _MARK.startswith(data):
-            self._start = data
-            return b""
-        self._start = None
-        return data.removeprefix(_MARK)
+        rest, over = b"".join(self._pieces), self._held > self.line_bytes_max
+        self._pieces, self._held = [], 0
+        return Overlong(rest[: self._head_bytes]) if over else rest
 
     def _hold(self, piece: bytes) -> None:
         if not piece:
