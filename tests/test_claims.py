@@ -371,7 +371,7 @@ async def test_a_plane_inside_is_believed_by_its_hash_alone(tmp_path: Path, anyi
         for seed in range(2 * LIES_EACH):
             rng, honest = random.Random(seed), seed % 2 == 0
 
-            async def work(run: kit.HostRun, rng: random.Random = rng, honest: bool = honest) -> kit.Told:
+            async def work(run: kit.HostRun, rng: random.Random = rng, honest: bool = honest) -> kit.Written:
                 events = [
                     carry("ask", {"id": str(n), "kind": "tool", "name": "bash"}, ts=run.now(), message="asks")
                     for n in range(rng.randrange(1, 9))
@@ -382,7 +382,7 @@ async def test_a_plane_inside_is_believed_by_its_hash_alone(tmp_path: Path, anyi
                 told = [*events, events[0]] if not honest else list(events)
                 sha256 = receipt_hash(replace(inner, trace=told))
                 value = canonical.decode(canonical.encode(replace(inner, receipt_sha256=sha256)))
-                return kit.Told([msgspec.json.encode(Final(ref_id=run.id, receipt=value)) + b"\n"])
+                return kit.Written([msgspec.json.encode(Final(ref_id=run.id, receipt=value)) + b"\n"])
 
             run, _ = await go(open_plane, order(workspace(tmp_path / f"w{seed}")), memory(work, PLANE))
             counts = claimed(run)["counts"]

@@ -48,7 +48,7 @@ def run_with(
         edit(Path(run.order.workspace.root))
         return sidecar.Done()
 
-    typed: Callable[[sidecar.HostRun], Awaitable[sidecar.Done | sidecar.Told]] = work
+    typed: Callable[[sidecar.HostRun], Awaitable[sidecar.Done | sidecar.Written]] = work
     host = sidecar.Host(id="editor", capabilities={"streaming": NATIVE})
     backend = MemoryBackend(id="editor", serve=functools.partial(serve_host, host, typed))
     workspace = WorkspaceSpec(root=str(original), **spec)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from backplane.host.run import (
     Given,
     Host,
     HostRun,
-    Told,
     Work,
+    Written,
 )
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "Given",
     "Host",
     "HostRun",
-    "Told",
     "Work",
+    "Written",
     "deferred",
     "main",
     "speak",
@@ -51,11 +51,11 @@ def deferred(name: str, *given: Any, without: tuple[str, ...] = ()) -> Work:
         without: optional modules that libraries would load if they are installed, and that this process must not load.
     """
 
-    async def work(run: HostRun) -> Done | Told:
+    async def work(run: HostRun) -> Done | Written:
         for optional in without:
             sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then its import fails
         module, _, function = name.partition(":")
-        done: Done | Told = await getattr(importlib.import_module(module), function)(run, *given)
+        done: Done | Written = await getattr(importlib.import_module(module), function)(run, *given)
         return done
 
     return work

@@ -25,7 +25,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import BackplaneError
-from backplane.host.run import GRACE_S, Done, Host, HostRun, Told, Work
+from backplane.host.run import GRACE_S, Done, Host, HostRun, Work, Written
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import ending_signals, in_time
 from backplane.protocol.host import HostEnd
@@ -282,7 +282,7 @@ class HostLink:
         try:
             ending = await self._do(run)
             with anyio.CancelScope(shield=True):
-                await self._tell_end(run, ending)
+                await self._send_end(run, ending)
         except BackplaneError as error:
             if error.code != "stream_closed":
                 raise
@@ -291,8 +291,8 @@ class HostLink:
         finally:
             self._runs.pop(run.id, None)
 
-    async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
-        if isinstance(ending, Told):
+    async def _send_end(self, run: HostRun, ending: Done | Written | wire.Fatal) -> None:
+        if isinstance(ending, Written):
             self._end.close_run(run.id)
             await self.write_pieces(ending.line)
             return
@@ -305,9 +305,9 @@ class HostLink:
             line = self._end.send(_failure(run.id, error))
         await self.write(line)
 
-    async def _do(self, run: HostRun) -> Done | Told | wire.Fatal:
+    async def _do(self, run: HostRun) -> Done | Written | wire.Fatal:
         """Run the host's own code; return exactly one ending, whatever it does."""
-        done: Done | Told | None = None
+        done: Done | Written | None = None
         with run.scope:
             try:
                 done = await self._narrated(run)
@@ -322,7 +322,7 @@ class HostLink:
             return Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})
         return done
 
-    async def _narrated(self, run: HostRun) -> Done | Told:
+    async def _narrated(self, run: HostRun) -> Done | Written:
         """Call the host's work between the events `run_started` and `run_completed`."""
         if self.host.backends is not UNSET:
             # A control plane forwards the events of a run; an event of ours would not be in the run's receipt.

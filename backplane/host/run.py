@@ -93,7 +93,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Told(msgspec.Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True):
     """An ending whose message was written elsewhere: its line, in pieces."""
 
     line: Iterable[bytes]
@@ -334,7 +334,7 @@ class HostRun(Given):
         )
 
 
-Work = Callable[[HostRun], Awaitable[Done | Told]]
+Work = Callable[[HostRun], Awaitable[Done | Written]]
 
 
 def _set(value: str | None) -> str | UnsetType:

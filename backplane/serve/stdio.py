@@ -125,7 +125,7 @@ class Server:
         """Close the state folder, after the last run."""
         self.plane.state_folder.close()
 
-    async def work(self, above: sidecar.HostRun) -> sidecar.Told:
+    async def work(self, above: sidecar.HostRun) -> sidecar.Written:
         """Run one order; return the message that ends it."""
         order_bytes = len(msgspec.json.encode(above.order))
         if self._orders_bytes + order_bytes > ORDERS_BYTES_MAX:
@@ -141,7 +141,7 @@ class Server:
             raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
-        return sidecar.Told(self._ending(above, ended))
+        return sidecar.Written(self._ending(above, ended))
 
     def _ending(self, above: sidecar.HostRun, ended: messages.EndedRun) -> Iterator[bytes]:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)

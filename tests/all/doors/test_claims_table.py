@@ -58,7 +58,7 @@ class Cell:
     ) -> None:
         self.name, self.kind, self.act, self.tell, self.order = name, kind, act, tell, order
 
-    async def work(self, run: kit.HostRun) -> kit.Done | kit.Told:
+    async def work(self, run: kit.HostRun) -> kit.Done | kit.Written:
         agent = Agent(run, random.Random(self.name))
         if self.act is not None:
             await self.act(agent)
