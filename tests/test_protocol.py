@@ -23,7 +23,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import CODES, BackplaneError, ProtocolError
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.host import HostEnd
-from backplane.protocol.lines import DEPTH_MAX, EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong
+from backplane.protocol.lines import DEPTH_MAX, EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong
 from backplane.protocol.messages import (
     MESSAGES,
     NEEDS_EXTENSION,
@@ -347,6 +347,21 @@ def test_a_hundred_thousand_levels_are_refused_without_a_traceback(opening: byte
         broken = only(end.receive(data))
         assert isinstance(broken, Broken)
         assert broken.code == "protocol_invalid_envelope"
+
+
+@pytest.mark.parametrize("value", [b"0", b"[]", b'{"":0}', b'"a,b"'])
+def test_a_line_with_as_many_values_as_the_limit_is_read_and_one_more_is_not(value: bytes) -> None:
+    # Four values stand around those in the list: the message, `t`, `ref_id` and the list.
+    inside = 2 if value.startswith(b"{") else 1
+    count = (VALUES_MAX - 4) // inside
+    end = control("r1")
+    frame = line({"t": "later", "ref_id": "r1", "x": [0]})
+    (read,) = end.receive(frame.replace(b"0", b",".join([value] * count)))
+    assert isinstance(read, Unknown)
+    assert len(read.value["x"]) == count
+    (broken,) = end.receive(frame.replace(b"0", b",".join([value] * (count + 1))))
+    assert isinstance(broken, Broken)
+    assert broken.code == "protocol_invalid_envelope"
 
 
 def test_brackets_inside_a_text_are_not_levels() -> None:

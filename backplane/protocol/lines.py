@@ -1,4 +1,4 @@
-"""Splits bytes into lines of a bounded length, and reads one line as strict JSON of a bounded depth.
+"""Splits bytes into lines of a bounded length, and reads one line as strict JSON of bounded depth and size.
 
 `messages` knows the shapes of messages.
 """
@@ -20,6 +20,10 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 DEPTH_MAX: Final = 128
 """Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
+
+VALUES_MAX: Final = 1_048_576
+"""Most values in a line. In Python the smallest object takes over 200 bytes, so a line of 16 MiB could need gigabytes.
+A `final` with a trace of 200,000 short events has as many."""
 
 EVIDENCE_BYTES: Final = 200
 """Bytes of a bad line that an error shows."""
@@ -94,7 +98,8 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def strict(line: bytes) -> Json:
-    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, `DEPTH_MAX` levels, numbers that a float holds.
+    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, at most `DEPTH_MAX` levels and `VALUES_MAX`
+    values, numbers that a float holds.
 
     Raises:
         ValueError: with the reason in words.
@@ -107,19 +112,26 @@ def strict(line: bytes) -> Json:
         raise ValueError(_reason(line, str(error))) from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels") from error
-    if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
-        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
+    brackets = line.count(b"[") + line.count(b"{")
+    # Every value but the first follows a comma or an opening bracket, alone or with its name.
+    if brackets > DEPTH_MAX or brackets + line.count(b",") >= VALUES_MAX:
+        _check_size(value)
     if canonical.may_be_endless(line):
         canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
     return value
 
 
-def _deeper(value: Json, levels: int) -> bool:
-    layer = [value]
-    for _ in range(levels):
+def _check_size(value: Json) -> None:
+    """Raise ValueError for a value of more than `DEPTH_MAX` levels or `VALUES_MAX` values."""
+    layer, count = [value], 1
+    for _ in range(DEPTH_MAX):
         tables = (one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, dict | list))
         layer = list(itertools.chain.from_iterable(tables))
-    return any(isinstance(one, dict | list) for one in layer)
+        count += len(layer)
+        if count > VALUES_MAX:
+            raise ValueError(f"more than {VALUES_MAX} values")
+    if any(isinstance(one, dict | list) for one in layer):
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
 
 
 def _reason(line: bytes, theirs: str) -> str:
