@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,32 @@ def test_control_characters_without_a_message_are_noise(rest: bytes) -> None:
 def test_a_carriage_return_is_a_blank() -> None:
     assert record_of(event()[:-1] + b"\r\n")["text"] == "a"
     assert control().receive(b"\r\n \t\r\n\n") == []
+
+
+def test_plain_events_that_come_together_are_read_with_few_calls_each() -> None:
+    end = control("r1")
+    data, calls = event() * 300, 0
+
+    def count(_: object, kind: str, __: object) -> None:
+        nonlocal calls
+        calls += kind in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        received = end.receive(data)
+    finally:
+        sys.setprofile(before)
+    assert len(only(received).events) == 300
+    assert calls < 4 * 300
+
+
+@pytest.mark.parametrize("other", [event("r2"), event().replace(b",", b", "), event(more=1), b"noise\n", b"\n"])
+def test_plain_events_are_the_same_beside_any_other_line(other: bytes) -> None:
+    alone, beside = control("r1"), control("r1")
+    expected = [one for data in (event(text="1"), other, event(text="2")) for one in flat(alone.receive(data))]
+    assert flat(beside.receive(event(text="1") + other + event(text="2"))) == expected
+    assert beside.lines_read == alone.lines_read
 
 
 def test_duplicate_keys_on_the_event_path_give_the_last_and_are_written_once() -> None:

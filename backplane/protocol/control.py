@@ -7,7 +7,9 @@ that nothing is skipped. `runtime.inbound` decides what a message means for a ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -67,11 +69,15 @@ _MESSAGE: Final = {"t", "ref_id", "event"}
 
 # An event with a float is read again, exactly; here `float` is the quickest hook.
 _decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode
-_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
+_TS: Final = attrgetter("ts")
 
 
 ReadEvent = tuple[str, AgentEvent, bytes]
 """The id of the run, the event, and its canonical bytes."""
+
+_Group = tuple[str, list[AgentEvent], list[bytes]]
+"""The id of a run, events of it, and their canonical bytes in pieces of whole lines."""
 
 
 Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage
@@ -152,35 +158,50 @@ class ControlEnd:
         return self._read(self._lines.feed(data))
 
     def _read(self, lines: list[bytes]) -> list[Received]:
-        """Read lines. Most are events that their canonical bytes account for; `_other` reads the rest."""
-        found: list[Received | tuple[str, list[AgentEvent], list[bytes]]] = []
-        of, events, records = None, list[AgentEvent](), list[bytes]()
-        for line in lines:
-            self.lines_read += 1
-            try:
-                message = _decode_event(line)
-                ref_id, event = message.ref_id, message.event
-                record = _encode(event)
-                whole = self._open[ref_id] + len(record) == len(line) and type(event) in _PLAIN
-                usual = whole and event.ext is UNSET and _is_time(event.ts)
-            except (ValueError, KeyError, RecursionError):
-                usual = False
-            if not usual:
-                read = self._other(line)
-                if read is None:
-                    continue
-                if not isinstance(read, tuple):
-                    of = None
-                    found.append(read)
-                    continue
-                ref_id, event, record = read
-            if ref_id != of:
-                of, events, records = ref_id, [], []
-                found.append((ref_id, events, records))
-            events.append(event)
-            records.append(record)
+        """Read lines. Most are plain events, which are checked in groups; `_other` reads the rest."""
+        found: list[Received | _Group] = []
+        at = 0
+        while at < len(lines):
+            ref_id, events = _plain(lines, at)
+            after = at + len(events)
+            if events:
+                self._check(lines[at:after], ref_id, events, found)
+            for line in lines[after : after + 1]:
+                self._read_line(line, found)
+            at = after + 1
         # One search for secrets in all events that came together is most often enough.
-        return [Events(one[0], *self.clean(*one[1:])) if isinstance(one, tuple) else one for one in found]
+        return [
+            Events(one[0], *self.clean(one[1], b"".join(one[2]))) if isinstance(one, tuple) else one for one in found
+        ]
+
+    def _check(self, lines: list[bytes], ref_id: str, events: list[AgentEvent], found: list[Received | _Group]) -> None:
+        """Take the events of lines whose every byte they account for; read the other lines in full.
+
+        No line is shorter than a compact message with its event in canonical bytes, so the sum of all lengths tells
+        whether every line is one.
+        """
+        frame = self._open.get(ref_id, -1)
+        written = _encode_lines(events)
+        are_compact = len(written) + frame * len(events) == sum(map(len, lines)) + len(events)
+        if are_compact and all(map(_is_time, map(_TS, events))):
+            self.lines_read += len(events)
+            _add(found, ref_id, events, written)
+            return
+        for line, event, record in zip(lines, events, written.split(b"\n"), strict=False):
+            if frame + len(record) == len(line) and _is_time(event.ts):
+                self.lines_read += 1
+                _add(found, ref_id, [event], record + b"\n")
+            else:
+                self._read_line(line, found)
+
+    def _read_line(self, line: bytes, found: list[Received | _Group]) -> None:
+        self.lines_read += 1
+        read = self._other(line)
+        if isinstance(read, tuple):
+            ref_id, event, record = read
+            _add(found, ref_id, [event], record + b"\n")
+        elif read is not None:
+            found.append(read)
 
     def end(self) -> list[Received]:
         """Return what the end of the stream completes; a whole line counts without its newline, and is noted."""
@@ -207,14 +228,13 @@ class ControlEnd:
         event = carried(event)
         return event, canonical.encode(event)
 
-    def clean(self, events: list[AgentEvent], records: Sequence[bytes]) -> tuple[list[AgentEvent], bytes]:
-        """Remove secrets from events and their canonical bytes, which are returned as lines."""
-        lines = b"\n".join([*records, b""])
+    def clean(self, events: list[AgentEvent], lines: bytes) -> tuple[list[AgentEvent], bytes]:
+        """Remove secrets from events and their canonical bytes, a line for each."""
         if self._redactor is None or not self._redactor.found(lines):
             return events, lines
         clean = [self._redactor.event(event) for event in events]
         self.redacted += sum(count for _, count in clean)
-        pairs = zip(clean, records, strict=True)
+        pairs = zip(clean, lines.split(b"\n")[:-1], strict=True)
         lines = b"\n".join([*(canonical.encode(event) if count else record for (event, count), record in pairs), b""])
         return [event for event, _ in clean], lines
 
@@ -323,6 +343,33 @@ class ControlEnd:
             return Dropped("foreign_ref_id", "event without ref_id")
         self.unnamed += 1
         return next(iter(self._open)), *self._read_event(value)
+
+
+def _plain(lines: list[bytes], at: int) -> tuple[str, list[AgentEvent]]:
+    """Decode the plain events of one run that begin at a line, up to the first line that is something else."""
+    ref_id, events = "", list[AgentEvent]()
+    with suppress(ValueError, RecursionError):
+        for number in range(at, len(lines)):
+            message = _decode_event(lines[number])
+            event = message.event
+            if type(event) not in _PLAIN or event.ext is not UNSET:
+                break
+            if message.ref_id != ref_id:
+                if events:
+                    break
+                ref_id = message.ref_id
+            events.append(event)
+    return ref_id, events
+
+
+def _add(found: list[Received | _Group], ref_id: str, events: list[AgentEvent], lines: bytes) -> None:
+    """Add events to the group at the end if it is of the same run, or as a new group."""
+    last = found[-1] if found else None
+    if isinstance(last, tuple) and last[0] == ref_id:
+        last[1].extend(events)
+        last[2].append(lines)
+    else:
+        found.append((ref_id, events, [lines]))
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
