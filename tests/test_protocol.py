@@ -37,6 +37,7 @@ from backplane.protocol.messages import (
 )
 from backplane.redact.secrets import Redactor
 from tests import receipt_cases
+from tests.all.faults.raising import Probe, Raised, probing
 from tests.receipt_writer import receipt_of
 
 NOW = "2026-01-15T12:00:00Z"
@@ -428,6 +429,15 @@ def test_plain_events_are_the_same_beside_any_other_line(other: bytes) -> None:
     expected = [one for data in (event(text="1"), other, event(text="2")) for one in flat(alone.receive(data))]
     assert flat(beside.receive(event(text="1") + other + event(text="2"))) == expected
     assert beside.lines_read == alone.lines_read
+
+
+def test_an_exception_of_our_own_comes_after_what_was_read_before_it() -> None:
+    end = control("r1")
+    data = event(text="1") + line({"t": "later"}) + event(text="2", more=1) + line({"t": "pong", "seq": 1}) + event()
+    with probing(Probe("protocol/messages.py:convert < protocol/control.py:ControlEnd._known")):
+        *before, error = end.receive(data)
+    assert [type(one) for one in before] == [Events, Unknown, Events]
+    assert isinstance(error, Raised)
 
 
 def test_duplicate_keys_on_the_event_path_give_the_last_and_are_written_once() -> None:

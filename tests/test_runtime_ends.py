@@ -10,9 +10,22 @@ import pytest
 
 from backplane.contract.events import Warned
 from backplane.runtime.backends import Backend
+from tests.all.faults.raising import Probe, probing
 from tests.runs import QUICK, backplane_of, check, counts, ended, go, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_events_before_an_exception_of_our_own_are_handed_on_and_kept(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = 'hello(); run = take(); put(event(run, "1"), event(run, "2"), {"t": "pong", "seq": 1}, final(run)); end()'
+    place = "protocol/messages.py:convert < protocol/control.py:ControlEnd._known"
+    async with plane(backplane_home) as control:
+        with probing(Probe(place)):
+            run, events = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("failed", "internal", "failed")
+    assert texts(events) == texts(run.receipt.trace) == ["1", "2"]
 
 
 # By the host ----------------------------------------------------------------------------------------------------------

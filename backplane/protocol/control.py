@@ -154,21 +154,27 @@ class ControlEnd:
         self._ended += (ref_id,)
 
     def receive(self, data: bytes) -> list[Received]:
-        """Read bytes from the host; return what they complete, in order: consecutive events of a run are one item."""
+        """Read bytes from the host; return what they complete, in order: consecutive events of a run are one item.
+
+        An exception of our own is the last item, so that what was read before it counts.
+        """
         return self._read(self._lines.feed(data))
 
     def _read(self, lines: list[bytes]) -> list[Received]:
         """Read lines. Most are plain events, which are checked in groups; `_other` reads the rest."""
         found: list[Received | _Group] = []
         at = 0
-        while at < len(lines):
-            ref_id, events = _plain(lines, at)
-            after = at + len(events)
-            if events:
-                self._check(lines[at:after], ref_id, events, found)
-            for line in lines[after : after + 1]:
-                self._read_line(line, found)
-            at = after + 1
+        try:
+            while at < len(lines):
+                ref_id, events = _plain(lines, at)
+                after = at + len(events)
+                if events:
+                    self._check(lines[at:after], ref_id, events, found)
+                for line in lines[after : after + 1]:
+                    self._read_line(line, found)
+                at = after + 1
+        except Exception as error:  # The run ends with it, after what was read before.
+            found.append(error)
         # One search for secrets in all events that came together is most often enough.
         return [
             Events(one[0], *self.clean(one[1], b"".join(one[2]))) if isinstance(one, tuple) else one for one in found
@@ -348,7 +354,7 @@ class ControlEnd:
 def _plain(lines: list[bytes], at: int) -> tuple[str, list[AgentEvent]]:
     """Decode the plain events of one run that begin at a line, up to the first line that is something else."""
     ref_id, events = "", list[AgentEvent]()
-    with suppress(ValueError, RecursionError):
+    with suppress(Exception):  # `_other` reads such a line again, and says what is wrong with it.
         for number in range(at, len(lines)):
             message = _decode_event(lines[number])
             event = message.event

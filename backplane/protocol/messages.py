@@ -140,7 +140,7 @@ def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 Received = (
     Events | wire.Hello | wire.RunMessage | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt
     | wire.Ping | wire.Pong | wire.Ask | wire.AnswerMessage | Noise | Dropped
-    | Unknown | Broken
+    | Unknown | Broken | Exception
 )  # fmt: skip
 
 

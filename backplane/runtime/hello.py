@@ -46,7 +46,10 @@ async def ask_hello(backend: Backend, environ: Mapping[str, str], limits: Limits
                 data = os.read(link.stdout, READ_BYTES_MAX)
                 if not data:
                     return
-                noise = [one.line[:NOISE_SHOWN] for one in line.receive(data) if isinstance(one, Noise)]
+                received = line.receive(data)
+                if received and isinstance(received[-1], Exception):
+                    raise received[-1]
+                noise = [one.line[:NOISE_SHOWN] for one in received if isinstance(one, Noise)]
                 count, first = count + len(noise), first or b"".join(noise[:1])
 
         came = await in_time(read, limits.hello_s)

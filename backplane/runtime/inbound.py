@@ -159,6 +159,8 @@ class Inbound:
         ready: list[Events] = []
         try:
             for item in received:
+                if isinstance(item, Exception):
+                    raise item
                 if type(item) is not Events:
                     ready.extend(_TAKE[type(item)](self, item) or ())
                 elif self.over.is_set():
