@@ -61,7 +61,8 @@ ROOMS = {
     "upstream.decompress": "",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.decompress upstream.presets",
-    "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials upstream.presets",
+    "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials "
+    "upstream.presets",
     "testing": f"{SHAPES} upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
     "agents.options": "errors",
