@@ -243,6 +243,12 @@ async def test_a_control_plane_and_the_router_take_the_same_options(backplane_ho
 def test_a_receipt_is_written_as_it_is_stored(backplane_home: Path, tmp_path: Path) -> None:
     ended = backplane.run("true", backend="shell", root=tmp_path)
     assert ended.receipt.to_json() == b"".join(ended.receipt_chunks())
+    assert json.loads(msgspec.json.encode(ended.receipt)) == json.loads(ended.receipt.to_json())
+    assert (
+        msgspec.to_builtins(ended.receipt, builtin_types=(float,))["trace"]
+        == json.loads(ended.receipt.to_json())["trace"]
+    )
+    assert ended.receipt is ended.receipt
 
 
 def test_the_trace_of_a_receipt_keeps_the_kinds_of_events(backplane_home: Path, tmp_path: Path) -> None:

@@ -234,15 +234,15 @@ class Live:
         self._write_end(run)
         if self._outlet.gone and interrupted is None and fault is None:
             return READER_GONE
-        why = run.end_error if run.end_error is not None or interrupted else failure_of(run.receipt)
+        why = run.end_error if run.end_error is not None or interrupted else failure_of(run.stored)
         for told in filter(None, (why, fault)):
             streams.error(told)
-        if why is None and self.args.quiet and run.receipt.outcome != "complete" and run.end is not None:
-            streams.note(f"{run.receipt.outcome} ({run.end.reason}); `backplane why {run.id}` explains it")
+        if why is None and self.args.quiet and run.stored.outcome != "complete" and run.end is not None:
+            streams.note(f"{run.stored.outcome} ({run.end.reason}); `backplane why {run.id}` explains it")
         # Below the error, whose first word is the reason of the exit code.
-        for line in remarks(run.id, run.receipt.outcome, run.receipt.backplane):
+        for line in remarks(run.id, run.stored.outcome, run.stored.backplane):
             streams.note(line)
-        return fault.facts.exit_code if fault is not None else interrupted or code_of(run.receipt, run.end_error)
+        return fault.facts.exit_code if fault is not None else interrupted or code_of(run.stored, run.end_error)
 
     def _copy(self, run: Run) -> None:
         """Write the copies that were asked for; a run without changes has an empty patch."""
@@ -270,7 +270,7 @@ class Live:
             if shown.picture is not None and run.patch is not None and run.patch.is_file():
                 for line in ended.diff(run.patch, shown.look):
                     streams.write(line)
-            streams.write(ended.summary(run.receipt, shown.look, run.patch))
+            streams.write(ended.summary(run.stored, shown.look, run.patch))
             if run.end is not None and run.end.reason == "store":
                 # The store could not keep the receipt: this is its only copy.
                 for chunk in run.receipt_chunks():

@@ -160,7 +160,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     usage_raw: Json
     usage: Usage
     trace: Sequence[AgentEvent]
-    """All events in order. A stored receipt reads them from its journal on demand."""
+    """All events in order. A stored receipt reads them from its journal on demand; `run.receipt` has them as a list,
+    unless they are longer than 4 MiB."""
     artifacts: tuple[Artifact, ...]
     verification: Verification
     outcome: Outcome
@@ -168,7 +169,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     receipt_sha256: str | None = None
 
     def to_json(self) -> bytes:
-        """Return the receipt as canonical JSON, the same bytes as `receipt.json`, trace included."""
+        """Return the receipt as canonical JSON, trace included: the same bytes as `receipt.json`, of any length."""
         return canonical.encode(msgspec.structs.replace(self, trace=list(self.trace)))
 
     @property

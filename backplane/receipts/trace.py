@@ -24,6 +24,8 @@ from backplane.errors import StoreError
 CHUNK_BYTES: Final = 1 << 17
 """Read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block; from
 256 KiB on it maps fresh pages each time, measured at twice the cost."""
+LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Longest trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
 BATCH_EVENTS: Final = 1_024
 """Encoded at once, where the events are not in a file."""
 
@@ -132,6 +134,16 @@ class Trace(Sequence[AgentEvent]):
 
     def _name(self) -> str:
         return str(self.source) if isinstance(self.source, Path) else "a trace in memory"
+
+
+def listed(trace: Sequence[AgentEvent]) -> Sequence[AgentEvent]:
+    """Return a trace as a list, which any JSON encoder takes; one that is too long or gone comes back as it is."""
+    if not isinstance(trace, Trace) or trace.size_bytes > LISTED_BYTES_MAX:
+        return trace
+    try:
+        return list(trace)
+    except StoreError:
+        return trace
 
 
 def open_plain(path: Path) -> BufferedReader:

@@ -177,13 +177,13 @@ async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str |
     async with plane.start(one, side.backend, added={"compare": told}) as run:
         await run.wait()
     checked = None
-    if check is not None and run.receipt.outcome == "complete":
+    if check is not None and run.stored.outcome == "complete":
         checked = await _check(plane, run, check)
     return _told(side, number, run, checked)
 
 
 def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
-    receipt = run.receipt
+    receipt = run.stored
     cost = receipt.usage.estimated_cost_usd
     files = changes(_patch_lines(run))
     sha256 = patch_claim(receipt).get("sha256") if files else None
@@ -254,7 +254,7 @@ def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
         state=plane.home,
     )
     if run.patch is not None and run.patch.is_file() and run.patch.stat().st_size and run.folder is not None:
-        apply_patch(run.folder, record_sha256=record_hash(run.receipt), root=workspace.root)
+        apply_patch(run.folder, record_sha256=record_hash(run.stored), root=workspace.root)
     return workspace.root
 
 

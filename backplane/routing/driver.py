@@ -350,7 +350,7 @@ class Attempts:
     async def after(self, plane: ControlPlane, run: Run) -> bool:
         """Choose the next backend after a run that has ended; False where that was the order's end."""
         failed = await anyio.to_thread.run_sync(attempt_of, run)
-        if run.receipt.outcome == "complete":
+        if run.stored.outcome == "complete":
             return False
         if not moves_on(len(self.tried) + 1, failed, hands_over=self._hands_over):
             return False
@@ -441,7 +441,7 @@ async def backend_for(
 
 def attempt_of(run: Run) -> FailoverAttempt:
     """What a run that has ended was, as an attempt."""
-    receipt, code = run.receipt, run.end_error.code if run.end_error is not None else None
+    receipt, code = run.stored, run.end_error.code if run.end_error is not None else None
     if code is None and receipt.outcome != "complete":
         said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
         code = said[-1] if said and isinstance(said[-1], str) else None

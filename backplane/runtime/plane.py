@@ -334,7 +334,7 @@ class ControlPlane:
     async def _keep_result(self, run: Run) -> None:
         """Have a pure order's complete result served the next time."""
         told = run.facts.added.get("cache")
-        if isinstance(told, dict) and not told["hit"] and run.is_sealed and run.receipt.outcome == "complete":
+        if isinstance(told, dict) and not told["hit"] and run.is_sealed and run.stored.outcome == "complete":
             from backplane.runtime import cache
 
             await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
@@ -397,7 +397,7 @@ class ControlPlane:
         about = RunAbout(
             backend=run.backend_id, model=run.order.config.model, task=run.order.task, is_remote=run.is_remote
         )
-        sender.send(run.receipt, about)
+        sender.send(run.stored, about)
 
     def environ_of(self, run_id: str) -> Mapping[str, str]:
         """What a run's host has its environment chosen from: with telemetry, the run is its parent."""

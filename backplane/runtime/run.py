@@ -47,6 +47,7 @@ from backplane.protocol.messages import Events, version_compatible
 from backplane.receipts.build import OWN_LINES_MAX, End, RunState, cause, failure_of
 from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
 from backplane.receipts.pieces import canonical_chunks, unheard_facts
+from backplane.receipts.trace import listed
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime import finalize
@@ -210,9 +211,15 @@ class Run(Generic[ValueT]):
         """True once the order was sent to the host."""
         return self._sent
 
-    @property
+    @functools.cached_property
     def receipt(self) -> Receipt:
         """The sealed receipt. Raises RuntimeError until the run has ended."""
+        stored = self.stored
+        return msgspec.structs.replace(stored, trace=listed(stored.trace))
+
+    @property
+    def stored(self) -> Receipt:
+        """The sealed receipt, with a trace that stays on disk. Raises as `receipt`."""
         if self._receipt is None:
             raise RuntimeError(f"run {self.id} has not ended: iterate over it to its end, or `await run.wait()`")
         return self._receipt
@@ -238,7 +245,7 @@ class Run(Generic[ValueT]):
             RuntimeError: as `receipt`.
             ConfigError: `validation_failed`, the answer is none of that type.
         """
-        value: ValueT = answer_of(self.receipt, self._output)
+        value: ValueT = answer_of(self.stored, self._output)
         return value
 
     @property
@@ -263,7 +270,7 @@ class Run(Generic[ValueT]):
         """
         if self.error is not None:
             raise self.error
-        _ = self.receipt
+        _ = self.stored
         return self
 
     def _repr_html_(self) -> str | None:
@@ -349,7 +356,7 @@ class Run(Generic[ValueT]):
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
-        return canonical_chunks(self.receipt)
+        return canonical_chunks(self.stored)
 
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
         """End the run in order; go on iterating for its last events, or leave the block.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
+import msgspec
 
 from backplane import config
 from backplane.config import Settings
@@ -16,6 +17,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.receipts.store import Store
+from backplane.receipts.trace import listed
 from backplane.runtime.faults import check_whole
 from backplane.runtime.limits import quota_of
 from backplane.runtime.orders import make_order
@@ -133,7 +135,8 @@ class Queue:
 
         def load() -> Receipt:
             with Store.open(self._home, readonly=True) as store:
-                return store.load(row.run_id)
+                receipt = store.load(row.run_id)
+                return msgspec.structs.replace(receipt, trace=listed(receipt.trace))
 
         return await anyio.to_thread.run_sync(load)
 

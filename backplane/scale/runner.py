@@ -147,14 +147,14 @@ class Runner:
 
         def gathered() -> OrderResult:
             patch = None
-            if run.patch is not None and run.receipt.verification.git_diff is None and run.patch.is_file():
+            if run.patch is not None and run.stored.verification.git_diff is None and run.patch.is_file():
                 patch = self._content.put(archive.read_pieces(run.patch))
             data = b"".join(run.receipt_chunks())
             cost = _cost_usd_micros(run)
             if len(data) <= RECEIPT_BYTES_MAX:
-                return OrderResult(attempts, data.decode(), None, patch, cost, run.receipt.outcome)
+                return OrderResult(attempts, data.decode(), None, patch, cost, run.stored.outcome)
             kept = self._content.put(iter((data,)))
-            return OrderResult(attempts, None, kept, patch, cost, run.receipt.outcome)
+            return OrderResult(attempts, None, kept, patch, cost, run.stored.outcome)
 
         result = await self._kept(gathered, attempt)
         self._progress(attempt, run)
@@ -186,7 +186,7 @@ def _cost_usd_micros(run: Run) -> int | None:
     reason = run.end.reason if run.end is not None else None
     if reason == "refused" or not run.was_sent:
         return 0
-    used = amount_of(run.receipt.usage, run.facts.folded.usage).usd_micros
+    used = amount_of(run.stored.usage, run.facts.folded.usage).usd_micros
     return used if reason in COUNTED else None
 
 

@@ -59,10 +59,10 @@ class KeptRun:
     def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
         self.id = row.run_id
         self.is_sealed = True
-        self.receipt: Receipt = store.load(row.run_id)
+        self.stored: Receipt = store.load(row.run_id)
         self.patch: Path | None = store.patch(row)
         self.attempts = attempts
-        said: Any = self.receipt.backplane
+        said: Any = self.stored.backplane
         self.end = msgspec.convert(said.get("end", {"reason": "failed"}), End)
         error = said.get("error")
         self.end_error = None if error is None else from_code(error["code"], error["message"], hint=error.get("hint"))

@@ -233,8 +233,8 @@ class McpSession:
                         tasks.cancel_scope.cancel()
                 if self._signal is not None or not await attempts.goes_on(run):
                     break
-        said = {**summary(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
-        return _result(said, is_error=run.receipt.outcome == "failed")
+        said = {**summary(run.stored, run.backend_id), "answer": _cut(answer), "error": error}
+        return _result(said, is_error=run.stored.outcome == "failed")
 
     async def _end_with_client(self, run: Run) -> None:
         assert self._pipe is not None

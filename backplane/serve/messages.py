@@ -31,7 +31,7 @@ class EndedRun(Protocol):
     @property
     def is_sealed(self) -> bool: ...
     @property
-    def receipt(self) -> Receipt: ...
+    def stored(self) -> Receipt: ...
     @property
     def patch(self) -> Path | None: ...
 
@@ -98,7 +98,7 @@ def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
 def _ending(ended: EndedRun, ref_id: str, line_bytes_max: int, as_streamed: bool) -> Iterator[bytes]:
     if not ended.is_sealed:
         raise ended.end_error or from_code("internal", "the run has not ended")
-    receipt = ended.receipt
+    receipt = ended.stored
     head: dict[str, str] = {"t": "final" if ends_in_final(ended.end, ended.end_error) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
         error = ended.end_error

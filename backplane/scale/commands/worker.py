@@ -96,8 +96,8 @@ def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
     if run is None:
         _log(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
         return
-    code = f" ({failure.code})" if (failure := failure_of(run.receipt)) is not None else ""
-    _log(f"{attempt.order_id}  {run.receipt.outcome}{code}")
+    code = f" ({failure.code})" if (failure := failure_of(run.stored)) is not None else ""
+    _log(f"{attempt.order_id}  {run.stored.outcome}{code}")
 
 
 def _tell_delay(attempt: Attempt, why: str) -> None:
