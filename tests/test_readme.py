@@ -155,8 +155,33 @@ def test_the_review_of_the_readme_has_a_typed_answer(
     assert "Review(ok=False, remarks=['add() subtracts'])" in output
 
 
+FIVE_TURNS: list[list[dict[str, Any]]] = [
+    [{"text": "Hello."}],
+    [{"text": "Hello."}],
+    [{"text": '{"ok": true}'}],
+    [{"calls": [{"name": "mcp__functions__price", "input": {"article": "pump"}}]}, {"text": "It is 129."}],
+    [{"calls": [{"name": "bash", "input": {"command": "true"}}]}, {"text": "They pass."}],
+]
+FIVE_OUTPUTS = ["^Hello.$", "AssistantMessage.*Hello", "^True$", "^It is 129.$", "^They pass.$"]
+
+
+def test_five_programs_of_the_guide_do_what_they_say_in_31_lines(sample: Path, env: dict[str, str]) -> None:
+    programs = blocks("python", "python.md")[:5]
+    assert sum(len(list(filter(None, program.splitlines()))) for program in programs) <= 31
+    for program, turns, expected in zip(programs, FIVE_TURNS, FIVE_OUTPUTS, strict=True):
+        with ModelServer(turns) as server:
+            options = (
+                f'protocol = "openai_compatible", base_url = "{server.base_url("openai_compatible")}", model = "m"'
+            )
+            (sample / "backplane.toml").write_text(f'[backends.claude]\nhost = "api"\noptions = {{ {options} }}\n')
+            output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env, must_work=True)
+        assert re.search(expected, output, re.M), output
+        asked = [message for request in server.requests for message in request.body.get("messages", ())]
+        assert any("129.0" in str(message) for message in asked) == ("price(" in program)
+
+
 def test_the_event_stream_of_the_guide_ends_with_a_receipt(sample: Path, env: dict[str, str]) -> None:
-    program = next(block for block in blocks("python", "python.md") if "backplane.start" in block)
+    program = next(block for block in blocks("python", "python.md") if "run.receipt.outcome" in block)
     output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
     assert re.search(r"^(complete|failed) [0-9a-f]{64}$", output, re.M), output
 

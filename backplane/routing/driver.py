@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import anyio.to_thread
 import msgspec
@@ -46,7 +46,15 @@ from backplane.runtime import backends
 from backplane.runtime.budgets import Amount, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
-from backplane.runtime.options import OF_RUN, WaitOptions, check_names, log_without_effect, order_of, read_to_end
+from backplane.runtime.options import (
+    OF_RUN,
+    AllOptions,
+    WaitOptions,
+    check_names,
+    log_without_effect,
+    order_of,
+    read_to_end,
+)
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.upstream import presets
@@ -460,6 +468,9 @@ def attempt_of(run: Run) -> FailoverAttempt:
     )
 
 
+ValueT = TypeVar("ValueT")
+
+
 class TaskRouter:
     """Runs orders on the backends that the router chooses, and moves on where one fails, as the order says.
 
@@ -487,12 +498,18 @@ class TaskRouter:
         decision.chosen()
         return decision
 
-    async def run(self, order: WorkOrder | str, **given: Unpack[WaitOptions]) -> Run:
+    @overload
+    async def run(
+        self, order: WorkOrder | str, *, output: type[ValueT], **given: Unpack[WaitOptions]
+    ) -> Run[ValueT]: ...
+    @overload
+    async def run(self, order: WorkOrder | str, *, output: Any = None, **given: Unpack[WaitOptions]) -> Run: ...
+    async def run(self, order: WorkOrder | str, **given: Any) -> Run[Any]:
         """Run an order to its end; the last attempt's run comes back.
 
         Args:
-            given: `WaitOptions`: those of `backplane.start`, and `on_event`, which is called for each event of each
-                attempt.
+            given: `AllOptions`: those of `backplane.start` except `backend`, `settings` and `home`; and `on_event`,
+                which is called for each event of each attempt.
 
         Raises:
             CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
@@ -528,17 +545,17 @@ class TaskRouter:
             config = dataclasses.replace(config, model=option.model.name)
         return await provider.create_session(config), provider
 
-    async def simple_query(self, task: str, **given: Unpack[WaitOptions]) -> Run:
+    async def simple_query(self, task: str, **given: Unpack[AllOptions]) -> Run:
         """Have a question answered by the cheapest backend; other arguments as `run`."""
-        options: WaitOptions = {"type": "simple_query", "preference": "cost", **given}
+        options: AllOptions = {"type": "simple_query", "preference": "cost", **given}
         return await self.run(task, **options)
 
-    async def generate_code(self, task: str, **given: Unpack[WaitOptions]) -> Run:
+    async def generate_code(self, task: str, **given: Unpack[AllOptions]) -> Run:
         """Have code written by the backend that the strategy prefers; other arguments as `run`."""
-        options: WaitOptions = {"type": "code_generation", **given}
+        options: AllOptions = {"type": "code_generation", **given}
         return await self.run(task, **options)
 
-    async def review_code(self, task: str, **given: Unpack[WaitOptions]) -> Run:
+    async def review_code(self, task: str, **given: Unpack[AllOptions]) -> Run:
         """Have code reviewed by the best backend, as the configuration says, before others that wait; see `run`."""
-        options: WaitOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
+        options: AllOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
         return await self.run(task, **options)

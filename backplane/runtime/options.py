@@ -79,10 +79,17 @@ class RunOptions(OrderOptions, total=False):
 OnEvent = Callable[[AgentEvent], object]
 
 
-class WaitOptions(RunOptions, total=False):
-    """Keyword arguments of calls that read a run to its end: its own, and a function for its events."""
+class WaitOptions(OrderOptions, total=False):
+    """Keyword arguments, other than `output`, of calls that read a run to its end."""
 
     on_event: OnEvent | None
+    """Called for each event, a plain or `async` function, in the caller's thread."""
+
+
+class AllOptions(WaitOptions, total=False):
+    """Keyword arguments of calls that read a run to its end."""
+
+    output: Any
 
 
 WISHES: Final = tuple(RouteOptions.__annotations__)

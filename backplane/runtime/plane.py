@@ -11,10 +11,10 @@ import os
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +31,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.options import RunOptions, check_callbacks, check_names, limits_of, order_of
+from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of, order_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
@@ -139,6 +139,9 @@ def _sender(environ: Mapping[str, str]) -> Sender | None:
     return Sender(environ)
 
 
+ValueT = TypeVar("ValueT")
+
+
 class Closing(Protocol):
     """What works over a control plane, and ends before it."""
 
@@ -220,6 +223,28 @@ class ControlPlane:
             fact = "the control plane is closed"
             raise ConfigError("config_invalid", fact, hint="start orders and sessions inside its `async with` block")
 
+    @overload
+    def start(
+        self,
+        order: WorkOrder | str,
+        backend: Backend | str | None = None,
+        *,
+        output: type[ValueT],
+        run_id: str | None = None,
+        **given: Unpack[OrderOptions],
+    ) -> AbstractAsyncContextManager[Run[ValueT]]: ...
+    @overload
+    def start(
+        self,
+        order: WorkOrder | str,
+        backend: Backend | str | None = None,
+        *,
+        run_id: str | None = None,
+        route: Json = None,
+        added: Mapping[str, Json] = NOTHING,
+        more: bool = False,
+        **given: Unpack[RunOptions],
+    ) -> AbstractAsyncContextManager[Run]: ...
     @asynccontextmanager
     async def start(
         self,
@@ -231,7 +256,7 @@ class ControlPlane:
         added: Mapping[str, Json] = NOTHING,
         more: bool = False,
         **given: Unpack[RunOptions],
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Run[Any]]:
         """Run one order; leaving the block early cancels the run in order.
 
         The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.

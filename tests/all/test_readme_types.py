@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,43 @@ def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(files) >= 17
+
+
+SHOWN = """
+from dataclasses import dataclass
+from backplane import ControlPlane, run, start
+from backplane.routing.driver import TaskRouter
+@dataclass
+class Review:
+    ok: bool
+async def shown(plane: ControlPlane) -> None:
+    async with start("t", output=Review, timeout=3) as a, plane.start("t", "shell", output=Review, max_turns=1) as b:
+        reveal_type(a.value)
+        reveal_type(b.value)
+    reveal_type((await TaskRouter(plane).run("t", output=Review, type="custom")).value)
+    reveal_type(run("t", output=Review, on_event=print).check().value)
+    reveal_type(run("t", output={"type": "object"}).value)
+"""
+VALUES = ["Review", "Review", "Review", "Review", "Any"]
+
+
+def test_the_answer_of_a_run_has_the_type_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(SHOWN)
+    cache = ROOT / ".cache" / "mypy-readme"
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "shown.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r'Revealed type is "(?:shown\.)?(\w+)"', done.stdout) == VALUES, done.stdout
+
+
+def test_pyright_shows_the_same_type_of_an_answer(tmp_path: Path, npm_programs: Callable[..., Path]) -> None:
+    pyright = npm_programs("pyright@1.1.407") / "pyright"
+    (tmp_path / "shown.py").write_text(SHOWN)
+    settings = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name, "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run([str(pyright), "-p", str(tmp_path)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r'Type of ".*" is "(\w+)"', done.stdout) == VALUES, done.stdout
 
 
 def test_the_readmes_programs_pass_pyright(tmp_path: Path, npm_programs: Callable[..., Path]) -> None:
