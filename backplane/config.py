@@ -40,75 +40,84 @@ Count = Annotated[int, msgspec.Meta(gt=0, le=COUNT_MAX)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on times, sizes and numbers; times are in seconds."""
+    """Limits on times, sizes and numbers; times are in seconds.
+
+    Attributes:
+        hello_s: Longest time from start to hello; slow vendor programs take 3 s, and 6 s from a cold disk.
+        idle_s: Silence after which a run ends: a model may think for minutes, but not for five.
+        tool_s: Longest silence while a tool's call is open; a quiet build takes many minutes.
+        run_s: Longest run; None is no limit, because only the caller knows how long the task may take.
+        cancel_grace_s: Time for a child to end by itself and to write its files; a person who pressed Ctrl-C waits for
+            it.
+        ask_s: Time for a person to answer a question.
+        line_bytes_max: Longest line of the protocol: images in base64 need more than 1 MiB.
+        runs_max: Runs at once: each may be an agent of 200 MB, and a laptop must bear all of them.
+        warm_max: Started hosts that wait for a next order; 0 starts each host when its order comes.
+        warm_s: Time that a started host waits: a pause between two turns, not a night.
+        workspace_bytes_max: Largest staged copy: larger than big repositories, smaller than a disk.
+        workspace_files_max: Most files in a staged copy: several times those of the largest known repositories.
+    """
 
     hello_s: Seconds = 10.0
-    """Longest time from start to hello; slow vendor programs take 3 s, and 6 s from a cold disk."""
     idle_s: Seconds = 300.0
-    """Silence after which a run ends: a model may think for minutes, but not for five."""
     tool_s: Seconds = 1800.0
-    """Longest silence while a tool's call is open; a quiet build takes many minutes."""
     run_s: Seconds | None = None
-    """Longest run; None is no limit, because only the caller knows how long the task may take."""
     cancel_grace_s: Seconds = 2.0
-    """Time for a child to end by itself and to write its files; a person who pressed Ctrl-C waits for it."""
     ask_s: Seconds = 300.0
-    """Time for a person to answer a question."""
     line_bytes_max: Count = 16 * 1024 * 1024
-    """Longest line of the protocol: images in base64 need more than 1 MiB."""
     runs_max: Count = 32
-    """Runs at once: each may be an agent of 200 MB, and a laptop must bear all of them."""
     warm_max: Annotated[int, msgspec.Meta(ge=0)] = 4
-    """Started hosts that wait for a next order; 0 starts each host when its order comes."""
     warm_s: Seconds = 300.0
-    """Time that a started host waits: a pause between two turns, not a night."""
     workspace_bytes_max: Count = 20 * 1024**3
-    """Largest staged copy: larger than big repositories, smaller than a disk."""
     workspace_files_max: Count = 1_000_000
-    """Most files in a staged copy: several times those of the largest known repositories."""
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[backends.NAME]`: a command, or a shipped host by name.
+
+    Attributes:
+        command: Program and arguments; `load` makes relative paths in it absolute.
+        host: Name of a shipped host.
+        env: Variables added to the child's environment; the value `$B` takes our variable B.
+        options: Settings of a shipped host: `contracts/options.md` lists them for each host.
+        remote: True if the host works on another machine: nothing is staged on this one.
+        writable: Files and folders outside of the workspace that a contained host may change, such as its own state;
+            `~` is the home folder, and relative paths count from the file's folder.
+        credentials: Credential stores that a contained host may read, for example `git`: `contracts/credentials.md`
+            lists them.
+        key_proxy: True if the host gets a placeholder for its model's key, and a proxy of backplane inserts the key;
+            see `contracts/isolation.md`. None takes the setting of all backends.
+        models: Models that the router may choose on it, its own default first; empty means only the default.
+        group: Group of the backend: the router takes backends of one group as instances of one; None is a group of its
+            own.
+        runs_max: Most runs at once that the router gives it; None takes `runs_max` of `[limits]`.
+        runs_per_minute: Most runs that the router starts on it in a minute; None is no limit.
+        endpoints: Addresses that the host may always connect to, whatever the rules on the network: `host` or
+            `host:port`.
+        idle_s: Silence after which a run ends; replaces `idle_s` of `[limits]`.
+        tool_s: Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`.
+        run_s: Longest run; replaces `run_s` of `[limits]`.
 
     Raises:
         ValueError: both or neither of `command` and `host` are given, or the command is empty.
     """
 
     command: tuple[str, ...] | None = None
-    """Program and arguments; `load` makes relative paths in it absolute."""
     host: str | None = None
-    """Name of a shipped host."""
     env: dict[str, str] = {}
-    """Variables added to the child's environment; the value `$B` takes our variable B."""
     options: dict[str, Any] = {}
-    """Settings of a shipped host: `contracts/options.md` lists them for each host."""
     remote: bool = False
-    """True if the host works on another machine: nothing is staged on this one."""
     writable: tuple[str, ...] = ()
-    """Files and folders outside of the workspace that a contained host may change, such as its own state; `~` is the
-    home folder, and relative paths count from the file's folder."""
     credentials: tuple[str, ...] = ()
-    """Credential stores that a contained host may read, for example `git`: `contracts/credentials.md` lists them."""
     key_proxy: bool | None = None
-    """True if the host gets a placeholder for its model's key, and a proxy of backplane inserts the key; see
-    `contracts/isolation.md`. None takes the setting of all backends."""
     models: tuple[str, ...] = ()
-    """Models that the router may choose on it, its own default first; empty means only the default."""
     group: str | None = None
-    """Group of the backend: the router takes backends of one group as instances of one; None is a group of its own."""
     runs_max: Count | None = None
-    """Most runs at once that the router gives it; None takes `runs_max` of `[limits]`."""
     runs_per_minute: Count | None = None
-    """Most runs that the router starts on it in a minute; None is no limit."""
     endpoints: tuple[str, ...] = ()
-    """Addresses that the host may always connect to, whatever the rules on the network: `host` or `host:port`."""
     idle_s: Seconds | None = None
-    """Silence after which a run ends; replaces `idle_s` of `[limits]`."""
     tool_s: Seconds | None = None
-    """Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`."""
     run_s: Seconds | None = None
-    """Longest run; replaces `run_s` of `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.host is None):
@@ -137,14 +146,17 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[routing]`: the choice of a backend for an order that names none; see `docs/guide/routing-rule.md`."""
+    """`[routing]`: the choice of a backend for an order that names none; see `docs/guide/routing-rule.md`.
+
+    Attributes:
+        strategy: The measure by which the router chooses among the backends that can take an order.
+        quality: Backends, or `BACKEND/MODEL`, in the order of their quality, the best first.
+        models: Facts about models, by the models' names.
+    """
 
     strategy: Literal["first_available", "cost", "latency", "balanced"] = "balanced"
-    """The measure by which the router chooses among the backends that can take an order."""
     quality: tuple[str, ...] = ()
-    """Backends, or `BACKEND/MODEL`, in the order of their quality, the best first."""
     models: dict[str, ModelSettings] = {}
-    """Facts about models, by the models' names."""
 
 
 HOOK_MS: Final = 30_000
@@ -179,47 +191,54 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[hooks]]`: a command that is called before or after a tool runs."""
+    """One `[[hooks]]`: a command that is called before or after a tool runs.
+
+    Attributes:
+        event: The moment of the call: before or after a tool runs.
+        command: Program and arguments; `load` makes relative paths in it absolute.
+        tools: Globs for the names of tools, both the agent's and the neutral ones.
+        name: Name in the receipt; empty takes the program's name.
+        timeout_ms: Time for its answer, in milliseconds.
+        on_failure: Decision that counts if the hook fails, is late, or was not called.
+    """
 
     event: Literal["pre_tool", "post_tool"]
-    """The moment of the call: before or after a tool runs."""
     command: tuple[str, ...]
-    """Program and arguments; `load` makes relative paths in it absolute."""
     tools: tuple[str, ...] = ("*",)
-    """Globs for the names of tools, both the agent's and the neutral ones."""
     name: str = ""
-    """Name in the receipt; empty takes the program's name."""
     timeout_ms: Count = HOOK_MS
-    """Time for its answer, in milliseconds."""
     on_failure: Literal["deny", "allow"] = "deny"
-    """Decision that counts if the hook fails, is late, or was not called."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings that are not part of one order."""
+    """All settings that are not part of one order.
+
+    Attributes:
+        default_backend: Backend for an order that names none.
+        backends: Backends by name, in addition to the shipped ones.
+        limits: Limits on times, sizes and numbers.
+        isolation: Isolation of a host from everything outside of its workspace; an order can only be stricter.
+        key_proxy: True if shipped hosts that ask a model get a placeholder for its key; see `key_proxy` of
+            `[backends.NAME]`.
+        policy: Policy of orders without one: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or
+            rules in a table `[policy]`.
+        signing_key: File with the Ed25519 key that signs every receipt, absolute after `load`; a variable may contain
+            the key, as PEM or 64 hexadecimal digits. None signs nothing.
+        hooks: Hooks that are called for the tools of every run.
+        mcp_servers: MCP servers by name; a server of the same name in a backend or an order replaces one.
+        routing: The choice of a backend for an order that names none.
+    """
 
     default_backend: str | None = None
-    """Backend for an order that names none."""
     backends: dict[str, BackendSettings] = {}
-    """Backends by name, in addition to the shipped ones."""
     limits: Limits = Limits()
-    """Limits on times, sizes and numbers."""
     isolation: Isolation = "best_effort"
-    """Isolation of a host from everything outside of its workspace; an order can only be stricter."""
     key_proxy: bool = False
-    """True if shipped hosts that ask a model get a placeholder for its key; see `key_proxy` of `[backends.NAME]`."""
     policy: str | PolicyProfile | None = None
-    """Policy of orders without one: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or rules in
-    a table `[policy]`."""
     signing_key: str | None = None
-    """File with the Ed25519 key that signs every receipt, absolute after `load`; a variable may contain the key, as PEM
-    or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
-    """Hooks that are called for the tools of every run."""
     mcp_servers: dict[str, ServerSettings] = {}
-    """MCP servers by name; a server of the same name in a backend or an order replaces one."""
     routing: RoutingSettings = RoutingSettings()
-    """The choice of a backend for an order that names none."""
 
     def limits_of(self, backend: str) -> Limits:
         """Return the limits of a backend: its own replace the general ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 import logging
 import pickle
@@ -21,6 +22,7 @@ import msgspec
 import pytest
 
 import backplane
+from backplane.api import StartOptions
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import CARRIED
 from backplane.errors import CODES
@@ -530,3 +532,20 @@ def test_a_structured_answer_is_the_type_that_was_asked_for(backplane_home: Path
             "Review.", backend="mine", root=tmp_path, output=Review, settings=settings, home=backplane_home
         )
     assert run.check().value == Review(True, ["fine"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BackendSettings", "Decision", "Hook", "HookCall", "HookSettings", "Limits", "PolicyProfile", "Receipt",
+     "RoutingSettings", "RuntimeConfig", "Settings", "ToolCall", "ToolResult", "WorkOrder", "WorkspaceSpec"],
+)  # fmt: skip
+def test_the_docstring_of_a_struct_lists_its_members(name: str) -> None:
+    kind = getattr(backplane, name)
+    listed = re.findall(r"^    (\w+): ", (inspect.getdoc(kind) or "").partition("Attributes:\n")[2], re.M)
+    assert set(listed) >= set(kind.__struct_fields__) - {"ts", "ext"}
+
+
+def test_the_docstrings_of_run_and_start_list_their_arguments() -> None:
+    for name in (*StartOptions.__annotations__, "output"):
+        for function in (backplane.run, backplane.start):
+            assert re.search(rf"\b{name}\b", function.__doc__ or ""), (function, name)

@@ -17,6 +17,13 @@ Remember = Literal["once", "run"]
 class Decision(msgspec.Struct, frozen=True):
     """Answers an approval: allows it, denies it, or changes its input.
 
+    Attributes:
+        decision: `allow`, `deny`, or `modify` with another input.
+        reason: Why, in words that the agent reads.
+        input: The tool input to use instead; only with `modify`.
+        text: An answer in words (`input`), or the output to show instead (`result`, with `modify`).
+        remember: `run`: like calls need no answer of their own in this run.
+
     Raises:
         ConfigError: `config_invalid`, `decision` or `remember` is none of its choices.
     """
@@ -24,11 +31,8 @@ class Decision(msgspec.Struct, frozen=True):
     decision: DecisionKind
     reason: str = ""
     input: Json | UnsetType = UNSET
-    """The tool input to use instead; only with `modify`."""
     text: str | None = None
-    """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
     remember: Remember = "once"
-    """`run`: like calls need no answer of their own in this run."""
 
     def __post_init__(self) -> None:
         for name, words in (("decision", get_args(DecisionKind)), ("remember", get_args(Remember))):

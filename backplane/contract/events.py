@@ -60,7 +60,14 @@ class AssistantMessage(_EventBase, frozen=True, kw_only=True, gc=False, tag="ass
 
 
 class ToolCall(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_call"):
-    """The agent called a tool."""
+    """The agent called a tool.
+
+    Attributes:
+        tool_name: Name of the tool, as the agent calls it.
+        input: Input of the tool.
+        tool_use_id: Id of the call, which its result repeats.
+        parent_tool_use_id: Call of the agent's tool below which this call was made.
+    """
 
     tool_name: str
     input: Json
@@ -69,7 +76,14 @@ class ToolCall(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_call")
 
 
 class ToolResult(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_result"):
-    """What a tool gave back."""
+    """What a tool gave back.
+
+    Attributes:
+        tool_name: Name of the tool, as the agent calls it.
+        output: What the tool gave.
+        is_error: Whether the tool failed.
+        tool_use_id: Id of the call.
+    """
 
     tool_name: str
     output: Json
@@ -78,21 +92,29 @@ class ToolResult(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_resu
 
 
 class FileChanged(_EventBase, frozen=True, kw_only=True, gc=False, tag="file_changed"):
-    """The agent changed a file."""
+    """The agent changed a file.
+
+    Attributes:
+        path: Relative to the workspace's root.
+        summary: What was done, in a few words.
+    """
 
     path: str
-    """Relative to the workspace's root."""
     summary: str
 
 
 class CommandExecuted(_EventBase, frozen=True, kw_only=True, gc=False, tag="command_executed"):
-    """A command has run."""
+    """A command has run.
+
+    Attributes:
+        command: Command line.
+        exit_code: None when it was ended by a signal or its end is not known.
+        output_preview: At most 8 KiB.
+    """
 
     command: str
     exit_code: ExitCode | None = None
-    """None when it was ended by a signal or its end is not known."""
     output_preview: str | None = None
-    """At most 8 KiB."""
 
     @property
     def ending(self) -> str:
@@ -101,7 +123,12 @@ class CommandExecuted(_EventBase, frozen=True, kw_only=True, gc=False, tag="comm
 
 
 class Failed(_EventBase, frozen=True, kw_only=True, gc=False, tag="error"):
-    """The event `error`: something failed, the run may go on."""
+    """The event `error`: something failed, the run may go on.
+
+    Attributes:
+        message: What failed.
+        error_code: One of `errors.CODES`; unset if unknown.
+    """
 
     message: str
     error_code: str | UnsetType | None = UNSET

@@ -152,7 +152,22 @@ def failed_on(added: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The sealed record of one run: what was asked, what happened, and how it ended."""
+    """The sealed record of one run: what was asked, what happened, and how it ended.
+
+    Attributes:
+        meta: Ids, times and duration.
+        backend: Name and versions of the backend.
+        capabilities: What the host said that it can do.
+        usage_raw: Usage as the host reported it; `backplane` in it is our own part.
+        usage: Tokens and cost; None is unknown.
+        trace: All events in order. A stored receipt reads them from its journal on demand; `run.receipt` has them as a
+            list, unless they are longer than 4 MiB.
+        artifacts: Files that the run kept.
+        verification: What the control plane saw itself: git's diff and status.
+        outcome: `complete`, `partial` or `failed`.
+        mode: `passthrough` if the vendor's own messages were handed on, else `mapped`.
+        receipt_sha256: SHA-256 of the canonical receipt without this member.
+    """
 
     meta: RunMetadata
     backend: BackendIdentity
@@ -160,8 +175,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     usage_raw: Json
     usage: Usage
     trace: Sequence[AgentEvent]
-    """All events in order. A stored receipt reads them from its journal on demand; `run.receipt` has them as a list,
-    unless they are longer than 4 MiB."""
     artifacts: tuple[Artifact, ...]
     verification: Verification
     outcome: Outcome

@@ -19,13 +19,18 @@ Mode = Literal["pass_through", "staged"]
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True):
-    """Where an agent works, and on which part of it."""
+    """Where an agent works, and on which part of it.
+
+    Attributes:
+        root: Folder to work on; relative paths count from the caller's folder.
+        mode: `staged` works in a copy of the folder, `pass_through` in the folder itself.
+        include: Globs on paths relative to the root; empty takes everything.
+        exclude: Globs on paths relative to the root that are left out; stronger than `include`.
+    """
 
     root: str = "."
-    """Folder to work on; relative paths count from the caller's folder."""
     mode: Mode = "staged"
     include: tuple[str, ...] = ()
-    """Globs on paths relative to the root; empty takes everything."""
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,32 +49,41 @@ class ContextPacket(msgspec.Struct, frozen=True):
 
 
 class PolicyProfile(msgspec.Struct, frozen=True):
-    """What the agent may do. Deny wins over allow; an empty allow list restricts nothing."""
+    """What the agent may do. Deny wins over allow; an empty allow list restricts nothing.
+
+    Attributes:
+        allowed_tools: Globs on names of tools that may run, neutral (`bash`) or the agent's own; empty lets all.
+        disallowed_tools: Globs on names of tools that may not run.
+        deny_read: Globs on paths, relative to the workspace or absolute, of files that may not be read.
+        deny_write: Globs on paths of files that may not be made, changed or removed.
+        allow_network: Hosts, `host:port` or addresses with scheme and path that may be connected to; empty lets all.
+        deny_network: Hosts, `host:port` or addresses that may not be connected to; `*` is all.
+        require_approval_for: Globs on names of tools that may only run after an approval.
+    """
 
     allowed_tools: tuple[str, ...] = ()
-    """Globs on tools that may run; empty lets all."""
     disallowed_tools: tuple[str, ...] = ()
-    """Globs on tools that may not run."""
     deny_read: tuple[str, ...] = ()
-    """Globs on files that may not be read."""
     deny_write: tuple[str, ...] = ()
-    """Globs on files that may not be made, changed or removed."""
     allow_network: tuple[str, ...] = ()
-    """Hosts, `host:port` or addresses with scheme and path that may be connected to; empty lets all."""
     deny_network: tuple[str, ...] = ()
-    """Hosts, `host:port` or addresses that may not be connected to; `*` is all."""
     require_approval_for: tuple[str, ...] = ()
-    """Tools that may only run after somebody said yes."""
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True):
-    """How an agent works: its model, its limits, settings of its vendor and ours."""
+    """How an agent works: its model, its limits, settings of its vendor and ours.
+
+    Attributes:
+        model: Model that the agent asks; None takes the backend's own choice.
+        vendor: Free-form settings; ours live under the key `abp`.
+        env: Environment of the agent. Values are secrets: they are stored as names only.
+        max_budget_usd: US dollars that the agent may spend; None is no limit.
+        max_turns: Answers of the model that the agent may use; None is no limit.
+    """
 
     model: str | None = None
     vendor: dict[str, Any] = {}
-    """Free-form settings; ours live under the key `abp`."""
     env: dict[str, str] = {}
-    """Environment of the agent. Values are secrets: they are stored as names only."""
     max_budget_usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
@@ -165,6 +179,16 @@ OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "sys
 
 class WorkOrder(msgspec.Struct, frozen=True):
     """One piece of work for one agent.
+
+    Attributes:
+        task: What to do, in words; for `shell` a command.
+        id: UUID of the order; a new one by default.
+        lane: `patch_first` leaves the folder as it is until `apply`; `workspace_first` puts the patch in at the end.
+        workspace: Folder to work on.
+        context: Files and snippets that the agent reads with the task.
+        policy: What the agent may do.
+        requirements: What the backend must be able to do.
+        config: How the agent works.
 
     Raises:
         ValueError: when built or decoded with an id that is not a UUID.

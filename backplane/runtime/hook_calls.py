@@ -51,19 +51,25 @@ class HookFailed(Exception):
 
 
 class HookCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook is told. A command gets it as JSON on stdin."""
+    """What a hook is told. A command gets it as JSON on stdin.
+
+    Attributes:
+        event: `pre_tool` or `post_tool`.
+        run: The run's id.
+        tool: As the agent calls it.
+        input: Input of the tool; for a patch its `diff` and `files`.
+        output: What the tool gave; only after it.
+        is_error: Whether the tool failed; only after it.
+        root: The folder the agent works in.
+    """
 
     event: Literal["pre_tool", "post_tool"]
     run: str
-    """The run's id."""
     tool: str
-    """As the agent calls it."""
     input: Json | UnsetType = UNSET
     output: Json | UnsetType = UNSET
-    """What the tool gave; only after it."""
     is_error: bool | UnsetType = UNSET
     root: str
-    """The folder the agent works in."""
 
 
 async def put(

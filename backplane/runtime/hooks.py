@@ -56,6 +56,15 @@ Reread = Callable[[wire.Ask, Decision], Decision]
 class Hook(msgspec.Struct, frozen=True):
     """One hook: when, what, and for which tools.
 
+    Attributes:
+        event: `pre_tool` asks before a tool runs, `post_tool` after it.
+        run: A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
+            None puts the question to whoever answers this run's asks.
+        tools: Globs on the tool's names, the agent's own and the neutral one.
+        name: What the receipt calls it; empty takes the program's or the function's name.
+        timeout_ms: Milliseconds that it may take to answer.
+        on_failure: What counts when it fails, is late, or was not asked at all.
+
     Raises:
         ConfigError: `config_invalid`, when it is made of what cannot be a hook.
         PolicyError: `policy_invalid`, a malformed glob.
@@ -63,15 +72,10 @@ class Hook(msgspec.Struct, frozen=True):
 
     event: HookEvent
     run: Sequence[str] | str | Callable[[HookCall], Any] | None
-    """A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
-    None puts the question to whoever answers this run's asks."""
     tools: tuple[str, ...] = ("*",)
-    """Globs on the tool's names, the agent's own and the neutral one."""
     name: str = ""
-    """What the receipt calls it; empty takes the program's or the function's name."""
     timeout_ms: int = HOOK_MS
     on_failure: Literal["deny", "allow"] = "deny"
-    """What counts when it fails, is late, or was not asked at all."""
 
     def __post_init__(self) -> None:
         if self.event not in CAPABILITY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,9 +25,11 @@ _CHOSEN: Final[dict[str, tuple[str, Json, str]]] = {
 }
 """Options that name a row of defaults, which the struct itself does not have."""
 
+_ATTRIBUTE: Final = r"^    (\w+): (.*(?:\n {8}.*)*)"
+
 
 def docstrings(kind: type[Any]) -> dict[str, str]:
-    """Return the docstrings below the members in the source of a struct and of those that it extends."""
+    """Return what the docstrings of a struct, of its members and of the structs that it extends say of each member."""
     found: dict[str, str] = {}
     for struct in reversed(kind.__mro__):
         if issubclass(struct, msgspec.Struct) and struct is not msgspec.Struct:
@@ -37,7 +40,9 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
 def _own_docstrings(kind: type[Any]) -> dict[str, str]:
     (owner,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(owner, ast.ClassDef)
-    found = {}
+    section = inspect.getdoc(kind) if "Attributes:" in (kind.__doc__ or "") else ""
+    rows = re.findall(_ATTRIBUTE, (section or "").partition("\nAttributes:\n")[2].partition("\n\n")[0], re.M)
+    found = {name: " ".join(about.split()) for name, about in rows}
     for member, about in pairwise(owner.body):
         if isinstance(member, ast.AnnAssign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
             assert isinstance(member.target, ast.Name)
