@@ -342,6 +342,16 @@ async def test_the_router_hands_events_on_and_every_door_takes_its_wishes(backpl
 
 
 @pytest.mark.anyio
+async def test_an_async_strategy_is_refused_before_it_is_called(backplane_home: Path) -> None:
+    async def first(task: object, options: object) -> int:
+        raise AssertionError
+
+    async with backplane.ControlPlane(home=backplane_home) as plane:
+        with pytest.raises(backplane.ConfigError, match="first is an async function"):
+            TaskRouter(plane, first)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
 async def test_a_session_is_begun_by_async_with(backplane_home: Path, tmp_path: Path) -> None:
     async with ProviderRegistry() as providers:
         async with providers.get("shell").create_session(SessionConfig(root=str(tmp_path))) as session:

@@ -6,6 +6,7 @@ Only `TaskRouter` starts anything; the rest reads.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -479,10 +480,15 @@ class TaskRouter:
         strategy: a name, or a function; None takes the order's own, else the configured one.
 
     Raises:
-        ConfigError: `config_invalid`, there is no strategy of this name.
+        ConfigError: `config_invalid`, there is no strategy of this name, or the function is `async`.
     """
 
     def __init__(self, plane: ControlPlane, strategy: Strategy | None = None) -> None:
+        if inspect.iscoroutinefunction(strategy):
+            fact = f"the strategy {strategy.__name__} is an async function"
+            raise ConfigError(
+                "config_invalid", fact, hint="make it a plain one: it chooses among options that it is given"
+            )
         self._plane = plane
         self._strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
 

@@ -83,7 +83,7 @@ class WaitOptions(OrderOptions, total=False):
     """Keyword arguments, other than `output`, of calls that read a run to its end."""
 
     on_event: OnEvent | None
-    """Called for each event, a plain or `async` function, in the caller's thread."""
+    """Plain or `async` function that is called with each event, in the loop of the run."""
 
 
 class AllOptions(WaitOptions, total=False):
