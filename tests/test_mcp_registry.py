@@ -88,7 +88,7 @@ def test_a_required_server_refuses_such_a_host_before_the_order_is_sent(tmp_path
     assert run.error is not None
     assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
     assert "'house', which is required" in run.error.message
-    assert run.receipt.trace == ()
+    assert not run.receipt.trace
 
 
 @pytest.mark.parametrize(
