@@ -87,8 +87,9 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
             is called in a thread of its own, an `async` one in the loop of the run.
         timeout: seconds for the whole run; replaces `run_s` of the limits.
         limits: replace those of the backend and of the settings.
-        type, preference, priority, strategy, max_cost_usd_micros, max_latency_ms, allow_unknown, input_tokens,
-            output_tokens, after_effect, seed: wishes for the router, see `RouteOptions`.
+        type: wish for the router, see `RouteOptions`; so are `preference`, `priority`, `strategy`,
+            `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`, `input_tokens`, `output_tokens`, `after_effect`
+            and `seed`.
         settings: None loads the configuration, like the command line.
         home: the state folder; None takes the usual one.
 
