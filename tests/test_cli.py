@@ -380,6 +380,8 @@ def test_verify_finds_what_was_changed(cli: Cli, stored: list[str], backplane_ho
     done = cli("receipts", "verify", "good.json", "bad.json", "bare.json")
     assert done.returncode == 1
     assert [line.split(": ")[1] for line in lines(done.stdout)] == ["intact", *["receipt_hash_mismatch"] * 2]
+    (line,) = lines(cli("receipts", "verify", "./bad.json").stdout)  # A fault belongs to the name as it was given.
+    assert line.startswith("./bad.json: receipt_hash_mismatch")
     trace = backplane_home / "runs" / stored[2] / "trace.jsonl"
     trace.write_bytes(trace.read_bytes().replace(b"text 2", b"text 3"))
     assert cli("receipts", "verify", stored[2]).returncode == 1

@@ -105,9 +105,10 @@ def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
 def _faults_of(name: str, key: PublicKey | None) -> list[AuditFinding]:
     """Return the faults of a file, an exported folder or, if neither has this name, a stored receipt."""
     if os.path.isdir(name) or os.path.isfile(name):
-        return list(bundle_faults(Path(name), key))
-    if os.sep in name or name.endswith(".json"):
+        found = list(bundle_faults(Path(name), key))
+    elif os.sep in name or name.endswith(".json"):
         raise wrong(f"there is no file {name}", "name an existing file or folder, or a stored run")
-    with open_store() as store:
-        found = [*store.verify(name), *unsigned_row(store, store.find(name), key)]
+    else:
+        with open_store() as store:
+            found = [*store.verify(name), *unsigned_row(store, store.find(name), key)]
     return [AuditFinding(one.code, name, one.fact) for one in found]
