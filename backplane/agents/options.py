@@ -188,13 +188,13 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     mode: str | None = None
     """Mode that is set after the session is open, so that the agent asks before it acts."""
     model: ModelOption = ModelOption()
-    """How the agent is told its model: by a variable, by arguments; without either by the protocol."""
+    """Way to set the agent's model: a variable or arguments; by the protocol if there are neither."""
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
-    """Where the agent reports tokens."""
+    """Message in which the agent reports tokens."""
     tools: dict[str, str] = {}
     """The agent's names of tools → the neutral names."""
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
-    """What the agent can do, as the manifest of its hello says it."""
+    """Capabilities in the manifest of the agent's hello."""
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
     failed_request: str = ""

@@ -76,12 +76,12 @@ class ToolCall(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_call")
 
 
 class ToolResult(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_result"):
-    """What a tool gave back.
+    """A tool returned its result.
 
     Attributes:
         tool_name: Name of the tool, as the agent calls it.
-        output: What the tool gave.
-        is_error: Whether the tool failed.
+        output: Output of the tool.
+        is_error: True if the tool failed.
         tool_use_id: Id of the call.
     """
 

@@ -182,7 +182,7 @@ _GIVEN_AS: Final = {
     "output_schema": " (`output` in Python, --schema)",
     "session": " (--keep, --resume, -c)",
 }
-"""What people write to set a member whose own name they never see."""
+"""Member of the order → the options that set it, for an error about it."""
 
 
 def unknown_members(order: Json) -> Iterator[tuple[Unheard, Json]]:

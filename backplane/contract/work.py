@@ -19,7 +19,7 @@ Mode = Literal["pass_through", "staged"]
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True):
-    """Where an agent works, and on which part of it.
+    """The folder that an agent works on, and which files of it.
 
     Attributes:
         root: Folder to work on; relative paths count from the caller's folder.
@@ -49,7 +49,7 @@ class ContextPacket(msgspec.Struct, frozen=True):
 
 
 class PolicyProfile(msgspec.Struct, frozen=True):
-    """What the agent may do. Deny wins over allow; an empty allow list restricts nothing.
+    """Rules on what the agent may do. Deny wins over allow; an empty allow list restricts nothing.
 
     Attributes:
         allowed_tools: Globs on names of tools that may run, neutral (`bash`) or the agent's own; empty lets all.
@@ -71,7 +71,7 @@ class PolicyProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True):
-    """How an agent works: its model, its limits, settings of its vendor and ours.
+    """Settings of one agent: its model, its limits, and settings of its vendor and of backplane.
 
     Attributes:
         model: Model that the agent asks; None takes the backend's own choice.

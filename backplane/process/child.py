@@ -64,7 +64,7 @@ Ready = Callable[[], Awaitable[object]]
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a child ended; both members are None if that is unknown."""
+    """The exit code or the signal that ended a child; both are None if unknown."""
 
     code: int | None = None
     signal: int | None = None
@@ -107,7 +107,7 @@ class Child:
         self.pid = guard.pid
         """The program's pid, the guard's until it reports the program's; in a namespace that of the wrapper."""
         self.exit: Exit | None = None
-        """How the program itself ended; its descendants may still be there."""
+        """Exit of the program itself; its descendants may still be there."""
         self.stderr_dropped = 0
         self.swept = 0
         """Descendants that were killed at the end, without the program itself."""

@@ -21,7 +21,7 @@ UMASK: Final = 0o077
 """Files that a child makes are for its user alone."""
 
 GUARD_WORKS: Final = sys.platform == "linux"
-"""Whether this system has what a guard needs: subreapers, pidfds and /proc."""
+"""True on systems with subreapers, pidfds and /proc, which a guard needs."""
 
 
 class StartCommand(msgspec.Struct, frozen=True):
