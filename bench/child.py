@@ -134,12 +134,8 @@ def abp(mode: str, count: int) -> None:
     usage_raw: Json = {}
     if mode in ("stream", "paced", "mixed"):
         speak(mode, count, line_of)
-    elif mode == "ask":
-        usage_raw = {"ask_ns": [ask(run["id"], str(number), messages) for number in range(count)]}
     else:
-        say(padded(lambda text: line_of(0, text), "ready"))
-        while os.read(0, READ_BYTES):
-            pass
+        usage_raw = {"ask_ns": [ask(run["id"], str(number), messages) for number in range(count)]}
     say(message({"t": "final", "ref_id": run["id"], "receipt": abp_receipt(run, usage_raw)}))
 
 

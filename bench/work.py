@@ -459,31 +459,28 @@ def routing() -> Made:
 
 def dispatch(isolation: str, mode: str, count: int) -> Made:
     """Milliseconds from a run's start to its host's hello, and to its first event, cold and warm in turn; medians."""
-    from backplane.runtime.run import Run
+    from backplane.contract.envelope import Hello
+    from backplane.runtime.drive import Drive
 
-    root, spent = tempfile.mkdtemp(), [0.0]
+    root, hello_at = tempfile.mkdtemp(), [0.0]
     Path(root, "a.txt").write_text("a\n")
+    check_hello = Drive._check_hello
 
-    def timed(work: Callable[[Run], Any]) -> Callable[[Run], Any]:
-        async def whole(run: Run) -> None:
-            began = time.perf_counter()
-            await work(run)
-            spent[0] += time.perf_counter() - began
+    def timed(self: Drive, hello: Hello) -> None:
+        hello_at[0] = time.perf_counter()
+        check_hello(self, hello)
 
-        return whole
-
-    Run._start_host = timed(Run._start_host)  # type: ignore[assignment,method-assign]
-    Run._await_hello = timed(Run._await_hello)  # type: ignore[assignment,method-assign]
+    Drive._check_hello = timed  # type: ignore[method-assign]
 
     async def one(plane: ControlPlane) -> tuple[str, float, float]:
         order = WorkOrder("x", workspace=WorkspaceSpec(root, mode=mode))  # type: ignore[arg-type]
-        began, spent[0], first = time.perf_counter(), 0.0, 0.0
+        began, first = time.perf_counter(), 0.0
         async with plane.start(order, "mock", more=True) as run:
             async for _ in run:
                 first = first or time.perf_counter() - began
         assert run.receipt.outcome == "complete"
         await anyio.sleep(0.4)  # The next host says its hello meanwhile.
-        return str(run.receipt.backplane["start"]), spent[0] * 1000, first * 1000
+        return str(run.receipt.backplane["start"]), (hello_at[0] - began) * 1000, first * 1000
 
     async def whole() -> Made:
         made: Made = {}

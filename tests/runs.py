@@ -24,8 +24,8 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
 from backplane.receipts.store import Store
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
-from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from hosts import mock
@@ -161,7 +161,7 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
             assert told["message"] == run.end_error.message[:2000]
     if events is not None:
         assert [canonical.encode(event) for event in run.receipt.trace] == [canonical.encode(event) for event in events]
-    home = run._plane.home
+    home = run.drive.plane.home
     assert not (home / "stage" / run.id).exists()
     if run.end.reason != "store":
         with Store.open(home, readonly=True) as store:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from backplane import resources
-from backplane.config import Limits
+from backplane.config import Limits, Settings
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.receipt import BackendIdentity, read_receipt, receipt_hash, verify_bytes
@@ -27,7 +27,9 @@ from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import LINE_BYTES_MAX
 from backplane.protocol.messages import Broken, Dropped, Noise, version_compatible
 from backplane.receipts.build import RunState
-from backplane.runtime.inbound import Inbound
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.drive import Drive
+from backplane.runtime.plane import ControlPlane
 
 CONTRACTS = resources.find("contracts")
 TRANSCRIPTS = sorted((CONTRACTS / "transcripts").glob("*.jsonl"))
@@ -60,14 +62,11 @@ class Conversation:
 
     def _taken(self, final: wire.Final) -> tuple[str, str | None]:
         """What a run makes of its host's last word."""
-        codes: list[str] = []
-        backend = BackendIdentity("tiny")
-        facts = RunState(run_id=final.ref_id, order=WorkOrder("x"), backend=backend, started_ns=0)
-        Inbound(
-            final.ref_id, facts, Limits(), self.control, on_ask=None, hand_on=list[Any]().append,
-            decide=lambda _, error: codes.append(error.code), fail=lambda error: codes.append(str(error)),
-        ).take([final])  # fmt: skip
-        return ("end", codes[0]) if codes else ("accept", None)
+        facts = RunState(run_id=final.ref_id, order=WorkOrder("x"), backend=BackendIdentity("tiny"), started_ns=0)
+        plane = ControlPlane(Settings(), "/nowhere", {})
+        drive = Drive(plane, facts, ProcessBackend(id="tiny", argv=("tiny",)), Limits(), None)
+        drive.inbound.take([final])
+        return ("end", drive.ending.error.code) if drive.ending.error is not None else ("accept", None)
 
 
 def _verdict(message: Any) -> tuple[str, str | None]:
@@ -86,8 +85,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_every_line_of_a_transcript_gets_its_verdict(path: Path) -> None:
+async def test_every_line_of_a_transcript_gets_its_verdict(path: Path) -> None:
     rows = _rows(path)
     limits = rows.pop(0)["set"] if "set" in rows[0] else {}
     conversation = Conversation(limits.get("line_bytes_max", LINE_BYTES_MAX))

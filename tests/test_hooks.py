@@ -24,8 +24,8 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError
 from backplane.host import Done, Host, HostRun
 from backplane.runtime import hooks
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.inbound import OnAsk
 from backplane.runtime.run import Run
 from tests.runs import QUICK, backplane_of, check, ended, memory, order, plane, saying, script
 

@@ -391,7 +391,7 @@ put(final(run)); end()
                 # The child has all the time it wants, and gets as far as the pipe and one read take it.
                 await anyio.sleep(0.3)
                 ahead = max(ahead, int(mark.read_text()) - len(seen))
-            assert sum(len(batch.events) for batch in run._queue) <= 100
+            assert sum(len(batch.events) for batch in run.drive.stream._batches) <= 100
     check(run)
     assert seen == [str(number) for number in range(2_000)]
     assert ahead < 400

@@ -12,10 +12,10 @@ import pytest
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, ApprovalAnswered, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig
-from backplane.runtime import inbound
+from backplane.runtime import approvals
+from backplane.runtime.approvals import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
-from backplane.runtime.inbound import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
 from backplane.runtime.run import Run
 from tests.runs import backplane_of, check, counts, ended, go, order, plane, saying, script, texts
 
@@ -393,7 +393,7 @@ async def test_decisions_for_a_run_are_kept_of_so_many_tools(
     names: list[str], asked: int, backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not kept is asked for again."""
-    monkeypatch.setattr(inbound, "REMEMBERED_MAX", 1)
+    monkeypatch.setattr(approvals, "REMEMBERED_MAX", 1)
     seen: list[str] = []
 
     async def on_ask(event: Approval) -> Decision:
@@ -425,8 +425,8 @@ while True:
         with anyio.fail_after(15):
             async with control.start(order(root), script(tmp_path, body)) as run:
                 async for _ in run.batches():
-                    assert run._writer is not None
-                    assert len(run._writer._backlog) <= 256
+                    assert run.drive.host is not None
+                    assert len(run.drive.host.backlog) <= 256
     assert run.end is not None
     assert (run.end.reason, run.end.code) == ("idle", "backend_timeout")
 

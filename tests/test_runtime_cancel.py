@@ -208,6 +208,18 @@ async def test_a_run_that_is_left_while_another_task_reads_it_ends_for_both(
     assert ended(run) == ("cancelled", None, "partial")
 
 
+async def test_a_block_is_left_in_another_task_and_outside_of_the_scope_it_was_entered_in(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control, anyio.create_task_group() as tasks:
+        block = control.start(order(root, {"say": "x"}, {"sleep_s": 60}), mock)
+        with anyio.fail_after(30):
+            run = await block.__aenter__()
+        tasks.start_soon(block.__aexit__, None, None, None)
+    check(run)
+    assert ended(run)[0] == "cancelled"
+
+
 # By asyncio itself ----------------------------------------------------------------------------------------------------
 
 
@@ -269,3 +281,20 @@ async def test_a_task_that_is_cancelled_leaves_its_run_sealed_and_nothing_behind
     for folder in ("stage", "scratch"):
         assert not (backplane_home / folder).exists() or not any((backplane_home / folder).iterdir())
     assert set(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_run_that_is_open_while_its_loop_closes_is_sealed(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    blocks: list[object] = []
+    backend = script(tmp_path, "hello(); run = take(); put(event(run)); time.sleep(60)")
+
+    async def leave_open() -> Run:
+        block = plane(backplane_home).start(order(root), backend)
+        blocks.append(block)  # Else the collector would leave it.
+        run = await block.__aenter__()
+        async for _ in run:
+            break
+        return run
+
+    run = asyncio.run(leave_open())
+    check(run)
+    assert ended(run) == ("cancelled", None, "partial")

@@ -155,7 +155,7 @@ hello(); data = b""
 while not data.endswith(b"\\n"): data += os.read(0, 4096); time.sleep(0.001)
 run = json.loads(data); put(event(run, str(len(run["work_order"]["task"]))), final(run)); end()
 """
-    monkeypatch.setattr("backplane.runtime.writer.WRITE_S", 0.5)
+    monkeypatch.setattr("backplane.runtime.channel.WRITE_S", 0.5)
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, task="é" * 500_000), script(tmp_path, body))
     assert ended(run) == ("complete", None, "complete")
@@ -169,7 +169,7 @@ async def test_a_host_that_reads_too_late_gets_its_cancel_as_a_line_of_its_own(
 hello(extensions=["cancel/1"]); time.sleep(0.7); run = take()
 os.write(os.open({str(tmp_path / "read")!r}, os.O_CREAT | os.O_WRONLY), take()["t"].encode()); put(final(run)); end()
 """
-    monkeypatch.setattr("backplane.runtime.writer.WRITE_S", 0.3)
+    monkeypatch.setattr("backplane.runtime.channel.WRITE_S", 0.3)
     async with plane(backplane_home, cancel_grace_s=3.0) as control:
         run, _ = await go(control, order(root, task="x" * 300_000), script(tmp_path, body))
     assert ended(run)[:2] == ("idle", "backend_timeout")

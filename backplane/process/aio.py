@@ -1,9 +1,7 @@
-"""What our event loops lack: descriptors that stay registered, deadlines judged twice, and work that ends in order.
+"""What event loops lack: deadlines judged twice, tasks that end in order, blocking work that can be left.
 
-asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) goes through anyio's shields, and leaves
-threads behind that somebody should wait for. So the work has a task of its own there, in a scope of anyio's; whoever
-awaits it passes a cancellation on to that scope and waits for the end.
-On trio nothing of this is needed, and nothing is done.
+asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) goes through anyio's shields. So work that has
+to end in order has a task of its own (`LoopTask`), and its caller waits for the end of that.
 
 Where the loop itself calls us, outside of any task, anyio has to know which loop it is on (`register`). It asks
 `sniffio` where that is installed (trio brings it), and that looks at the present task, unless it was told: `anyio.run`
@@ -96,80 +94,6 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
             await wait()
             return True
     return False
-
-
-class Readable:
-    """One descriptor that one task at a time waits for again and again; `close` it before the descriptor is closed.
-
-    On asyncio it stays registered with the loop, and what is there is taken in the loop's own call: the waiting task is
-    woken once it has something to do. On trio each wait is trio's own.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio_loop()
-        self._registered = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._take: Callable[[], bool] = bool
-
-    async def until(self, take: Callable[[], bool]) -> None:
-        """Wait until `take`, called each time there is something to read, says that this was enough; or for `wake`.
-
-        What `take` raises is raised here. It must not block, and it may be called outside of any task.
-        """
-        if self._loop is None:
-            await self._in_turns(take)
-            return
-        waiter = self._waiter = self._loop.create_future()
-        self._take = take
-        if not self._registered:
-            register(self._loop.add_reader, self._fd, self._on_readable)
-            self._registered = True
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        """End the wait, if there is one."""
-        if self._loop is None:
-            if self._fd >= 0:
-                anyio.notify_closing(self._fd)
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Let go of the descriptor; nobody waits for it any more."""
-        self.wake()
-        self._unregister()
-        self._fd = -1
-
-    async def _in_turns(self, take: Callable[[], bool]) -> None:
-        try:
-            await anyio.wait_readable(self._fd)
-            while not take():
-                await anyio.wait_readable(self._fd)
-        except anyio.ClosedResourceError:
-            return
-
-    def _on_readable(self) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            # Nobody wants more now: the loop shall not look at it again and again.
-            self._unregister()
-            return
-        try:
-            enough = self._take()
-        except Exception as error:  # Raised where it is waited for.
-            waiter.set_exception(error)
-            return
-        if enough and not waiter.done():
-            waiter.set_result(None)
-
-    def _unregister(self) -> None:
-        if self._registered and self._loop is not None:
-            self._loop.remove_reader(self._fd)
-            self._registered = False
 
 
 class beside:
@@ -330,95 +254,96 @@ async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None 
     return results[0]
 
 
-async def in_order(work: Callable[[], Awaitable[T]]) -> T:
-    """Await this work. Where we are cancelled it is cancelled as anyio does it, and we go on when it has ended."""
-    loop = asyncio_loop()
-    if loop is None:
-        return await work()
-    scope = anyio.CancelScope()
-    made: list[T] = []
+class LoopTask:
+    """A task that belongs to the event loop and to no other task; `wait` waits for its end.
 
-    async def scoped() -> None:
-        with scope:
-            made.append(await work())
+    Args:
+        work: is called in the task.
 
-    task = loop.create_task(scoped())
-    try:
-        await _end_of(task, scope)
-    except Exception:
-        await _break_off(task, scope)
-        raise
-    await task
-    return made[0]
+    Attributes:
+        scope: the task runs in it.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
+        self.scope = anyio.CancelScope()
+        self._work = work
+        self._over = anyio.Event()
+        self._fault: Exception | None = None
+        loop = asyncio_loop()
+        if loop is None:
+            trio = sys.modules["trio"]
+            trio.lowlevel.spawn_system_task(self._run, context=contextvars.copy_context())
+        else:
+            self._task = register(loop.create_task, self._run())
+            self._task.add_done_callback(lambda _: self._over.set())  # It may be cancelled before it begins.
+
+    async def _run(self) -> None:
+        try:
+            with self.scope:
+                await self._work()
+        except Exception as error:
+            self._fault = error
+        finally:
+            self._over.set()
+
+    async def wait(self) -> None:
+        """Wait until the task has ended, and raise what it raised.
+
+        If the caller is cancelled meanwhile, that is raised instead, but not before the end either.
+        """
+        cancelled: BaseException | None = None
+        while not self._over.is_set():
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._over.wait()
+            except anyio.get_cancelled_exc_class() as error:  # asyncio's own cancellation goes through shields.
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if self._fault is not None:
+            raise self._fault
+
+    async def wait_or_cancel(self, sooner: anyio.Event | None = None) -> None:
+        """Wait until the task has ended, or for another event; if the caller is cancelled, the task is, too."""
+        try:
+            await (sooner or self._over).wait()
+        except anyio.get_cancelled_exc_class():
+            self.scope.cancel()
+            with suppress(Exception):  # The cancellation says more than what became of the task.
+                await self.wait()
+            raise
 
 
 class OwnTask(Generic[T]):
-    """A block that is entered and left in one task of its own, as a task group asks for.
+    """A block that is entered and left in one task of its own, as a task group requires.
 
-    Who is handed one that lives already enters it again, which gives its value.
+    A block that is entered already may be entered again, which gives its value.
     """
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block
-        self._scope = anyio.CancelScope()
-        self._task: asyncio.Task[None] | None = None
-        self._entered: asyncio.Future[T] | None = None
-        self._over = anyio.Event()
+        self._task: LoopTask | None = None
+        self._entered, self._over = anyio.Event(), anyio.Event()
+        self._values = list[T]()
 
     async def __aenter__(self) -> T:
-        loop = asyncio_loop()
-        if loop is None:
-            return await self._block.__aenter__()
-        if self._entered is not None:
-            return self._entered.result()
-        entered = self._entered = loop.create_future()
-        self._task = loop.create_task(self._live(entered))
-        try:
-            await _end_of(self._task, self._scope, entered)
-        except Exception:
-            await _break_off(self._task, self._scope)
-            raise
-        if not entered.done():
-            await self._task
-        value: T = entered.result()
-        return value
+        self._task = self._task or LoopTask(self._live)
+        await self._task.wait_or_cancel(self._entered)
+        if not self._values:
+            await self._task.wait()
+        return self._values[0]
 
-    async def __aexit__(self, *how: Any) -> None:
-        if self._task is None:
-            await self._block.__aexit__(*how)
-            return
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
         self._over.set()
-        await _end_of(self._task, self._scope)
-        await self._task
+        await self._task.wait_or_cancel()
+        await self._task.wait()
 
-    async def _live(self, entered: asyncio.Future[T]) -> None:
-        with self._scope:
+    async def _live(self) -> None:
+        try:
             async with self._block as value:
-                entered.set_result(value)
+                self._values.append(value)
+                self._entered.set()
                 await self._over.wait()
-
-
-async def _break_off(task: asyncio.Task[None], scope: anyio.CancelScope) -> None:
-    """End work that nobody can wait for in order, after an exception that nobody foresaw: it must not go on alone."""
-    import asyncio
-
-    scope.cancel()
-    await asyncio.wait([task])
-
-
-async def _end_of(
-    task: asyncio.Task[None], scope: anyio.CancelScope, sooner: asyncio.Future[Any] | None = None
-) -> None:
-    """Wait for the end of a task, or for what comes sooner; a cancellation of ours comes out after that end."""
-    import asyncio
-
-    try:
-        await asyncio.wait([task] if sooner is None else [task, sooner], return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        scope.cancel()
-        with anyio.CancelScope(shield=True):
-            while not task.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-        _ = task.cancelled() or task.exception()  # The cancellation tells more than what became of the work.
-        raise
+        finally:
+            self._entered.set()

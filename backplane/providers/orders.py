@@ -32,8 +32,8 @@ from backplane.policy.paths import CHANGE_NOTHING
 from backplane.policy.rules import tool_names, with_defaults
 from backplane.providers.reading import PREFIX, text_of
 from backplane.providers.tools import Tool, ToolDefinition
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.hooks import Hook
-from backplane.runtime.inbound import OnAsk
 
 SESSION: Final = "session/1"
 INTERRUPT: Final = "interrupt/1"

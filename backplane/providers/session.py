@@ -146,8 +146,7 @@ class Session:
     """A conversation. Use it as an async context manager, or call `close`.
 
     One task at a time begins, reads or ends a turn; a call of another meanwhile is refused (`config_invalid`). `close`,
-    `interrupt` and answers by `send_input` may come from any. On trio, a turn that its reader has left is ended by a
-    call in the task that began it, as trio's scopes belong to their task.
+    `interrupt` and answers by `send_input` may come from any.
 
     Attributes:
         id: of the session; its file has this name.
@@ -682,7 +681,6 @@ class Session:
             while open.ended is None:
                 await self._pull(open)
         except anyio.get_cancelled_exc_class():
-            # Not in a shield of ours: the run's own scopes lie outside of that one, and are left first.
             if self._open is open:
                 await self._end(open)
             raise

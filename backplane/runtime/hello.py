@@ -18,7 +18,7 @@ from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import NOISE_SHOWN, Noise, describe_noise
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend
-from backplane.runtime.inbound import now
+from backplane.runtime.events import now
 
 WORDS_CHARS_MAX: Final = 400
 """Of a host's stderr in an error: its last lines."""

@@ -15,8 +15,8 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.unheard import unheard_pointers
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
 from backplane.errors import require_type
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.hooks import Hook
-from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order, without_effect
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
@@ -26,11 +27,11 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackendError, BackplaneError, ConfigError, require_type, unforeseen
-from backplane.process.aio import in_order
+from backplane.process.aio import LoopTask
 from backplane.runtime import backends
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.hooks import Hook
-from backplane.runtime.inbound import OnAsk
 from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of, order_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
@@ -202,7 +203,7 @@ class ControlPlane:
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
         try:
-            await in_order(self._close)
+            await LoopTask(self._close).wait()
         except Exception as error:
             raise unforeseen(error) from error
 
@@ -276,10 +277,10 @@ class ControlPlane:
             ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
                 declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
         """
-        check_names(given)
         on_ask, hooks, output = given.get("on_ask"), given.get("hooks", ()), given.get("output")
         async with AsyncExitStack() as opened:
             try:
+                check_names(given)
                 self.require_open()
                 run_id = run_id if run_id is None else _uuid_of(run_id)
                 check_callbacks(on_ask, hooks)
@@ -297,9 +298,10 @@ class ControlPlane:
                 raise unforeseen(error) from error
             try:
                 run = await self._made(whole, chosen, on_ask, hooks, limits, run_id, output, added)
-                run.more = more
+                run.drive.more = more
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
+                task = LoopTask(partial(run.drive.run, hooks))
             except Exception as error:
                 self._slots.release()
                 raise unforeseen(error) from error
@@ -307,13 +309,10 @@ class ControlPlane:
                 self._slots.release()
                 raise
             try:
-                try:
-                    await run.start(hooks)
-                except Exception as error:
-                    run.fail(error)
+                await run.drive.started.wait()
                 yield run
             finally:
-                await self._end(run)
+                await self._end(run, task)
 
     async def _made(
         self,
@@ -337,7 +336,7 @@ class ControlPlane:
             order, run_id, share = await self._take_share(order, run_id)
         run = await self._run(order, backend, on_ask, limits, run_id, output, {**added, **told})
         if isinstance(share, BackplaneError):
-            run.refuse(share)
+            run.drive.ending.decide("refused", share)
         elif share:
             run.facts.added["budget"] = dict(share)
         return run
@@ -362,7 +361,8 @@ class ControlPlane:
         if isinstance(told, dict) and not told["hit"] and run.is_sealed and run.stored.outcome == "complete":
             from backplane.runtime import cache
 
-            await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
 
     async def _take_share(
         self, order: WorkOrder, run_id: str | None
@@ -404,13 +404,13 @@ class ControlPlane:
             fact = f"{WAITING_MAX} runs wait for one of {self.settings.limits.runs_max} places"
             raise BackendError("rate_limit_exceeded", fact, hint="try again later, or raise runs_max")
 
-    async def _end(self, run: Run) -> None:
+    async def _end(self, run: Run, task: LoopTask) -> None:
         try:
-            try:
-                await run.leave()
-                await self._keep_result(run)
-            finally:
-                self._slots.release()
+            async with AsyncExitStack() as ending:  # Each of them, whatever another raises.
+                ending.callback(self._slots.release)
+                ending.push_async_callback(self._keep_result, run)
+                ending.push_async_callback(task.wait)
+                ending.callback(run.drive.leave)
             if self.sender is not None and run.is_sealed:
                 self._send(self.sender, run)
         except Exception as error:
@@ -448,7 +448,7 @@ class ControlPlane:
             added: as in `start`.
         """
         run = await self._run(order, backend, None, None, run_id, added=added)
-        await run.end_unstarted(why)
+        await run.drive.end_unstarted(why)
         return run
 
     async def apply(self, run_id: str) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ from backplane.errors import BackendError, BackplaneError, unforeseen
 from backplane.receipts.manifests import kept_manifest
 from backplane.routing.driver import backend_for
 from backplane.runtime import backends
+from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend
-from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.remote import incoming
 from backplane.runtime.run import Run

@@ -39,6 +39,7 @@ from tests.test_runtime_asks import (  # noqa: F401
     test_an_ask_that_nobody_answers_in_time_has_its_default,
 )
 from tests.test_runtime_cancel import (  # noqa: F401
+    test_a_block_is_left_in_another_task_and_outside_of_the_scope_it_was_entered_in,
     test_a_good_host_is_cancelled_with_its_last_words_and_without_waiting,
     test_a_stubborn_host_is_gone_after_the_grace,
     test_leaving_the_block_early_cancels_the_run,

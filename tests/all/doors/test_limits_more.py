@@ -59,7 +59,7 @@ async def test_silence_in_a_tools_call_has_a_limit_of_its_own(
 async def test_a_host_that_never_reads_its_input_is_given_up(
     backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backplane.runtime.writer.WRITE_S", 0.5)
+    monkeypatch.setattr("backplane.runtime.channel.WRITE_S", 0.5)
     backend = script(tmp_path, "hello(); deaf(); time.sleep(60)")
     async with (
         plane(backplane_home, idle_s=1.5) as control,

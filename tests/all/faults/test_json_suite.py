@@ -20,7 +20,7 @@ from backplane.contract import canonical
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.pieces import canonical_chunks
 from backplane.runtime.backends import MemoryBackend
-from backplane.runtime.inbound import now
+from backplane.runtime.events import now
 from backplane.runtime.plane import ControlPlane
 from tests import closed
 from tests.all.faults import hosts, sizes

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from backplane.runtime.writer import WRITE_S
+from backplane.runtime.channel import WRITE_S
 from tests.all.faults import sizes
 from tests.all.faults.ground import GRACE_S, LADDER_S, PROGRAM, Ground
 

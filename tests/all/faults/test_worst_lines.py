@@ -11,7 +11,7 @@ from backplane.contract.work import WorkOrder
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import Broken, Events
 from backplane.redact.secrets import Redactor
-from backplane.runtime.inbound import now
+from backplane.runtime.events import now
 from tests.all.faults import sizes
 
 HELLO = b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n'

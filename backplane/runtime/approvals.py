@@ -1,0 +1,284 @@
+"""The asks of one run: each is decided by the policy, its hooks, the caller or a default, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Limits
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision, misfit
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, Approval
+from backplane.errors import ProtocolError
+from backplane.policy import approvals
+from backplane.policy.capabilities import supplied
+from backplane.policy.remembered import remembered_by
+from backplane.protocol.lines import strict
+from backplane.protocol.messages import Events
+from backplane.receipts.build import RunState
+from backplane.runtime.checkpoints import RunCheckpoints
+from backplane.runtime.ending import RunEnding
+from backplane.runtime.events import RunRecord, now
+from backplane.runtime.hook_calls import call_function, log_raised
+from backplane.runtime.hooks import Hook, Hooks
+
+if TYPE_CHECKING:
+    from backplane.runtime.channel import HostChannel
+    from backplane.workspace import Workspace
+
+ASKS_OPEN_MAX: Final = 64
+"""Most asks that wait for a person at once; a host with more of them does not wait for answers."""
+
+ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of all these asks, far more than agents write at once; a longer one waits only if no other does."""
+
+REMEMBERED_MAX: Final = 1000
+"""Tools and kinds of command for which an answer is remembered in a run; the others are asked about again."""
+
+REMEMBERED_CHARS_MAX: Final = 4000
+"""Characters of a remembered tool's name, command and reason together; longer ones are asked about again."""
+
+HOOKS_SLOW_S: Final = 1.0
+"""Seconds after which hooks are noted in the journal, so that `why` can name them; most answer in milliseconds."""
+
+OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
+
+
+class Approvals:
+    """Answers what a host asks.
+
+    Attributes:
+        open: id → ask, of those that wait for an answer.
+        host: the link that answers go to; set once the host is started.
+        hooks: hooks that are asked after the policy and before the caller; None for none.
+        checkpoints: made before tools that may write; None if the order wants none.
+    """
+
+    def __init__(
+        self, facts: RunState, limits: Limits, ending: RunEnding, record: RunRecord, on_ask: OnAsk | None
+    ) -> None:
+        self.open: dict[str, wire.Ask] = {}
+        self.host: HostChannel | None = None
+        self.hooks: Hooks | None = None
+        self.checkpoints: RunCheckpoints | None = None
+        self.put_above = self._put_above if on_ask is not None else None
+        """Asks the caller what a hook of his decides; None if nobody answers."""
+        self._facts = facts
+        self._limits = limits
+        self._ending = ending
+        self._record = record
+        self._on_ask = on_ask
+        self._bytes = 0
+        self._remembered: dict[tuple[str, ...], Decision] = {}
+        """Tool → what was decided about it for the rest of the run."""
+
+    def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
+        """Make a checkpoint before every tool that may write."""
+        say = lambda body, message: self._record.report("checkpoint", body, message)  # noqa: E731
+        self.checkpoints = RunCheckpoints(workspace, run_dir, now=now, say=say, keep=self._keep_checkpoints)
+
+    def _keep_checkpoints(self, made: dict[str, Json]) -> None:
+        self._facts.added["checkpoints"] = self._facts.clean_json(made)
+        self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
+
+    async def close(self) -> None:
+        """Wait until no checkpoint is being made."""
+        if self.checkpoints is not None:
+            await self.checkpoints.close()
+
+    def take(self, ask: wire.Ask) -> list[Events]:
+        """Begin to decide an ask; return the events about it, with its answer if that needs no wait."""
+        assert self.host is not None
+        assert self._facts.policy is not None
+        raised = self._record.own("ask", approvals.body(ask), approvals.describe(ask))
+        self._facts.asked(ask)
+        decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
+        hooks = self._hooks_of(ask, decision)
+        keeps = self.checkpoints is not None
+        may_wait = decision is None or bool(hooks) or keeps
+        size = len(raised.lines) if may_wait else 0
+        full = self._full(size)
+        if not hooks and decision is None:
+            decision, by = self._without_caller(ask, full)
+        elif hooks and full:
+            decision, by, hooks = Decision(decision="deny", reason=full), "default", ()
+        waits = bool(hooks) or (keeps and not full and (decision is None or decision.decision != "deny"))
+        if decision is not None and not waits:
+            return [raised, *self._answer(ask, decision, by=by)]
+        self.open[ask.id] = ask
+        self._bytes += size
+        self.host.start_soon(self._decide, ask, size, raised.events[0], hooks, decision)
+        return [raised]
+
+    def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
+        if self.hooks is None or (decision is not None and decision.decision == "deny"):
+            return ()
+        return self.hooks.of(ask, decision)
+
+    def _full(self, size: int) -> str:
+        """Return why one more ask of so many bytes may not wait; empty if it may."""
+        if len(self.open) >= ASKS_OPEN_MAX:
+            return f"{ASKS_OPEN_MAX} asks are open already"
+        if self.open and self._bytes + size > ASKS_BYTES_MAX:
+            return f"asks of {ASKS_BYTES_MAX} bytes are open already"
+        return ""
+
+    def _without_caller(self, ask: wire.Ask, full: str = "") -> tuple[Decision | None, str]:
+        """Return what is decided without asking the caller again, and who decided; None if the caller has to decide.
+
+        Args:
+            full: why the ask may not wait; empty if it may.
+        """
+        key = remembered_by(ask) if self._remembered else None
+        if key is not None and (decision := self._remembered.get(key)) is not None:
+            return decision, "caller"
+        if self._on_ask is None:
+            return approvals.by_default(ask, "nobody is there to answer"), "default"
+        if full:
+            return approvals.by_default(ask, full), "default"
+        return None, "caller"
+
+    async def _decide(
+        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+    ) -> None:
+        """Make a checkpoint, ask the hooks, then the caller if the ask is still open, and answer."""
+        assert self.host is not None
+        if self.checkpoints is not None:
+            await self.checkpoints.before(ask)
+        changed, by = "", "policy"
+        if hooks:
+            ask, decided, by, changed = await self._ask_hooks(ask, hooks)
+            if changed:
+                event = self._record.own("ask", approvals.body(ask), approvals.describe(ask)).events[0]
+        if decided is None:
+            decided, by = self._without_caller(ask)
+        if decided is None:
+            decided, by = await self._ask_caller(ask, event)
+        if changed and decided.decision == "allow":
+            decided = approvals.changed(ask, decided, f"hook {changed!r} changed it")
+            by = "hook" if by == "policy" else by
+        del self.open[ask.id]
+        self._bytes -= size
+        self.host.progressed()
+        if not self._ending.over.is_set():
+            self._record.add(self._answer(ask, decided, by=by))
+
+    async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
+        """Return the ask as its hooks left it, their decision or the policy's then, who decided, and who changed it."""
+        assert self.hooks is not None
+        assert self._facts.policy is not None
+        with anyio.move_on_after(self._limits.ask_s), self._noted_if_slow(ask, hooks):
+            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
+            if heard.decision is not None:
+                return heard.ask, heard.decision, "hook", heard.changed_by
+            verdict = approvals.judge(self._facts.policy, heard.ask, root=self._facts.root)
+            return heard.ask, verdict, "policy", heard.changed_by
+        reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
+        return ask, Decision(decision="deny", reason=reason), "default", ""
+
+    @contextmanager
+    def _noted_if_slow(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> Iterator[None]:
+        """Have hooks noted in the journal once they have taken long, and that they have answered then."""
+        assert self.host is not None
+        at_work, noted = True, False
+
+        async def note() -> None:
+            nonlocal noted
+            await anyio.sleep(HOOKS_SLOW_S)
+            if at_work:
+                noted = True
+                self._record.place.note_hooks(ask.id, [hook.name for hook in hooks])
+
+        self.host.start_soon(note)
+        try:
+            yield
+        finally:
+            at_work = False
+            if noted:
+                self._record.place.note_hooks(ask.id, ())
+
+    async def _put_above(self, ask: wire.Ask) -> Decision:
+        """Ask the caller what a hook of his decides, as for what the policy leaves open."""
+        event = self._record.own("ask", approvals.body(ask), approvals.describe(ask)).events[0]
+        decision, _ = await self._ask_caller(ask, event)
+        return decision
+
+    async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
+        """Return the caller's decision, or the default after the time that an ask may take, and who decided."""
+        assert self._on_ask is not None
+        assert isinstance(event, Approval)
+        decision, by = approvals.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
+        with anyio.move_on_after(self._limits.ask_s):
+            why = ""
+            try:
+                given = await call_function(self._on_ask, event)
+            except ProtocolError as error:  # A door above us that passes the question on.
+                why = error.message
+            except Exception as error:  # The caller's own code: its bug must not let a tool through.
+                why = log_raised("callback on_ask", self._on_ask, error, self._facts.redactor)
+            else:
+                try:
+                    decision, by = self._reread(ask, given), "caller"
+                except ProtocolError as error:  # An answer that cannot be written is the caller's bug, too.
+                    why = error.message
+            if why:
+                decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
+        if by == "caller" and decision.remember == "run" and decision.decision != "modify":
+            self._remember(ask, decision)
+        return decision, by
+
+    def _remember(self, ask: wire.Ask, decision: Decision) -> None:
+        key = remembered_by(ask)
+        if key is None or len(self._remembered) >= REMEMBERED_MAX:
+            return
+        if sum(map(len, key)) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
+            reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
+            self._remembered[key] = Decision(decision=decision.decision, reason=reason)
+
+    def _reread(self, ask: wire.Ask, given: Decision) -> Decision:
+        """Return a decision as the host will read it: so it is judged, changed and kept.
+
+        Raises:
+            ProtocolError: no line can hold it, or the host would refuse it.
+        """
+        try:
+            data = canonical.encode(approvals.answer(ask, approvals.checked(given)))
+            decision = approvals.answered(msgspec.convert(strict(data), wire.AnswerMessage))
+        except (ValueError, TypeError, RecursionError) as error:
+            fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
+            raise ProtocolError("protocol_invalid_envelope", f"the decision cannot be sent: {fact}") from error
+        if why := misfit(decision, ask.kind, ask.input):
+            raise ProtocolError("contract_schema_violation", why)
+        self._line_of(ask, decision)
+        return decision
+
+    def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
+        """Return the answer as it is sent. Raises ProtocolError: no line can hold it."""
+        assert self.host is not None
+        return self.host.line.send(approvals.answer(ask, decision))
+
+    def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
+        """Send the answer, or a bare denial if a line is too short for it; without room for that the run ends."""
+        assert self.host is not None
+        try:
+            line = self._line_of(ask, decision)
+        except ProtocolError as too_long:
+            try:
+                line = self._line_of(ask, Decision(decision="deny"))
+            except ProtocolError as error:
+                self._ending.decide("protocol", error)
+                self._ending.close()
+                return []
+            decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
+        self.host.write(line)
+        self._facts.answered(ask, decision)
+        body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
+        return [self._record.own("answer", body, f"{decision.decision} by {by}: {decision.reason}")]

@@ -1,0 +1,525 @@
+"""The one task that drives a run, from its admission to its stored receipt: its state is the line it stands on.
+
+The host is started and heard, its order is sent, and however the run ends the host is stopped, what is left of its
+output is read, and one receipt is sealed. Nothing is read from the host faster than the run's reader takes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Limits, tighter
+from backplane.contract import envelope as wire
+from backplane.contract.capability import read_manifest
+from backplane.contract.unheard import check_settings
+from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
+from backplane.policy.rules import compile_policy
+from backplane.protocol.control import ControlEnd
+from backplane.protocol.messages import version_compatible
+from backplane.receipts.build import End, RunState, cause
+from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
+from backplane.redact.cuts import HOLD_S_MAX
+from backplane.runtime import finalize
+from backplane.runtime.approvals import Approvals, OnAsk
+from backplane.runtime.backends import Backend, Link
+from backplane.runtime.channel import HostChannel
+from backplane.runtime.ending import RunEnding
+from backplane.runtime.environment import HostStart, RunEnvironment
+from backplane.runtime.events import EventStream, RunRecord, now
+from backplane.runtime.hooks import Hook, Hooks, above, configured
+from backplane.runtime.inbound import Inbound
+from backplane.runtime.orders import without_effect
+from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
+
+if TYPE_CHECKING:
+    from backplane.contract.work import Mode
+    from backplane.runtime.finalize import Sealed
+    from backplane.runtime.plane import ControlPlane
+    from backplane.runtime.remote import Remote
+    from backplane.workspace import Workspace
+
+LADDER_S_MAX: Final = 8.0
+"""Seconds for the stop ladder beyond its grace, more than all its steps may take; then the host is killed at once."""
+
+_BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
+"""Hint for a host that exited without writing to stderr."""
+
+
+class Drive:
+    """One run in its own task; `run` is called once, and everything else by what is heard meanwhile."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        facts: RunState,
+        backend: Backend,
+        limits: Limits,
+        on_ask: OnAsk | None,
+    ) -> None:
+        self.plane, self.facts, self.backend, self.limits = plane, facts, backend, limits
+        self.more = False
+        """True if another order like this one will come."""
+        self.grace_s = limits.cancel_grace_s
+        self.sealed: Sealed | None = None
+        self.ending = RunEnding(facts, limits.run_s)
+        self.stream = EventStream()
+        self.started = anyio.Event()
+        """Set once the host is started, or none will be."""
+        start = HostStart(backend, plane.environ_of(facts.run_id), plane.settings.isolation, plane.layers)
+        self.place = RunEnvironment(plane.state_folder, facts, limits, start, self.ending.is_given_up)
+        self.record = RunRecord(facts, self.ending, self.place, self.stream)
+        self.approvals = Approvals(facts, limits, self.ending, self.record, on_ask)
+        self.inbound = Inbound(facts, self.ending, self.record, self.approvals)
+        self.place.on_spent = self.inbound.keep_limit
+        self.host: HostChannel | None = None
+        self._requirements: RunRequirements | None = None
+        self._backend_key = ""
+        self._remote: Remote | None = None
+
+    # Before anything is started.
+
+    def _admit(self, given: Sequence[Hook]) -> None:
+        """Decide everything that can be decided without starting anything: a wrong or unmet order ends as refused.
+
+        Args:
+            given: the caller's own hooks.
+        """
+        facts = self.facts
+        try:
+            check_settings(facts.order)
+            check_place(facts.settings, remote=self.backend.remote, routed="route" in facts.added)
+            facts.policy = compile_policy(facts.order.policy)
+            self._backend_key = self.backend.key
+            requirements = self._requirements = self._require(given)
+            kept = kept_manifest(self.plane.home, self._backend_key)
+            if kept is not None:
+                since = kept_since(self.plane.home, self._backend_key)
+                requirements.check(requirements.supply(read_manifest(kept), EXTENSIONS), kept_since=since)
+        except BackplaneError as error:
+            self.ending.decide("refused", error)
+        except Exception as error:
+            self.ending.fail(error)
+
+    def _require(self, given: Sequence[Hook]) -> RunRequirements:
+        """Return what the order needs, with the hooks of the configuration, the caller and the order.
+
+        Raises:
+            ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
+        """
+        facts, plane = self.facts, self.plane
+        rows, asked, hooks = plane.settings.hooks, facts.settings.get("hooks"), tuple(given)
+        if rows or asked is not None:
+            hooks = (*configured(rows), *given, *above(asked))
+        if hooks:
+            self.approvals.hooks = Hooks(hooks, facts.run_id, plane.environ, facts.redactor, self.approvals.put_above)
+        requirements = RunRequirements(facts, self.backend.id, hooks, remote=self.backend.remote)
+        if self.backend.remote:
+            from backplane.runtime.remote import Remote  # Most runs work on this machine.
+
+            isolation = tighter(plane.settings.isolation, facts.settings.get("isolation"))
+            self._remote = Remote(requirements.order, self.backend.id, isolation)
+        return requirements
+
+    # The run.
+
+    async def run(self, hooks: Sequence[Hook] = ()) -> None:
+        """Run the order to its stored receipt; what goes wrong is the run's end, and nothing is raised.
+
+        Args:
+            hooks: the caller's own.
+        """
+        ending = self.ending
+        try:
+            if self.limits.run_s is not None:
+                ending.start.deadline = ending.talk.deadline = anyio.current_time() + self.limits.run_s - ending.run_s
+            if not ending.is_decided:
+                self._admit(hooks)
+            if not ending.is_decided:
+                try:
+                    await self._live()
+                except anyio.get_cancelled_exc_class():  # asyncio's own, as it closes the loop.
+                    ending.decide("cancelled", note="the event loop is being closed")
+            await self._seal()
+        except Exception as error:
+            ending.fail(error)
+            await self._reseal()
+        finally:
+            self.started.set()
+            self.stream.close()
+
+    def leave(self) -> None:
+        """End the run unless it has ended, as its caller has left it."""
+        self.ending.decide("cancelled", note="the caller left the run")
+        self.stream.drop()
+
+    async def end_unstarted(self, why: str | BackplaneError) -> None:
+        """End and seal a run of which nothing was started.
+
+        Args:
+            why: in words if it was cancelled, else what went wrong.
+        """
+        if isinstance(why, BackplaneError):
+            self._fail(why)
+        else:
+            self.ending.decide("cancelled", note=why)
+        await self.run()
+
+    async def _live(self) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            def start_soon(work: Callable[..., Awaitable[object]], *given: object) -> None:
+                tasks.start_soon(self._guarded, work, *given)
+
+            try:
+                with self.ending.start, anyio.CancelScope() as started:
+                    opening = await self._open()
+                    if self.place.holds_host:
+                        self.place.prepare(start_soon, self._mode())
+                    async with opening as link:
+                        started.shield = True
+                        await self._attend(link, start_soon)
+            except BackplaneError as error:
+                self._fail(await self.place.cause(error))
+            except Exception as error:
+                self.ending.fail(error)
+            finally:
+                self.place.abandon()
+                self.place.unlock()
+            if not self.ending.is_decided and self.ending.is_late:
+                self._be_late()
+            tasks.cancel_scope.cancel()
+
+    async def _guarded(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
+        try:
+            await work(*given)
+        except Exception as error:
+            self.ending.fail(error)
+
+    async def _attend(self, link: Link, start_soon: Callable[..., object]) -> None:
+        """Talk with a host that was started, then stop it, whatever was said."""
+        line = ControlEnd(now=now, line_bytes_max=self.limits.line_bytes_max, redactor=self.facts.redactor)
+        host = self.host = HostChannel(link, line, self.backend.id, self.ending, start_soon)
+        self.approvals.host, self.ending.line = host, line
+        try:
+            with self.ending.talk:
+                self.place.prepare(start_soon, self._mode())
+                self.place.note_host(link.pid, link.start)
+                self.started.set()
+                await self._talk(host)
+        except BackplaneError as error:
+            self._fail(error)
+        except Exception as error:
+            self.ending.fail(error)
+        finally:
+            await self._stop(host)
+
+    async def _talk(self, host: HostChannel) -> None:
+        """Hear the hello, check it, send the order once its place to work in is there, and hear the run."""
+        ending, line = self.ending, host.line
+        while line.hello is None and not ending.is_decided:
+            await self._hear(host)
+        if line.hello is None or ending.is_decided:
+            return
+        self._check_hello(line.hello)
+        workspace = await self.place.workspace()
+        self._send_order(host, line.hello, workspace)
+        while not ending.is_decided:
+            await self._hear(host)
+
+    async def _hear(self, host: HostChannel) -> None:
+        """Take in the next output of the host, and wait until the reader has taken its events."""
+        pause_s = HOLD_S_MAX if self.inbound.holding else math.inf
+        try:
+            data = await host.receive(self._silence_s, pause_s)
+        except TimeoutError:
+            self._judge_silence()
+            return
+        if data is not None:
+            self._take(host, data)
+        else:
+            self.record.add(self.inbound.flush())
+        began = time.monotonic()
+        await self.stream.taken()
+        host.excuse(time.monotonic() - began)
+
+    def _take(self, host: HostChannel, data: bytes) -> None:
+        """Take in one read; an empty one is the end of the host's output."""
+        self.record.add(self.inbound.take(host.line.receive(data) if data else host.line.end()))
+        if self.inbound.progressed or self.approvals.open:
+            self.inbound.progressed = False
+            host.progressed()
+        if not data and not self.ending.over.is_set():
+            self.ending.decide("host_exit")
+
+    def _silence_s(self) -> float:
+        """Return how long the host may be silent now."""
+        if not self.ending.was_sent:
+            return self.limits.hello_s
+        if self.approvals.open:
+            return math.inf
+        return self.limits.tool_s if self.inbound.open_call() else self.limits.idle_s
+
+    def _judge_silence(self) -> None:
+        limits, name, call = self.limits, self.backend.id, self.inbound.open_call()
+        wrote = self.inbound.passed_over()
+        if not self.ending.was_sent:
+            text = f"no hello from {name!r} within {limits.hello_s:g} s (hello_s){wrote}"
+            hint = "is this a program that speaks abp/v0.1? raise hello_s for a slow one"
+            self.ending.decide("failed", BackendError("protocol_handshake_failed", text, hint=hint))
+            return
+        if call:
+            silence = f"for {limits.tool_s:g} s while its call of {call!r} was open (tool_s)"
+            hint = "end the command earlier, or raise tool_s of [limits] (BACKPLANE_TOOL_S)"
+        else:
+            silence, hint = f"for {limits.idle_s:g} s (idle_s)", "raise limits.idle_s (BACKPLANE_IDLE_S)"
+        self.ending.decide(
+            "idle", BackendError("backend_timeout", f"{name!r} sent nothing {silence}{wrote}", hint=hint)
+        )
+
+    # Its beginning.
+
+    async def _open(self) -> AbstractAsyncContextManager[Link]:
+        """Return the way to start the host. Raises as `RunEnvironment.open`."""
+        plane = self.plane
+        if self._remote is not None:  # The agent's sandbox is made where it works.
+            return self.backend.open(self.facts.order, plane.environ)
+        kind, warm = self._kind(), None
+        if plane.warm is not None and kind is not None:
+            warm = await plane.warm.take(kind)
+        opening = await self.place.open(warm)
+        if plane.warm is not None and warm is not None and self.facts.start != "warm":
+            plane.warm.misfit(kind)
+        return opening
+
+    def _kind(self) -> Hashable:
+        """Return which warm host would do; None for none. With telemetry each host's environment names its own run."""
+        plane = self.plane
+        return None if plane.sender is not None or plane.warm is None else self.place.kind(self._backend_key)
+
+    def _mode(self) -> Mode | None:
+        """Return how the place to work in is made; None if it is on another machine."""
+        return self.facts.order.workspace.mode if self._remote is None else None
+
+    def _check_hello(self, hello: wire.Hello) -> None:
+        """Keep the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
+        requirements, journal = self._requirements, self.place.journal
+        assert requirements is not None
+        assert journal is not None
+        manifest = requirements.supply(read_manifest(hello.capabilities), hello.extensions)
+        self.facts.hello(hello, manifest)
+        journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
+        if not version_compatible(hello.contract_version):
+            raise ContractError(
+                "contract_version_mismatch",
+                f"{self.backend.id!r} speaks {hello.contract_version[:40]!r}, this control plane abp/v0.1",
+                hint="use a host of the same major version",
+            )
+        with suppress(StoreError):  # Only a cache: the run can do without.
+            keep_manifest(self.plane.home, self._backend_key, hello.capabilities)
+        self.place.check_asks(hello.extensions)
+        if self._remote is not None:
+            self._remote.check(hello)
+        requirements.check_hello(hello, manifest)
+        requirements.give_servers(hello, self.backend, self.limits)
+        if self.approvals.hooks is not None:
+            self.approvals.hooks.check_asks(hello.extensions, self.backend.id)
+
+    def _send_order(self, host: HostChannel, hello: wire.Hello, workspace: Workspace | None) -> None:
+        """Send the order whole, with the place to work in: here, or on another machine."""
+        facts, requirements, journal = self.facts, self._requirements, self.place.journal
+        assert requirements is not None
+        assert journal is not None
+        extensions: tuple[str, ...] = EXTENSIONS
+        if self._remote is not None:
+            facts.root = "/"  # Its folder there is not known here; paths are judged there, by the same policy.
+            order, extensions = self._remote.order(), (*EXTENSIONS, *self._remote.extensions)
+        else:
+            assert workspace is not None
+            if requirements.checkpoints:
+                self.approvals.open_checkpoints(workspace, journal.folder)
+            facts.root = str(workspace.root)
+            order = requirements.at(facts.root)
+        host.send(wire.RunMessage(id=facts.run_id, work_order=order, extensions=extensions))
+        self.ending.was_sent = True
+        journal.note({"fact": "sent"})
+        host.progressed()
+        self._warn(host, workspace)
+        kind = self._kind() if self._remote is None else None
+        if self.plane.warm is not None and kind is not None:
+            self.plane.warm.expect(kind, self.place, more=self.more)
+
+    def _warn(self, host: HostChannel, workspace: Workspace | None) -> None:
+        """Warn of what has no effect: members of order or hello, rules, tools of hooks, hidden MCP servers, history."""
+        report = self.record.report
+        if unheard := host.line.hello_unheard:
+            shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
+            report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
+        hooked = [tool for hook in self.approvals.hooks.all for tool in hook.tools] if self.approvals.hooks else ()
+        asked, unheard_names = self.facts.order, self.facts.added.get("unheard", ())
+        for name, value, fact in without_effect(asked, unheard_names, hooked, self.facts.root):
+            report(name, value, fact)
+        if servers := self.place.hidden_servers:
+            shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
+            fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
+            report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
+        if workspace is not None and workspace.no_history:
+            fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
+            self.facts.added["no_history"] = workspace.no_history
+            report("no_history", workspace.no_history, f"{fact}; --in-place works in the original")
+
+    # Its end.
+
+    def _fail(self, error: BackplaneError) -> None:
+        """End a run that did not come to its order."""
+        if self.ending.is_late:  # What was given up for that reason only follows from it.
+            self._be_late()
+        refused = error.facts.exit_code == 4
+        reason = "store" if error.code == "receipt_store_failed" else "refused" if refused else "failed"
+        self.ending.decide(reason, error)
+
+    def _be_late(self) -> None:
+        text = f"the run took longer than {self.limits.run_s:g} s (run_s)"
+        hint = "raise --timeout (limits.run_s)"
+        self.ending.decide("deadline", BackendError("backend_timeout", text, hint=hint))
+
+    async def _stop(self, host: HostChannel) -> None:
+        """Stop the host, and read what it left in its pipe."""
+        ending, grace_s = self.ending, self.grace_s
+        if not ending.is_decided and (data := host.read()):
+            self._take(host, data)  # It came in time.
+        if not ending.is_decided:
+            self._be_late() if ending.is_late else ending.decide("cancelled", note="the caller left the run")
+        reason = str(self.facts.added.get("cancel_reason") or (ending.end.reason if ending.end else ""))
+        async with anyio.create_task_group() as stopping:
+            stopping.start_soon(self._guarded, self._walk_down, host, grace_s, reason)
+            with anyio.move_on_after(grace_s + LADDER_S_MAX):
+                try:
+                    while data := await host.receive(lambda: math.inf):
+                        self._take(host, data)
+                        await self.stream.taken(host.gone.is_set)
+                    self._take(host, b"")
+                except Exception as error:
+                    ending.fail(error)
+                await host.gone.wait()
+                while data := host.read():
+                    self._take(host, data)
+            stopping.cancel_scope.cancel()
+        if host.link.exit is None:  # Its ladder was broken off, as the loop itself is being ended.
+            await host.link.stop(grace_s=0.0)
+
+    async def _walk_down(self, host: HostChannel, grace_s: float, reason: str) -> None:
+        try:
+            await host.stop(self.facts.run_id, grace_s, reason)
+        finally:
+            self.stream.wake()
+
+    async def _seal(self) -> None:
+        """Seal and store what was seen."""
+        ending = self.ending
+        ending.begin_sealing()
+        self.record.add(self.inbound.flush())
+        ending.close()
+        self._explain_exit()
+        await self.place.settled()
+        await self.approvals.close()
+        if self.host is not None and self.host.link.fault is not None:
+            ending.fail(self.host.link.fault)
+        self._take_sealed(await anyio.to_thread.run_sync(self._seal_all))
+
+    def _take_sealed(self, sealed: Sealed) -> None:
+        ending, self.sealed = self.ending, sealed
+        error = ending.error or sealed.error
+        ending.error = self.without_secrets(error) if error is not None else None
+        ending.end = sealed.end
+
+    def _seal_all(self) -> Sealed:
+        ending, facts, host, plane = self.ending, self.facts, self.host, self.plane
+        end = ending.end = ending.end or End(reason=facts.claimed_outcome)
+        if host is not None:
+            line, link = host.line, host.link
+            facts.counts["unwritten"] = host.unwritten
+            facts.counts["redacted"] += line.redacted
+            facts.counts["unended_lines"] = line.unended
+            facts.counts["prefixed_lines"] = line.prefixed
+            facts.counts["unnamed_events"] = line.unnamed
+            facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
+            if link.guard_lost:
+                facts.added["guard"] = "lost"
+            if self.approvals.hooks is not None:
+                facts.added["hooks"] = self.approvals.hooks.to_wire()
+        if ending.error is not None:
+            facts.added["error"] = cause(self.without_secrets(ending.error))
+        if self.place.journal is None and ending.end.reason != "cancelled":
+            # What an order asked is kept although it could not begin. If it cannot be, no receipt is stored either,
+            # which is an error of the run.
+            with suppress(StoreError):
+                self.place.journal = plane.state_folder.journal(facts)
+        return finalize.seal_run(
+            plane.state_folder,
+            facts,
+            self.place.journal,
+            self.place.leave(facts.added, used=ending.was_sent),
+            end,
+            duration_s=ending.run_s,
+            cleaned=host is not None and not (host.link.swept or host.link.guard_lost or ending.fault),
+        )
+
+    async def _reseal(self) -> None:
+        """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
+        assert self.ending.end is not None
+        seal = functools.partial(
+            finalize.seal_journal, self.plane.state_folder, self.facts, self.place.journal, self.ending.end
+        )
+        try:
+            sealed = await anyio.to_thread.run_sync(seal)
+        except Exception as error:  # The next start seals it.
+            self.note_problem(unforeseen(error))
+            return
+        if self.ending.fault is not None and sealed.end != self.ending.end:
+            self.note_problem(self.ending.fault)
+            code = sealed.end.code
+            self.ending.error = from_code(code, "its receipt says more") if code else None
+        self._take_sealed(sealed)
+
+    def note_problem(self, fault: BackplaneError) -> None:
+        """Add a line to the problems of the state folder."""
+        line = f"run {self.facts.run_id}, while its receipt was stored: {self.without_secrets(fault)}"
+        self.plane.state_folder.problems.append(line)
+
+    def without_secrets(self, error: BackplaneError) -> BackplaneError:
+        """Return an error without the secrets of the run."""
+        try:
+            return self.facts.redactor.error(error)
+        except Exception:
+            return from_code(error.code, "what went wrong is not said, as it could not be searched for secrets")
+
+    def _explain_exit(self) -> None:
+        """Put the exit code or signal and the last words into the end of a run whose host went away."""
+        ending, host = self.ending, self.host
+        if ending.end is None or host is None or ending.end.reason != "host_exit":
+            return
+        exit_, said_hello = host.link.exit, host.line.hello is not None
+        how = exit_.describe() if exit_ is not None else "no known exit"
+        ending.error = from_code(
+            "backend_crashed" if said_hello else "protocol_handshake_failed",
+            f"{self.backend.id!r} ended before its {'final' if said_hello else 'hello'}: {how}"
+            f"{self.inbound.passed_over()}",
+            evidence=self.facts.last_words(host.link.stderr_tail),
+            hint="its stderr is in the receipt" if host.link.stderr_tail else _BY_HAND,
+        )
+        ending.end = End(
+            reason="host_exit",
+            code=ending.error.code,
+            exit_code=exit_.code if exit_ is not None else None,
+            signal=exit_.signal if exit_ is not None else None,
+        )

@@ -1,0 +1,202 @@
+"""The events of a run on their way from its host to its reader: journalled first, then one read ahead at most."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import anyio
+
+from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.events import AgentEvent, carried, carry
+from backplane.errors import BackplaneError, ConfigError
+from backplane.process.aio import TaskRef
+from backplane.protocol.messages import Events
+from backplane.receipts.build import OWN_LINES_MAX, RunState
+from backplane.runtime.ending import RunEnding
+from backplane.runtime.environment import RunEnvironment
+
+READER_LOOK_S: Final = 0.05
+"""Seconds between two checks by `Run.wait` that another task still reads the events."""
+
+
+class EventStream:
+    """The events that no reader has taken yet.
+
+    Attributes:
+        ended: set once the last event is in and the run is sealed.
+    """
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self._batches: deque[Events] = deque()
+        self._rest: Iterator[AgentEvent] = iter(())
+        self._changed: anyio.Event | None = None
+        """Set at the next change; None if nobody waits for one."""
+        self._is_dropped = False
+        self._readers: weakref.WeakSet[RunReader] = weakref.WeakSet()
+        """Iterators over the events that are still referenced."""
+
+    def add(self, batches: Iterable[Events]) -> None:
+        """Add events, without waiting for the reader."""
+        if not self._is_dropped:
+            self._batches.extend(batches)
+        self.wake()
+
+    async def taken(self, unless: Callable[[], bool] = bool) -> None:
+        """Wait until the reader has taken all events, or until `unless` is true, which `wake` announces."""
+        while self._batches and not unless():
+            await self._change_comes()
+
+    def drop(self) -> None:
+        """Drop all events from now on, so that the run does not wait for a reader."""
+        self._is_dropped = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._batches.clear()
+        self._rest = iter(())
+        self.wake()
+
+    def close(self) -> None:
+        """End the stream: what is in it can still be read."""
+        self.ended.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have everything that waits for a change look again."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def _change_comes(self) -> None:
+        self._changed = self._changed or anyio.Event()
+        await self._changed.wait()
+
+    def is_read_elsewhere(self) -> bool:
+        """Return True if a task that still runs, and is not the current one, iterates over the events."""
+        return bool(self._readers) and any(reader.task.is_another() for reader in self._readers)
+
+    async def drained(self) -> None:
+        """Wait for the end of the run; without a reader in another task, drop its events."""
+        while not self.ended.is_set():
+            if self.is_read_elsewhere():
+                with anyio.move_on_after(READER_LOOK_S):
+                    await self.ended.wait()
+            else:
+                self._clear()
+                await self._change_comes()
+        if not self.is_read_elsewhere():
+            self._clear()
+
+    async def next(self) -> Events | None:
+        """Wait for the next events; None at the end of the run."""
+        while True:
+            while not self._batches:
+                if self.ended.is_set():
+                    return None
+                await self._change_comes()
+            batch = self._batches.popleft()
+            self.wake()
+            if batch.events:
+                return batch
+
+
+class RunReader:
+    """An iterator over a run's events; it remembers the task that made it."""
+
+    def __init__(self, stream: EventStream, run_id: str) -> None:
+        if stream.is_read_elsewhere():
+            fact = f"another task iterates over run {run_id}"
+            hint = "read it in one task; others may `await run.wait()` meanwhile"
+            raise ConfigError("config_invalid", fact, hint=hint)
+        self._stream = stream
+        self.task = TaskRef()
+        stream._readers.add(self)
+
+
+class RunEvents(RunReader):
+    """Iterates over events."""
+
+    def __aiter__(self) -> RunEvents:
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        stream = self._stream
+        while True:
+            for event in stream._rest:
+                return event
+            batch = await stream.next()
+            if batch is None:
+                raise StopAsyncIteration
+            stream._rest = iter(batch.events)
+
+
+class RunBatches(RunReader):
+    """Iterates over groups of events as they arrived."""
+
+    def __aiter__(self) -> RunBatches:
+        return self
+
+    async def __anext__(self) -> Events:
+        batch = await self._stream.next()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+
+class RunRecord:
+    """Journals the events of a run, folds them into its facts and gives them to its reader, in this order."""
+
+    def __init__(self, facts: RunState, ending: RunEnding, place: RunEnvironment, stream: EventStream) -> None:
+        self._facts = facts
+        self._ending = ending
+        self.place = place
+        self._stream = stream
+
+    def own(self, name: str, body: Json, message: str) -> Events:
+        """Make an event of the control plane, a warning with `body` in `ext[name]`; secrets in it are replaced."""
+        facts = self._facts
+        event = carried(carry(name, body, ts=now(), message=message))
+        made = Events.of(facts.run_id, [event], ours=True)
+        if facts.redactor.found(made.lines):
+            event, count = facts.redactor.event(event)
+            facts.counts["redacted"] += count
+            made = Events.of(facts.run_id, [event], ours=True)
+        return made
+
+    def report(self, name: str, body: Json, message: str) -> None:
+        """Add an event of the control plane, unless the host's last word is in."""
+        if not self._ending.over.is_set():
+            self.add([self.own(name, body, message)])
+
+    def add(self, batches: list[Events]) -> None:
+        """Add events. A journal that cannot be written ends the run, as what is not kept cannot be shown later."""
+        journal = self.place.journal
+        if journal is None or not batches:
+            return
+        lines, count, at = b"", 0, journal.count
+        for batch in batches:  # Most often it is one; one of all would be the same bytes twice.
+            lines += batch.lines
+            count += len(batch.events)
+        if not lines:
+            return
+        try:
+            journal.append(lines, count)
+        except BackplaneError as error:
+            self._ending.lose_journal(error)
+            return
+        self._stream.add(batches)  # What is kept is handed on, whatever raises afterwards.
+        for batch in batches:
+            if batch.ours and len(self._facts.own_lines) < OWN_LINES_MAX:
+                self._facts.own_lines.append(at)
+            self._facts.fold_claims(batch.events, at, ours=batch.ours)
+            at += len(batch.events)
+
+
+def now() -> str:
+    """Return the present time in the contract's print form."""
+    return timestamp_at(time.time_ns())
