@@ -61,7 +61,7 @@ EDGES = frozenset(
         "runtime/events.py:EventStream.close < runtime/drive.py:Drive.run",
         "runtime/drive.py:Drive._guarded < …",
         "runtime/channel.py:HostChannel._note_exit < runtime/backends.py:_MemoryLink.run",
-        "runtime/channel.py:HostChannel.wake < runtime/links.py:HostChannel._note_exit",
+        "runtime/channel.py:HostChannel.wake < runtime/channel.py:HostChannel._note_exit",
         "protocol/messages.py:Events.records < …",
         "runtime/backends.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
