@@ -31,6 +31,7 @@ ROOT = HERE.parent
 WORK = str(HERE / "work.py")
 SERVE_WORK = str(HERE / "serve.py")
 AGENT_WORK = str(HERE / "agents.py")
+OVERHEAD_WORK = str(HERE / "overhead.py")
 UPSTREAM_WORK = str(HERE / "upstream.py")
 PEER_WORK = str(HERE / "peers.py")
 PEER_VENV = ROOT / ".venv-bench"
@@ -233,7 +234,7 @@ def event_path_of_peers() -> list[Line]:
 def latency() -> list[Line]:
     if PEERS.missing():
         return [absent("4", "added latency of a paced event")]
-    names = (("claude_client", "claude-agent-sdk", 0.5, 0.25), ("acp", "agent-client-protocol", 0.33, 0.15))
+    names = (("claude_client", "claude-agent-sdk", 1.0, 0.5), ("acp", "agent-client-protocol", 0.5, 0.33))
     measures = [lambda: work("ours_paced", 400)["us"], lambda: work("floor_paced", 400)["us"]]
     measures += [lambda name=name: peer("paced", name, 400)["us"] for name, _, _, _ in names]  # type: ignore[misc]
     found = rounds(measures)
@@ -474,6 +475,31 @@ def agents() -> list[Line]:
     return lines
 
 
+OVERHEAD_ROUNDS = 15
+
+
+def overhead() -> list[Line]:
+    """A whole run of Claude Code beside claude-agent-sdk, in one process, with the same program and scripted model."""
+    if PEERS.missing():
+        return [absent("overhead", "a run of claude")]
+    if not agent_programs.installed("claude"):
+        return [Line("overhead", "a run of claude", note="not installed: run `xtask.py vendors claude` once")]
+    made = worker(sys.executable, OVERHEAD_WORK, agent_programs.program("claude"), OVERHEAD_ROUNDS)
+    lines: list[Line] = []
+    for way, what, gate in (("in_place", "in place", 1.05), ("staged", "copy, sandbox", 1.10)):
+        title, cpu = f"a run of claude, {what}", statistics.median(made[way]["cpu_ms"])
+        note = f"{cpu:.0f} ms of own CPU, {statistics.median(made['sdk']['cpu_ms']):.0f} the peer's"
+        for column, until, bound in (("ms", "", gate), ("first_ms", ", first text", None)):
+            pairs = list(zip(made[way][column], made["sdk"][column], strict=True))
+            lines.append(
+                compared(
+                    pairs, 0, 1, row="overhead", what=title + until, unit="ms", against="claude-agent-sdk", gate=bound,
+                    note=note if not until else "",
+                )
+            )  # fmt: skip
+    return lines
+
+
 def import_ms() -> Figures:
     """What a host's start is made of, for the most part: how fast this machine is just now."""
     began = time.perf_counter()
@@ -543,6 +569,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "serve": through_serve,
     "models": models,
     "agents": agents,
+    "overhead": overhead,
     "staging": staging,
     "routing": routing,
     "sessions": sessions,
@@ -556,14 +583,14 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
 
 def shown(line: Line) -> str:
     if line.ratio is None:
-        return f"{line.row:<8}{line.what:<38}{line.note}"
+        return f"{line.row:<9}{line.what:<38}{line.note}"
     against = f"{_figure(line.anchor)} {line.against}".strip()
     sign = "≥" if line.at_least else "≤"
     goals = f"{sign} {line.gate:g}" if line.gate is not None else ""
     aim = f"{line.aim:g}" if line.aim is not None else ""
     ours = f"{_figure(line.ours)} {line.unit}".strip()
     text = (
-        f"{line.row:<8}{line.what:<38}{ours:>12}  {against:<30}{line.ratio:>8.2f} x  {goals:<8}{aim:<6}{line.verdict}"
+        f"{line.row:<9}{line.what:<38}{ours:>12}  {against:<30}{line.ratio:>8.2f} x  {goals:<8}{aim:<6}{line.verdict}"
     )
     return f"{text}  {line.note}".rstrip()
 

@@ -13,7 +13,7 @@ import sys
 from backplane.agents.options import OPTIONS, Profile, read_options
 from backplane.contract.capability import EMULATED, Level
 from backplane.contract.work import OF_AGENT
-from backplane.host import EXTENSIONS, Host, deferred, main
+from backplane.host import EXTENSIONS, Deferred, Host, main
 
 EMULATED_FOR_ALL = ("checkpointing", "structured_output_json_schema")
 """What the host does in place of any such agent."""
@@ -38,4 +38,5 @@ if __name__ == "__main__":
         extensions=(*EXTENSIONS, *STEERED),
         heeds=HEEDS,
     )
-    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.acp", PROFILE))
+    early = ("backplane.agents.acp.start", "backplane.agents.acp.agent")
+    main(HOST, Deferred("backplane.agents.program:drive", "backplane.agents.acp", PROFILE, early=early))

@@ -9,7 +9,7 @@ from backplane.contract.light import OPTIONAL_OF_HTTPX  # isort: skip
 from typing import Final
 
 from backplane.contract.capability import EMULATED, NATIVE
-from backplane.host import Host, deferred, main
+from backplane.host import Deferred, Host, main
 
 HOST: Final = Host(
     id="api",
@@ -28,4 +28,4 @@ HOST: Final = Host(
 
 
 if __name__ == "__main__":
-    main(HOST, deferred("backplane.agents.loop:drive", without=OPTIONAL_OF_HTTPX))
+    main(HOST, Deferred("backplane.agents.loop:drive", without=OPTIONAL_OF_HTTPX))

@@ -13,7 +13,7 @@ from typing import Final
 from backplane.agents.options import OPTIONS, Claude, read_options
 from backplane.contract.capability import EMULATED, NATIVE
 from backplane.contract.work import OF_AGENT
-from backplane.host import EXTENSIONS, Host, deferred, main
+from backplane.host import EXTENSIONS, Deferred, Host, main
 
 NATIVELY: Final = (
     "streaming", "extended_thinking", "tool_use", "tool_read", "tool_write", "tool_edit", "tool_bash", "tool_glob",
@@ -29,4 +29,5 @@ HOST: Final = Host(
 
 if __name__ == "__main__":
     given = read_options(__file__, "claude", os.environ.pop(OPTIONS, "{}"), Claude)
-    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.claude", given))
+    early = ("backplane.agents.claude.start", "backplane.agents.claude.agent")
+    main(HOST, Deferred("backplane.agents.program:drive", "backplane.agents.claude", given, early=early))

@@ -13,7 +13,7 @@ from typing import Final
 from backplane.agents.options import OPTIONS, Codex, read_options
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_AGENT
-from backplane.host import EXTENSIONS, Host, deferred, main
+from backplane.host import EXTENSIONS, Deferred, Host, main
 
 NATIVELY: Final = (
     "streaming", "extended_thinking", "tool_use", "tool_write", "tool_edit", "tool_bash", "tool_web_search",
@@ -34,4 +34,5 @@ HOST: Final = Host(
 
 if __name__ == "__main__":
     given = read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Codex)
-    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.codex", given))
+    early = ("backplane.agents.codex.start", "backplane.agents.codex.agent")
+    main(HOST, Deferred("backplane.agents.program:drive", "backplane.agents.codex", given, early=early))

@@ -13,7 +13,7 @@ from typing import Final
 from backplane.agents.options import OPTIONS, Kimi, read_options
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_AGENT
-from backplane.host import EXTENSIONS, Host, deferred, main
+from backplane.host import EXTENSIONS, Deferred, Host, main
 
 NATIVELY: Final = (
     "streaming", "extended_thinking", "tool_use", "tool_read", "tool_write", "tool_edit", "tool_bash", "tool_ask_user",
@@ -35,4 +35,6 @@ HOST: Final = Host(
 
 if __name__ == "__main__":
     given = read_options(__file__, "kimi", os.environ.pop(OPTIONS, "{}"), Kimi)
-    main(HOST, deferred("backplane.agents.program:drive", "backplane.agents.kimi", given, without=OPTIONAL_OF_HTTPX))
+    early = ("backplane.agents.kimi.start", "backplane.agents.kimi.agent")
+    package, without = "backplane.agents.kimi", OPTIONAL_OF_HTTPX
+    main(HOST, Deferred("backplane.agents.program:drive", package, given, early=early, without=without))

@@ -292,7 +292,7 @@ def _imports(module: Module) -> Iterator[tuple[ast.AST, str]]:
                 parts = package.split(".")
                 base = ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
             yield from ((node, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and called(node) in ("import_module", "deferred"):
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "Deferred"):
             names = [getattr(argument, "value", None) for argument in node.args[:1]]
             yield from ((node, name.partition(":")[0]) for name in names if isinstance(name, str))
 

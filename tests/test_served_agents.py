@@ -18,11 +18,11 @@ pytestmark = pytest.mark.usefixtures("no_child_left")
 HOST = """
 import sys
 from backplane.contract.capability import NATIVE
-from backplane.host import Host, deferred, main
+from backplane.host import Host, Deferred, main
 
 main(
     Host(id="served", capabilities={"streaming": NATIVE}),
-    deferred("backplane.agents.program:drive", "served_agent", sys.argv[1]),
+    Deferred("backplane.agents.program:drive", "served_agent", sys.argv[1]),
 )
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import stat
 import sys
 from typing import Any
@@ -31,34 +32,43 @@ __all__ = [
     "EXTENSIONS",
     "PREVIEW_BYTES_MAX",
     "Decision",
+    "Deferred",
     "Done",
     "Given",
     "Host",
     "HostRun",
     "Work",
     "Written",
-    "deferred",
     "main",
     "speak",
 ]
 
 
-def deferred(name: str, *given: Any, without: tuple[str, ...] = ()) -> Work:
-    """Make a `work` whose module is loaded with the first order, so that the hello does not wait for it.
+class Deferred:
+    """A `work` whose modules are loaded after the hello, so that the hello does not wait for them.
 
     Args:
         name: `module:function`; the function is called with the run and `given`.
         without: optional modules that libraries would load if they are installed, and that this process must not load.
+        early: further modules that the first order will need; they are loaded while no order waits.
     """
 
-    async def work(run: HostRun) -> Done | Written:
-        for optional in without:
-            sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then its import fails
-        module, _, function = name.partition(":")
-        done: Done | Written = await getattr(importlib.import_module(module), function)(run, *given)
-        return done
+    def __init__(self, name: str, *given: Any, without: tuple[str, ...] = (), early: tuple[str, ...] = ()) -> None:
+        self._module, _, self._function = name.partition(":")
+        self._given, self._without, self._early = given, without, early
 
-    return work
+    def load(self) -> None:
+        """Load the modules, as long as nothing can be read from stdin."""
+        for optional in self._without:
+            sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then its import fails
+        for name in (self._module, *self._early):
+            if select.select([0], [], [], 0)[0]:
+                return
+            importlib.import_module(name)
+
+    async def __call__(self, run: HostRun) -> Done | Written:
+        done: Done | Written = await getattr(importlib.import_module(self._module), self._function)(run, *self._given)
+        return done
 
 
 def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
@@ -94,4 +104,6 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int |
         os.set_blocking(stdout, False)
     from backplane.host import link
 
+    if isinstance(work, Deferred):
+        work.load()
     return link.take_runs(host, work, stdout, line_bytes_max)

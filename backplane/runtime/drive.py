@@ -235,6 +235,13 @@ class Drive:
         self._send_order(host, line.hello, workspace)
         while not ending.is_decided:
             await self._hear(host)
+        self._expect_next()
+
+    def _expect_next(self) -> None:
+        """Have a warm host started for the next order; not before, as the agent of this run was starting itself."""
+        kind = self._kind() if self._remote is None else None
+        if self.plane.warm is not None and kind is not None:
+            self.plane.warm.expect(kind, self.place, more=self.more)
 
     async def _hear(self, host: HostChannel) -> None:
         """Take in the next output of the host, and wait until the reader has taken its events."""
@@ -354,9 +361,6 @@ class Drive:
         journal.note({"fact": "sent"})
         host.progressed()
         self._warn(host, workspace)
-        kind = self._kind() if self._remote is None else None
-        if self.plane.warm is not None and kind is not None:
-            self.plane.warm.expect(kind, self.place, more=self.more)
 
     def _warn(self, host: HostChannel, workspace: Workspace | None) -> None:
         """Warn of what has no effect: members of order or hello, rules, tools of hooks, hidden MCP servers, history."""
