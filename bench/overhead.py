@@ -84,21 +84,23 @@ def ours(plane: Any, root: str, **spec: Any) -> Way:
     return run
 
 
-async def measure(program: str, rounds: int, url: str) -> dict[str, Any]:
+def repository() -> str:
+    root = tempfile.mkdtemp()
+    subprocess.run(["git", "init", "-q", root], check=True)
+    Path(root, "a.txt").write_text("a\n")
+    return root
+
+
+async def measure(program: str, rounds: int, url: str, root: str) -> dict[str, Any]:
     from backplane.config import BackendSettings, Settings
     from backplane.runtime.plane import ControlPlane
 
-    root, home, config = (tempfile.mkdtemp() for _ in range(3))
-    subprocess.run(["git", "init", "-q", root], check=True)
-    Path(root, "a.txt").write_text("a\n")
-    claude = BackendSettings(host="claude", options={"program": program, "base_url": url})
-    settings = {
-        isolation: Settings(isolation=isolation, backends={"claude": claude}) for isolation in ("off", "best_effort")
-    }
+    home, config = tempfile.mkdtemp(), tempfile.mkdtemp()
+    claude = {"claude": BackendSettings(host="claude", options={"program": program, "base_url": url})}
     environ = {**os.environ, "ANTHROPIC_API_KEY": KEY}
     async with (
-        ControlPlane(settings["off"], home, environ) as plain,
-        ControlPlane(settings["best_effort"], home, environ) as contained,
+        ControlPlane(Settings(isolation="off", backends=claude), home, environ) as plain,
+        ControlPlane(Settings(isolation="best_effort", backends=claude), home, environ) as contained,
     ):
         ways = {
             "sdk": sdk(program, url, root, config),

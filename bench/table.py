@@ -631,7 +631,7 @@ def main(argv: list[str] | None = None) -> int:
     lines: list[Line] = []
     try:
         if not options.json:
-            print(f"{'row':<8}{'what':<38}{'ours':>12}  {'anchor':<30}{'ratio':>10}  {'gate':<8}{'aim':<6}verdict")
+            print(f"{'row':<9}{'what':<38}{'ours':>12}  {'anchor':<30}{'ratio':>10}  {'gate':<8}{'aim':<6}verdict")
         for name in options.rows or rows:
             tell(f"row {name}")
             for line in measured(name, options.against):
