@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextvars
 import errno
+import math
 import os
 import signal
 import socket
@@ -94,6 +95,81 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
             await wait()
             return True
     return False
+
+
+class Readable:
+    """A descriptor that one task waits for again and again; on asyncio it stays registered with the loop meanwhile."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio_loop()
+        self._registered = self._was_in_vain = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        self._scope: anyio.CancelScope | None = None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until the descriptor can be read, for `wake`, or for this time."""
+        loop = self._loop
+        if loop is None:
+            with anyio.move_on_after(timeout_s) as self._scope:
+                await anyio.wait_readable(self._fd)
+            return
+        self._waiter, self._was_in_vain = loop.create_future(), False
+        if not self._registered:
+            register(loop.add_reader, self._fd, self._on_readable)
+            self._registered = True
+        if timeout_s < math.inf:
+            self._due = loop.time() + timeout_s
+            if self._timer is None or self._timer.when() > self._due:
+                self._set_timer()
+        else:
+            self._due = math.inf
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End the wait, if there is one."""
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Leave the descriptor to be closed; it cannot be waited for any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._unregister()
+
+    def _on_readable(self) -> None:
+        if self._waiter is not None:
+            self.wake()
+        elif self._was_in_vain:
+            self._unregister()  # Otherwise the loop would look at it again and again.
+        self._was_in_vain = self._waiter is None
+
+    def _set_timer(self) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._due, self._on_time)
+
+    def _on_time(self) -> None:
+        """End the wait if its time is up. One timer serves many waits, each of which only moves `_due`."""
+        assert self._loop is not None
+        self._timer = None
+        if self._loop.time() >= self._due:
+            self.wake()
+        elif self._due < math.inf:
+            self._set_timer()
+
+    def _unregister(self) -> None:
+        if self._registered and self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._registered = False
 
 
 class beside:

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from backplane.contract import envelope as wire
 from backplane.errors import BackendError
-from backplane.process.aio import SECOND_LOOK_S, in_time
+from backplane.process.aio import SECOND_LOOK_S, Readable, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd, Sent
 from backplane.runtime.backends import Link
@@ -56,7 +56,7 @@ class HostChannel:
         self._ending = ending
         self._exited: float | None = None
         """When the end of its process was seen, by a monotonic clock."""
-        self._wait: anyio.CancelScope | None = None
+        self._readable = Readable(link.stdout)
         self._since = time.monotonic()
         """When its silence began, by a monotonic clock."""
         self._second_look = math.inf
@@ -83,8 +83,11 @@ class HostChannel:
 
     def wake(self) -> None:
         """End the wait of `receive`, which then looks again."""
-        if self._wait is not None:
-            self._wait.cancel()
+        self._readable.wake()
+
+    def close(self) -> None:
+        """Wait for nothing more; the link can be closed after it."""
+        self._readable.close()
 
     def read(self) -> bytes | None:
         """Return what its output has now, nothing at its end; None if it has nothing yet."""
@@ -137,9 +140,7 @@ class HostChannel:
                 return None
             left_s = min(left_s, began + pause_s - now)
             due = now + left_s
-            with anyio.move_on_after(left_s) as self._wait:
-                await anyio.wait_readable(self.link.stdout)
-            self._wait = None
+            await self._readable.wait(left_s)
 
     def _note_exit(self) -> None:
         self._exited = self._exited or time.monotonic()

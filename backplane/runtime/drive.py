@@ -221,7 +221,10 @@ class Drive:
         except Exception as error:
             self.ending.fail(error)
         finally:
-            await self._stop(host)
+            try:
+                await self._stop(host)
+            finally:
+                host.close()
 
     async def _talk(self, host: HostChannel) -> None:
         """Hear the hello, check it, send the order once its place to work in is there, and hear the run."""

@@ -22,6 +22,9 @@ from backplane.runtime.environment import RunEnvironment
 READER_LOOK_S: Final = 0.05
 """Seconds between two checks by `Run.wait` that another task still reads the events."""
 
+AHEAD: Final = 1
+"""Reads of the host's output that may wait for the run's reader; a reader that is slower than that slows the host."""
+
 
 class EventStream:
     """The events that no reader has taken yet.
@@ -47,8 +50,8 @@ class EventStream:
         self.wake()
 
     async def taken(self, unless: Callable[[], bool] = bool) -> None:
-        """Wait until the reader has taken all events, or until `unless` is true, which `wake` announces."""
-        while self._batches and not unless():
+        """Wait until at most `AHEAD` reads wait for the reader, or until `unless` is true, which `wake` announces."""
+        while len(self._batches) > AHEAD and not unless():
             await self._change_comes()
 
     def drop(self) -> None:
