@@ -636,7 +636,7 @@ class Session:
                 "on_ask": given.get("on_ask") or config.on_ask or (self._on_ask if self._asks else None),
                 "hooks": (*config.hooks, *given.get("hooks", ())),
             }
-            starting = plane.start(order, self._provider.backend, run_id=run_id, more=True, **own)
+            starting = plane.start(order, self._provider.backend, run_id=run_id, **own)
             yield await opened.enter_async_context(starting)
 
     def _wanted(

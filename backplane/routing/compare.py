@@ -22,8 +22,8 @@ from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
-from backplane.runtime.limits import quota_of
 from backplane.runtime.orders import make_order
+from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.diff import changes

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -34,15 +34,15 @@ from backplane.runtime.approvals import Approvals, OnAsk
 from backplane.runtime.backends import Backend, Link
 from backplane.runtime.channel import HostChannel
 from backplane.runtime.ending import RunEnding
-from backplane.runtime.environment import HostStart, RunEnvironment
 from backplane.runtime.events import EventStream, RunRecord, now
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Inbound
 from backplane.runtime.orders import without_effect
+from backplane.runtime.place import RunPlace
 from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
+from backplane.runtime.setup import HostStart
 
 if TYPE_CHECKING:
-    from backplane.contract.work import Mode
     from backplane.runtime.finalize import Sealed
     from backplane.runtime.plane import ControlPlane
     from backplane.runtime.remote import Remote
@@ -67,16 +67,15 @@ class Drive:
         on_ask: OnAsk | None,
     ) -> None:
         self.plane, self.facts, self.backend, self.limits = plane, facts, backend, limits
-        self.more = False
-        """True if another order like this one will come."""
         self.grace_s = limits.cancel_grace_s
         self.sealed: Sealed | None = None
         self.ending = RunEnding(facts, limits.run_s)
         self.stream = EventStream()
         self.started = anyio.Event()
         """Set once the host is started, or none will be."""
-        start = HostStart(backend, plane.environ_of(facts.run_id), plane.settings.isolation, plane.layers)
-        self.place = RunEnvironment(plane.state_folder, facts, limits, start, self.ending.is_given_up)
+        environ = plane.environ_of(facts.run_id)
+        start = HostStart(plane.state_folder, backend, environ, plane.settings.isolation, plane.layers)
+        self.place = RunPlace(facts, limits, start, self.ending.is_given_up)
         self.record = RunRecord(facts, self.ending, self.place, self.stream)
         self.approvals = Approvals(facts, limits, self.ending, self.record, on_ask)
         self.inbound = Inbound(facts, self.ending, self.record, self.approvals)
@@ -182,19 +181,14 @@ class Drive:
 
             try:
                 with self.ending.start, anyio.CancelScope() as started:
-                    opening = await self._open()
-                    if self.place.holds_host:
-                        self.place.prepare(start_soon, self._mode())
-                    async with opening as link:
+                    mode = self.facts.order.workspace.mode if self._remote is None else None
+                    async with self.place.open_host(mode, self.plane.warm) as link:
                         started.shield = True
                         await self._attend(link, start_soon)
             except BackplaneError as error:
-                self._fail(await self.place.cause(error))
+                self._fail(error)
             except Exception as error:
                 self.ending.fail(error)
-            finally:
-                self.place.abandon()
-                self.place.unlock()
             if not self.ending.is_decided and self.ending.is_late:
                 self._be_late()
             tasks.cancel_scope.cancel()
@@ -212,8 +206,6 @@ class Drive:
         self.approvals.host, self.ending.line = host, line
         try:
             with self.ending.talk:
-                self.place.prepare(start_soon, self._mode())
-                self.place.note_host(link.pid, link.start)
                 self.started.set()
                 await self._talk(host)
         except BackplaneError as error:
@@ -238,13 +230,8 @@ class Drive:
         self._send_order(host, line.hello, workspace)
         while not ending.is_decided:
             await self._hear(host)
-        self._expect_next()
-
-    def _expect_next(self) -> None:
-        """Have a warm host started for the next order; not before, as the agent of this run was starting itself."""
-        kind = self._kind() if self._remote is None else None
-        if self.plane.warm is not None and kind is not None:
-            self.plane.warm.expect(kind, self.place, more=self.more)
+        if self.plane.warm is not None and self.place.setup is not None:
+            self.plane.warm.expect(self.place.setup)  # Not before, as the agent of this run was starting itself.
 
     async def _hear(self, host: HostChannel) -> None:
         """Take in the next output of the host, and wait until the reader has taken its events."""
@@ -297,28 +284,6 @@ class Drive:
         )
 
     # Its beginning.
-
-    async def _open(self) -> AbstractAsyncContextManager[Link]:
-        """Return the way to start the host. Raises as `RunEnvironment.open`."""
-        plane = self.plane
-        if self._remote is not None:  # The agent's sandbox is made where it works.
-            return self.backend.open(self.facts.order, plane.environ)
-        kind, warm = self._kind(), None
-        if plane.warm is not None and kind is not None:
-            warm = await plane.warm.take(kind)
-        opening = await self.place.open(warm)
-        if plane.warm is not None and warm is not None and self.facts.start != "warm":
-            plane.warm.misfit(kind)
-        return opening
-
-    def _kind(self) -> Hashable:
-        """Return which warm host would do; None for none. With telemetry each host's environment names its own run."""
-        plane = self.plane
-        return None if plane.sender is not None or plane.warm is None else self.place.kind(self._backend_key)
-
-    def _mode(self) -> Mode | None:
-        """Return how the place to work in is made; None if it is on another machine."""
-        return self.facts.order.workspace.mode if self._remote is None else None
 
     def _check_hello(self, hello: wire.Hello) -> None:
         """Keep the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
@@ -475,7 +440,7 @@ class Drive:
             plane.state_folder,
             facts,
             self.place.journal,
-            self.place.leave(facts.added, used=ending.was_sent),
+            self.place.close(facts.added, used=ending.was_sent),
             end,
             duration_s=ending.run_s,
             cleaned=host is not None and not (host.link.swept or host.link.guard_lost or ending.fault),

@@ -17,7 +17,7 @@ from backplane.process.aio import TaskRef
 from backplane.protocol.messages import Events
 from backplane.receipts.build import OWN_LINES_MAX, RunState
 from backplane.runtime.ending import RunEnding
-from backplane.runtime.environment import RunEnvironment
+from backplane.runtime.place import RunPlace
 
 READER_LOOK_S: Final = 0.05
 """Seconds between two checks by `Run.wait` that another task still reads the events."""
@@ -154,7 +154,7 @@ class RunBatches(RunReader):
 class RunRecord:
     """Journals the events of a run, folds them into its facts and gives them to its reader, in this order."""
 
-    def __init__(self, facts: RunState, ending: RunEnding, place: RunEnvironment, stream: EventStream) -> None:
+    def __init__(self, facts: RunState, ending: RunEnding, place: RunPlace, stream: EventStream) -> None:
         self._facts = facts
         self._ending = ending
         self.place = place

@@ -197,8 +197,8 @@ class ControlPlane:
 
     def keep_warm(self) -> None:
         """Have hosts wait for later orders, as the limits say; the end of the block ends them, or that of the loop."""
-        limits = self.settings.limits
-        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max else None
+        limits, is_traced = self.settings.limits, self.sender is not None  # A traced host's environment has its run.
+        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max and not is_traced else None
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
@@ -243,7 +243,6 @@ class ControlPlane:
         run_id: str | None = None,
         route: Json = None,
         added: Mapping[str, Json] = NOTHING,
-        more: bool = False,
         **given: Unpack[RunOptions],
     ) -> AbstractAsyncContextManager[Run]: ...
     @asynccontextmanager
@@ -255,7 +254,6 @@ class ControlPlane:
         run_id: str | None = None,
         route: Json = None,
         added: Mapping[str, Json] = NOTHING,
-        more: bool = False,
         **given: Unpack[RunOptions],
     ) -> AsyncIterator[Run[Any]]:
         """Run one order; leaving the block early cancels the run in order.
@@ -268,8 +266,6 @@ class ControlPlane:
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
             route: why this backend was chosen, for the receipt.
             added: members for the receipt's own part, `usage_raw.backplane`, from whoever stands above.
-            more: another order like this one will come, so a host is started for it once this one is sent; without it
-                from the second such order on.
             given: `RunOptions`, as `backplane.start` takes them.
 
         Raises:
@@ -298,7 +294,6 @@ class ControlPlane:
                 raise unforeseen(error) from error
             try:
                 run = await self._made(whole, chosen, on_ask, hooks, limits, run_id, output, added)
-                run.drive.more = more
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
                 task = LoopTask(partial(run.drive.run, hooks))

@@ -68,6 +68,14 @@ def _has_work(stage: Path, run_dir: Path) -> bool:
     return False
 
 
+def _try_lock(folder: int) -> bool | None:
+    """Lock a folder; False if another process has locked it, None if it is on a file system that locks no folders."""
+    try:
+        return try_lock(folder)
+    except OSError:
+        return None
+
+
 def raise_error(error: OSError) -> None:
     """Raise what `os.walk` would pass over."""
     raise error
@@ -153,49 +161,45 @@ class StateFolder:
             for stage in stages.iterdir() if stages.is_dir() else ():
                 if not is_used(stage.name) and not is_wanted(stage):
                     self._collect(stage)
-        for lock in self._locks.iterdir() if self._locks.is_dir() else ():
-            self._is_locked(lock.name)
 
-    @property
-    def _locks(self) -> Path:
-        return self.home / "warm"
+    def make_scratch(self, name: str, *, lock: bool) -> int:
+        """Make the folder for the temporary files of a contained host. Blocks.
 
-    def lock_place(self, place: str) -> int:
-        """Keep the folders of a host that waits for an order from being swept, until the descriptor is closed. Blocks.
+        Args:
+            lock: keep the folders of this name from being swept until the descriptor that comes back is closed: no
+                journal of a run keeps those of a host that waits for its order.
 
         Raises:
-            StoreError: `receipt_store_failed`.
+            WorkspaceError: `workspace_staging_failed`.
         """
+        scratch = self.scratch_of(name)
         try:
-            self._locks.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(self._locks / place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.makedirs(scratch, 0o700)
+            folder = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC) if lock else -1
         except OSError as error:
-            raise StoreError("receipt_store_failed", f"{self._locks} cannot be written: {error.strerror}") from error
-        if not try_lock(lock) or not os.path.exists(self._locks / place):
-            os.close(lock)
-            raise StoreError("receipt_store_failed", f"{place} was swept while it was made")
-        return lock
+            fact = f"no folder for temporary files can be made at {scratch}: {error.strerror}"
+            fix = "free some space, or set BACKPLANE_HOME"
+            raise WorkspaceError("workspace_staging_failed", fact, hint=fix) from error
+        if lock and not (_try_lock(folder) and scratch.exists()):
+            os.close(folder)
+            raise WorkspaceError("workspace_staging_failed", f"{scratch} cannot be locked")
+        return folder
 
-    def unlock_place(self, place: str, lock: int) -> None:
-        """Let these folders be swept."""
-        with suppress(OSError):
-            os.unlink(self._locks / place)
-        os.close(lock)
+    def drop_scratch(self, name: str) -> None:
+        """Remove the temporary files of a contained host; what cannot be removed is the next start's."""
+        with suppress(WorkspaceError):
+            collect(self.scratch_of(name))
 
-    def _is_locked(self, place: str) -> bool:
-        """Whether somebody keeps these folders; a lock that nobody has is removed."""
+    def _is_locked(self, name: str) -> bool:
+        """Return True if a host that waits for its order has the folders of this name."""
         try:
-            lock = os.open(self._locks / place, os.O_RDWR | os.O_CLOEXEC)
+            folder = os.open(self.scratch_of(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            is_ours = try_lock(lock)
-            if is_ours:
-                with suppress(OSError):
-                    os.unlink(self._locks / place)
-            return not is_ours
+            return _try_lock(folder) is False
         finally:
-            os.close(lock)
+            os.close(folder)
 
     def _clean(self, orphan: Orphan) -> None:
         self._keep_work(orphan)

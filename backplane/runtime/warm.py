@@ -1,156 +1,173 @@
-"""Warm hosts: started before the order that they will get, so that a run finds its host with its hello said.
+"""Warm hosts: started before the order that they will get, so that a run finds its host with its hello sent.
 
-A run whose order was sent has another host started, with the same command, environment and isolation, around the same
-root. A later run takes it only where all of these are what it would start its own in; it gets one order, and ends with
-that run. On asyncio alone, as such a host is entered in one task and left in another.
+A run whose order was sent has another host started like its own. A later run takes that one if its own host would be
+started in the same, as their fingerprints say. A host gets one order and ends with that run.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import math
+import os
 import uuid
-from collections.abc import Hashable
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from backplane.process.aio import OwnTask, asyncio_loop, register
-from backplane.runtime.backends import Link
-from backplane.runtime.environment import RunEnvironment
-
-if TYPE_CHECKING:
-    import asyncio
+from backplane.process.aio import LoopTask
+from backplane.runtime.backends import Link, ProcessBackend
+from backplane.runtime.setup import HostSetup
 
 KINDS_MAX: Final = 64
-"""Kinds of orders that are remembered; a forgotten one's next order is its first again."""
+"""Fingerprints that are remembered; the next order after a forgotten one counts as the first again."""
 
 
-MISFITS_MAX: Final = 2
-"""Hosts that did not fit: a file was replaced once, or what such orders are started in is another each time."""
+def fingerprint(setup: HostSetup) -> str | None:
+    """Return a hash of all that a host is started in, but for the name of its folders. Blocking.
+
+    Returns:
+        None if no host can wait for such an order: it is no program of this machine, or would be in a sandbox around
+        a folder into which the copy is made meanwhile. A host of ours does nothing before its order.
+    """
+    start, order, held, backend = setup.start, setup.order, setup.held, setup.start.backend
+    if not isinstance(backend, ProcessBackend) or backend.remote:
+        return None
+    mounted = tuple[str, ...]()
+    if held is not None:
+        if order.workspace.mode == "staged" and (setup.tree is None or not backend.is_ours):
+            return None
+        mounted = (*held.writable, *(word for word in held.cage.wrapper if word.startswith("/")))
+        held = msgspec.structs.replace(held, policy=None)
+    same = (
+        (backend.key, backend.command(order, start.environ), setup.isolation, held),
+        (order.policy, setup.settings.get("enforcement"), order.workspace.mode, os.path.abspath(order.workspace.root)),
+        # A mount shows the file of its start, whatever takes its name later.
+        [_identity(path) for path in mounted if setup.name not in path],
+    )
+    return hashlib.sha256(repr(same).replace(setup.name, "").encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class WarmHost:
-    """A host that waits for an order, and the place that it was started in."""
+    """A host that waits for an order, in a task of its own; it ends if that is cancelled.
 
-    def __init__(self, environment: RunEnvironment) -> None:
-        self.environment = environment
-        self.loop = asyncio_loop()
-        self.link: Link | None = None
-        self.started, self.over = anyio.Event(), anyio.Event()
-        self.taken = False
-        self.block: OwnTask[Link] | None = None
-        """What the run that takes it enters in the place of a start."""
+    Args:
+        key: fingerprint of the order that it waits for.
+        wait_s: seconds that it waits.
+        ended: called with this host once it has ended.
+    """
 
-    async def live(self, wait_s: float) -> bool:
-        """Start it, and end it unless it is taken within so many seconds; whether it could be started."""
+    def __init__(self, setup: HostSetup, key: str, wait_s: float, ended: Callable[[WarmHost], object]) -> None:
+        self.setup, self.key = setup, key
+        self._wait_s, self._ended = wait_s, ended
+        self._link: Link | None = None
+        self._started = anyio.Event()
+        self._is_wanted = self.is_taken = False
+        self.task = LoopTask(self._live)
+
+    @property
+    def waits(self) -> bool:
+        """True if no run wants it and it is not ending."""
+        return not self._is_wanted and not self.task.scope.cancel_called
+
+    async def _live(self) -> None:
+        scope = self.task.scope
         try:
-            block = await self.environment.find_way()
-            if block is not None:
-                self.block = OwnTask(block)
-                self.link = await self.block.__aenter__()
-                self.link.call_on_exit(self.over.set)
-        except Exception:  # Whatever it is, the next run that starts such a host meets it again, and tells it.
-            self.block = None
+            await self.setup.plan(None)
+            self.setup.key = await anyio.to_thread.run_sync(fingerprint, self.setup)
+            async with self.setup.open(None) as self._link:
+                self._link.call_on_exit(scope.cancel)
+                scope.deadline = anyio.current_time() + self._wait_s
+                self._started.set()
+                await anyio.sleep_forever()
+        except Exception:  # The next run that starts such a host meets it again, and says it.
+            if self.is_taken:
+                raise
         finally:
-            self.started.set()
-        try:
-            if self.link is not None:
-                with anyio.move_on_after(wait_s):
-                    await self.over.wait()
-        finally:
-            if not self.taken:
-                await self.drop()
-        return self.link is not None
+            scope.cancel()
+            self._started.set()
+            if not self.is_taken:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(functools.partial(self.setup.close, {}, with_tree=True))
+            self._ended(self)
 
-    async def drop(self) -> None:
-        """Kill it, and remove what was made for it."""
-        with anyio.CancelScope(shield=True):
-            try:
-                if self.block is not None:
-                    await self.block.__aexit__(None, None, None)
-            finally:
-                self.environment.unlock()
-                await anyio.to_thread.run_sync(partial(self.environment.leave, {}, used=False))
+    async def claim(self) -> bool:
+        """Wait for its start and take it for a run; return False if it has ended or was started in something else."""
+        self._is_wanted, scope = True, self.task.scope
+        try:
+            await self._started.wait()
+        except BaseException:
+            scope.cancel()
+            raise
+        if self._link is None or scope.cancel_called or self.setup.key != self.key:
+            scope.cancel()
+            return False
+        self._link.call_on_exit(lambda: None)  # From now on its exit is the run's to see.
+        self.is_taken, scope.deadline = True, math.inf
+        return True
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Link]:
+        """Give the link of a host that was taken; the end of the block ends the host."""
+        assert self._link is not None
+        try:
+            yield self._link
+        finally:
+            self.task.scope.cancel()
+            await self.task.wait()
 
 
 class WarmHosts:
     """The warm hosts of one control plane.
 
     Args:
-        most: so many wait at once; then the oldest makes room.
-        wait_s: so long one waits.
+        most: hosts that wait at once; one more ends the oldest.
+        wait_s: seconds that one waits.
     """
 
     def __init__(self, most: int, wait_s: float) -> None:
         self._most, self._wait_s = most, wait_s
-        self._waiting: dict[Hashable, WarmHost] = {}
-        """By the kind of order that they wait for, the oldest first."""
-        self._kinds: dict[Hashable, int] = {}
-        """Kinds of orders that there were, and how many hosts did not fit one."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._hosts: list[WarmHost] = []
+        """Those that have not ended, the oldest first."""
+        self._seen = deque[str](maxlen=KINDS_MAX)
+        """Fingerprints of earlier orders."""
 
-    async def take(self, kind: Hashable) -> WarmHost | None:
-        """Take the host that waits for such an order, waiting for its start where that goes on."""
-        host = self._waiting.pop(kind, None)
-        if host is None or host.loop is not asyncio_loop():
-            return None
-        host.taken = True
-        try:
-            await host.started.wait()
-        except BaseException:
-            host.taken = host.started.is_set()
-            host.over.set()
-            if host.taken:
-                await host.drop()
-            raise
-        usable = host.link is not None and host.link.exit is None and not host.over.is_set()
-        host.over.set()
-        if not usable:
-            await host.drop()
-        return host if usable else None
+    async def take(self, setup: HostSetup) -> WarmHost | None:
+        """Take a host that was started in the same, after its start; None if there is none."""
+        key = setup.key = await anyio.to_thread.run_sync(fingerprint, setup)
+        host = next((host for host in self._hosts if host.waits and host.key == key), None)
+        return host if host is not None and await host.claim() else None
 
-    def misfit(self, kind: Hashable) -> None:
-        """Note that a host was not what such an order needs; after a few no more is kept for them."""
-        self._kinds[kind] = self._kinds.get(kind, 0) + 1
-
-    def expect(self, kind: Hashable, environment: RunEnvironment, *, more: bool) -> None:
-        """Have a host wait for the next order of a kind, from its second one on.
-
-        Args:
-            environment: of the run that such an order is like.
-            more: the first order has another one coming.
-        """
-        misfits = self._kinds.pop(kind, None)
-        self._kinds[kind] = misfits or 0
-        if len(self._kinds) > KINDS_MAX:
-            del self._kinds[next(iter(self._kinds))]
-        loop = asyncio_loop()
-        wanted = more if misfits is None else misfits < MISFITS_MAX
-        if not wanted or kind in self._waiting or loop is None or self._most == 0:
+    def expect(self, setup: HostSetup) -> None:
+        """Start a host for the order after this one, if an order before had the same fingerprint."""
+        key, waiting = setup.key, [host for host in self._hosts if host.waits]
+        if key is None or any(host.key == key for host in waiting):
             return
-        host = self._waiting[kind] = WarmHost(environment.for_next(str(uuid.uuid4())))
-        if len(self._waiting) > self._most:
-            self._waiting.pop(next(iter(self._waiting))).over.set()
-        task = register(loop.create_task, self._live(kind, host))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _live(self, kind: Hashable, host: WarmHost) -> None:
-        try:
-            if not await host.live(self._wait_s):
-                self.misfit(kind)
-        finally:
-            if self._waiting.get(kind) is host:
-                del self._waiting[kind]
+        if key not in self._seen:
+            self._seen.append(key)
+            return
+        if len(waiting) >= self._most:
+            waiting[0].task.scope.cancel()
+        following = HostSetup(setup.start, setup.order, setup.policy, str(uuid.uuid4()))
+        self._hosts.append(WarmHost(following, key, self._wait_s, self._hosts.remove))
 
     async def close(self) -> None:
-        """End those that wait."""
-        for host in self._waiting.values():
-            host.over.set()
-        self._waiting.clear()
-        mine = [task for task in self._tasks if task.get_loop() is asyncio_loop()]
-        if mine:
-            from asyncio import wait
-
-            await wait(mine)
+        """End the hosts that wait."""
+        hosts = [host for host in self._hosts if not host.is_taken]
+        for host in hosts:
+            host.task.scope.cancel()
+        for host in hosts:
+            await host.task.wait()

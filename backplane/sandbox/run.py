@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,12 @@ import msgspec
 
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
-from backplane.errors import WorkspaceError
 from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import credentials, mounts, plan, requirements
 from backplane.sandbox.probe import Probe
-from backplane.workspace import collect
 
 if TYPE_CHECKING:
     from backplane.sandbox.proxy import Connections
@@ -53,12 +51,7 @@ class Sandbox:
         self._demands = {**own, **requirements.demands(demanded)}
         self._found = found
         self._open_stores = open_stores
-        self._scratch: str | None = None
         requirements.refuse(isolation, self._demands, policy.profile, found)
-
-    def adopt(self, other: Sandbox) -> None:
-        """Take over what was made for a host that waited in its cage for this run."""
-        self._connections, self._scratch = other._connections, other._scratch
 
     def needs_tree(self, original: str) -> bool:
         """Whether the files have to be there before the cage can be worked out. Blocking.
@@ -86,19 +79,10 @@ class Sandbox:
         Raises:
             CapabilityError: `capability_unsupported`, a rule that the order wants held by the system cannot be.
             PolicyError: `policy_invalid`, an endpoint of the backend cannot be read.
-            WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
         """
         if endpoints:
             network_rules(endpoints)
         assert self._found is not None, "admitted before"
-        try:
-            os.makedirs(place.scratch, 0o700, exist_ok=self._scratch is not None)
-        except OSError as error:
-            fact = f"no folder for temporary files can be made at {place.scratch}: {error.strerror}"
-            raise WorkspaceError(
-                "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
-            ) from error
-        self._scratch = place.scratch
         held = plan.plan(
             place,
             command,
@@ -140,16 +124,13 @@ class Sandbox:
         return open_contained(command, held, self._connections, ready=ready)
 
     def close(self, added: dict[str, Json]) -> None:
-        """The host is gone: remove its temporary files, and add what went through its network. Blocking.
+        """Add what went through the network of a host that has ended.
 
         Args:
             added: members of the receipt's own part.
         """
         if self._connections is not None and (self._connections.allowed or self._connections.denied):
             added["network"] = self._connections.to_wire()
-        if self._scratch is not None:
-            with suppress(WorkspaceError):  # The next start tries again.
-                collect(Path(self._scratch))
 
 
 def place_of(

@@ -19,8 +19,8 @@ from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.receipts.store import Store
 from backplane.receipts.trace import listed
 from backplane.runtime.faults import check_whole
-from backplane.runtime.limits import quota_of
 from backplane.runtime.orders import make_order
+from backplane.runtime.place import quota_of
 from backplane.scale.engine import DEFAULT_LABEL, Job, Status, check_priority
 from backplane.scale.mirror import bring
 from backplane.scale.orders import PackedTrees, event_of, make_job

@@ -22,7 +22,7 @@ from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, after_run, amount_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
-from backplane.runtime.limits import quota_of
+from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents

@@ -27,7 +27,7 @@ from backplane.receipts.build import End
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.limits import quota_of
+from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
 from backplane.scale.engine import Event, Job

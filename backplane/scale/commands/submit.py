@@ -11,7 +11,7 @@ from backplane.cli import options as add
 from backplane.cli import order, streams
 from backplane.cli.command import Args, Parser, load_settings, wrong, wrong_words
 from backplane.runtime.faults import check_whole
-from backplane.runtime.limits import quota_of
+from backplane.runtime.place import quota_of
 from backplane.scale.commands.common import bring_home, do, find_queue, followed, open_queue
 from backplane.scale.orders import PackedTrees, make_job
 

@@ -81,17 +81,12 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def folders(home: Path) -> list[str]:
-    return [
-        entry.name
-        for name in ("stage", "scratch", "warm")
-        if (home / name).is_dir()
-        for entry in (home / name).iterdir()
-    ]
+    return [entry.name for name in ("stage", "scratch") if (home / name).is_dir() for entry in (home / name).iterdir()]
 
 
 async def test_a_control_plane_that_nobody_will_close_keeps_no_host(backplane_home: Path, tmp_path: Path) -> None:
     plane, host = started(backplane_home), script(tmp_path, BODY)
-    receipts = [await one(plane, on(tmp_path), host, more=True) for _ in range(4)]
+    receipts = [await one(plane, on(tmp_path), host) for _ in range(4)]
     assert [how(receipt) for receipt in receipts] == ["cold"] * 4
     assert folders(backplane_home) == []
     plane.state_folder.close()
@@ -129,8 +124,8 @@ async def test_the_third_order_of_a_kind_finds_its_host_and_the_receipt_says_so(
 async def test_a_host_gets_one_order_and_the_next_is_another_process(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
-        receipts = [await one(plane, on(tmp_path), backend, more=True) for _ in range(4)]
-    assert [how(receipt) for receipt in receipts] == ["cold", "warm", "warm", "warm"]
+        receipts = [await one(plane, on(tmp_path), backend) for _ in range(4)]
+    assert [how(receipt) for receipt in receipts] == ["cold", "cold", "warm", "warm"]
     assert len(set(pids(receipts))) == 4
     assert below(os.getpid()) == []
 
@@ -150,11 +145,11 @@ async def test_a_host_is_taken_only_for_what_it_was_started_in(backplane_home: P
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
         first = on(tmp_path)
-        receipts = [await one(plane, first, backend, more=True), await one(plane, first, backend, more=True)]
+        receipts = [await one(plane, first, backend) for _ in range(3)]
         other = msgspec.structs.replace(first, **OTHERS[what](tmp_path))
         receipts.append(await one(plane, other, backend))
-    assert [how(receipt) for receipt in receipts] == ["cold", "warm", "cold"]
-    said = str(getattr(receipts[2].trace[0], "text", "")).split()[1]
+    assert [how(receipt) for receipt in receipts] == ["cold", "cold", "warm", "cold"]
+    said = str(getattr(receipts[3].trace[0], "text", "")).split()[1]
     assert said == ("other" if what == "another environment" else "None")
     assert below(os.getpid()) == []
 
@@ -165,34 +160,59 @@ async def test_so_many_wait_for_so_long_and_none_where_none_is_wanted(backplane_
     for root in roots:
         root.mkdir()
     async with started(backplane_home, msgspec.structs.replace(QUICK, warm_max=2, warm_s=1.5)) as plane:
-        for root in roots:
-            await one(plane, on(root), backend, more=True)
+        for root in (*roots, *roots):
+            await one(plane, on(root), backend)
         await until(lambda: len(below(os.getpid())) == 4)  # Two hosts, each with its guard.
         assert how(await one(plane, on(roots[0]), backend)) == "cold"
         await until(lambda: below(os.getpid()) == [])
         assert how(await one(plane, on(roots[3]), backend)) == "cold", "it waited long enough"
     async with started(backplane_home, msgspec.structs.replace(QUICK, warm_max=0)) as plane:
-        assert [how(await one(plane, on(tmp_path), backend, more=True)) for _ in range(2)] == ["cold", "cold"]
+        assert [how(await one(plane, on(tmp_path), backend)) for _ in range(3)] == ["cold"] * 3
         assert below(os.getpid()) == []
 
 
 async def test_a_host_that_ends_while_it_waits_is_reaped_and_not_taken(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
-        await one(plane, on(tmp_path), backend, more=True)
+        for _ in range(2):
+            await one(plane, on(tmp_path), backend)
         await until(lambda: len(below(os.getpid())) == 2)
         os.kill(max(below(os.getpid())), signal.SIGKILL)
         await until(lambda: below(os.getpid()) == [])
         assert how(await one(plane, on(tmp_path), backend)) == "cold"
 
 
-async def test_what_it_is_started_in_changes_each_time_so_none_is_kept(backplane_home: Path, tmp_path: Path) -> None:
+async def test_orders_that_are_all_different_keep_no_host(backplane_home: Path, tmp_path: Path) -> None:
     backend = script(tmp_path, BODY)
     async with started(backplane_home) as plane:
         for number in range(4):
             order = on(tmp_path, config=RuntimeConfig(env={"WORD": f"n{number}"}))
-            assert how(await one(plane, order, backend, more=True)) == "cold"
+            assert how(await one(plane, order, backend)) == "cold"
         assert below(os.getpid()) == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_host_waits_on_trio_as_well(backplane_home: Path, tmp_path: Path) -> None:
+    async with started(backplane_home, isolation="best_effort") as plane:
+        config = RuntimeConfig(vendor={"mock": {"scenario": [{"say": "x"}]}})
+        order = on(tmp_path, "staged", config=config)
+        assert [how(await one(plane, order, "mock")) for _ in range(4)] == ["cold", "cold", "warm", "warm"]
+    assert below(os.getpid()) == []
+    assert folders(backplane_home) == []
+
+
+async def test_a_file_that_a_rule_covers_and_that_is_new_makes_another_host(
+    backplane_home: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    config = RuntimeConfig(vendor={"mock": {"scenario": [{"say": "x"}]}})
+    order = on(root, config=config, policy=PolicyProfile(deny_read=("**/*.pem",)))
+    async with started(backplane_home, isolation="best_effort") as plane:
+        assert [how(await one(plane, order, "mock")) for _ in range(3)] == ["cold", "cold", "warm"]
+        await anyio.sleep(0.5)
+        (root / "key.pem").write_text("secret")
+        assert how(await one(plane, order, "mock")) == "cold"
 
 
 @pytest.mark.parametrize("what", ["root", "covered"])
@@ -203,7 +223,7 @@ async def test_a_cage_around_what_was_replaced_since_is_left(backplane_home: Pat
     config = RuntimeConfig(vendor={"mock": {"scenario": steps}})
     order = on(root, config=config, policy=PolicyProfile(deny_read=("secret.txt",)))
     async with started(backplane_home, isolation="best_effort") as plane:
-        assert [how(await one(plane, order, "mock", more=True)) for _ in range(2)] == ["cold", "warm"]
+        assert [how(await one(plane, order, "mock")) for _ in range(3)] == ["cold", "cold", "warm"]
         await anyio.sleep(0.5)
         if what == "root":
             root.rename(tmp_path / "old")
@@ -213,9 +233,9 @@ async def test_a_cage_around_what_was_replaced_since_is_left(backplane_home: Pat
             (root / "new").write_text("two")
             (root / "new").rename(root / "secret.txt")
         (root / "made.txt").unlink(missing_ok=True)
-        assert how(await one(plane, order, "mock", more=True)) == "cold"
+        assert how(await one(plane, order, "mock")) == "cold"
         assert (root / "made.txt").exists()
-        assert how(await one(plane, order, "mock", more=True)) == "warm", "once is no habit"
+        assert [how(await one(plane, order, "mock")) for _ in range(2)] == ["cold", "warm"]
     assert below(os.getpid()) == []
 
 
@@ -228,8 +248,8 @@ from backplane.runtime.plane import ControlPlane
 async def main():
     async with ControlPlane(Settings(), Path(sys.argv[1]), os.environ) as plane:
         order = WorkOrder("x", workspace=WorkspaceSpec(sys.argv[2]))
-        for _ in range(2):
-            async with plane.start(order, "mock", more=True) as run:
+        for _ in range(3):
+            async with plane.start(order, "mock") as run:
                 await run.wait()
         await anyio.sleep(0.5)
         print(run.receipt.backplane["start"], flush=True)
@@ -265,7 +285,7 @@ async def _opened(home: Path) -> None:
         await anyio.to_thread.run_sync(plane.state_folder.store)
 
 
-async def test_a_conversation_finds_its_host_from_the_second_turn_on(backplane_home: Path, tmp_path: Path) -> None:
+async def test_a_conversation_finds_its_host_from_the_third_turn_on(backplane_home: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     with ModelServer([{"text": "one", "times": None}]) as server:
         options = {"protocol": "openai_compatible", "base_url": server.base_url("openai_compatible"), "model": "m"}
@@ -275,7 +295,7 @@ async def test_a_conversation_finds_its_host_from_the_second_turn_on(backplane_h
             async with await providers.get("m").create_session(config) as session:
                 turns = [await session.run("hello") for _ in range(3)]
     assert [turn.text for turn in turns] == ["one"] * 3
-    assert [how(turn.receipt) for turn in turns if turn.receipt is not None] == ["cold", "warm", "warm"]
+    assert [how(turn.receipt) for turn in turns if turn.receipt is not None] == ["cold", "cold", "warm"]
     assert below(os.getpid()) == []
 
 
@@ -290,10 +310,10 @@ async def test_each_key_of_a_pool_has_its_own_host(backplane_home: Path, tmp_pat
             for name in ("a", "b")
         }
         async with started(backplane_home, backends=rows) as plane:
-            made = [how(await one(plane, on(tmp_path), name, more=True)) for name in "abab"]
+            made = [how(await one(plane, on(tmp_path), name)) for name in "ababab"]
         keys = [request.headers["authorization"].removeprefix("Bearer key-of-") for request in server.requests]
-    assert made == ["cold", "cold", "warm", "warm"]
-    assert keys == ["a", "b", "a", "b"]
+    assert made == ["cold"] * 4 + ["warm"] * 2
+    assert keys == ["a", "b"] * 3
 
 
 def test_serve_gives_later_orders_a_warm_host(backplane_home: Path, tmp_path: Path) -> None:

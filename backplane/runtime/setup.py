@@ -1,0 +1,166 @@
+"""What one host is started in: its command, its sandbox and the folders of these."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Isolation, tighter
+from backplane.contract.canonical import Json
+from backplane.contract.work import WorkOrder, settings_of
+from backplane.errors import WorkspaceError
+from backplane.policy.rules import Policy
+from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
+from backplane.runtime.state import StateFolder
+from backplane.sandbox.credentials import read_names
+from backplane.workspace import object_folders
+from backplane.workspace.workspace import NAME_A_FOLDER
+
+if TYPE_CHECKING:
+    from backplane.process.child import Ready
+    from backplane.sandbox.key_proxy import KeyUse
+    from backplane.sandbox.plan import Contained
+    from backplane.sandbox.probe import Probe
+    from backplane.sandbox.run import Sandbox
+    from backplane.workspace import Workspace
+
+
+class HostStart(msgspec.Struct, frozen=True):
+    """Which host is started, and what the control plane gives it."""
+
+    state: StateFolder
+    backend: Backend
+    environ: Mapping[str, str]
+    """What the host's environment is chosen from."""
+    isolation: Isolation
+    """The least isolation, by the configuration."""
+    layers: Probe | None
+    """Sandbox layers of this machine; None if they are not tried yet."""
+
+
+class HostSetup:
+    """What one host is started in: its command, its sandbox and the folders of these.
+
+    Attributes:
+        key: the `warm.fingerprint` of this setup; None if it has none, or nobody asked for it.
+        tree: the folder that the copy will fill, if the sandbox is made around it before the copy is.
+        held: the sandbox; None without one.
+
+    Args:
+        name: names the folders: the run's id, or another UUID for a host that waits for its order.
+    """
+
+    def __init__(self, start: HostStart, order: WorkOrder, policy: Policy, name: str) -> None:
+        self.start, self.order, self.policy, self.name = start, order, policy, name
+        self.settings = settings_of(order.config.vendor)
+        self.isolation = tighter(start.isolation, self.settings.get("isolation"))
+        self.key: str | None = None
+        self.tree: Path | None = None
+        self.sandbox: Sandbox | None = None
+        self.held: Contained | None = None
+        self.key_use: KeyUse | None = None
+        self._lock = -1
+        if isinstance(start.backend, ProcessBackend) and start.backend.held_key is not None:
+            from backplane.sandbox.key_proxy import KeyUse
+
+            self.key_use = KeyUse(start.backend.held_key.prices)
+
+    async def plan(self, stage: Callable[[], Awaitable[Workspace]] | None) -> None:
+        """Plan the sandbox, where one is asked for and can be had.
+
+        Args:
+            stage: makes the copy, for a sandbox that must know its files; None for a host that waits for its order.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, what the order demands cannot be had.
+            PolicyError: `policy_invalid`, the demands or the endpoints cannot be read.
+            BackplaneError: the workspace is no folder, or cannot be made.
+        """
+        start, backend = self.start, self.start.backend
+        demanded, asked = self.settings.get("enforcement"), self.settings.get("credentials")
+        nothing_asked = self.isolation == "off" and demanded is None and asked is None
+        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay does nothing that could be contained.
+            return
+        # Imported here, as an order without a sandbox does without the time that it takes.
+        from backplane.sandbox.probe import try_layers
+        from backplane.sandbox.run import Sandbox
+
+        program = backend if isinstance(backend, ProcessBackend) else None
+        contained = program is not None and self.isolation != "off"
+        found = (start.layers or await try_layers(start.environ)) if contained else None
+        open_stores = read_names(asked, "config.vendor.abp.credentials")
+        open_stores |= program.open_stores if program is not None else frozenset()
+        self.sandbox = Sandbox(self.policy, self.isolation, demanded, found, open_stores=open_stores)
+        if program is not None and contained:
+            needs_copy = await anyio.to_thread.run_sync(self._make_folders, self.sandbox, stage is None)
+            if needs_copy and stage is None:
+                raise WorkspaceError("workspace_staging_failed", "a host that waits for its order has no copy yet")
+            copy = await stage() if needs_copy and stage is not None else None
+            self.held = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, copy)
+
+    def _make_folders(self, sandbox: Sandbox, waits: bool) -> bool:
+        """Make the folders of the sandbox; return True if it cannot be planned before the copy is made."""
+        state, spec = self.start.state, self.order.workspace
+        self._lock = state.make_scratch(self.name, lock=waits)
+        if spec.mode == "staged":
+            # With rules on what is copied, only the copy knows whether it may have the original's history.
+            if not (spec.include or spec.exclude or sandbox.needs_tree(spec.root)):
+                self.tree = state.make_tree(self.name)
+            return self.tree is None
+        if not os.path.isdir(spec.root):  # Checked here, as the sandbox around it would only fail to start.
+            fact = f"the workspace {spec.root!r} is not a folder"
+            raise WorkspaceError("workspace_init_failed", fact, hint=NAME_A_FOLDER)
+        return False
+
+    def _contain(self, backend: ProcessBackend, sandbox: Sandbox, copy: Workspace | None) -> Contained:
+        from backplane.sandbox.run import place_of
+
+        state, order = self.start.state, self.order
+        place = place_of(
+            str(self.tree or (copy.root if copy is not None else order.workspace.root)),
+            original=order.workspace.root if order.workspace.mode == "staged" else None,
+            home=state.home,
+            scratch=state.scratch_of(self.name),
+            objects=copy.object_folders if copy is not None else object_folders(order.workspace.root),
+        )
+        command = backend.command(order, self.start.environ)
+        writable, servers = backend.make_writable(order), backend.servers(order, command)
+        return sandbox.put_on(place, command, writable, backend.endpoints, servers, backend.agent_path(command.env))
+
+    def open(self, ready: Ready | None) -> AbstractAsyncContextManager[Link]:
+        """Return the block in which the host runs.
+
+        Args:
+            ready: awaited in the sandbox before the host itself starts.
+        """
+        backend, environ = self.start.backend, self.start.environ
+        if not isinstance(backend, ProcessBackend):
+            return backend.open(self.order, environ)
+        opener = None
+        if self.sandbox is not None and self.held is not None:
+            opener = functools.partial(self.sandbox.open, self.held, ready)
+        return backend.open(self.order, environ, opener, self.key_use)
+
+    def close(self, added: dict[str, Json], *, with_tree: bool) -> None:
+        """Remove what was made for the host, which has ended; blocking.
+
+        Args:
+            added: members of the receipt's own part, to which the host's connections are added.
+            with_tree: no workspace was made in `tree`.
+        """
+        state = self.start.state
+        if self.sandbox is not None:
+            self.sandbox.close(added)
+            state.drop_scratch(self.name)
+        if self.tree is not None and with_tree:
+            state.drop_stage(self.name)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
