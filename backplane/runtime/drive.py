@@ -466,7 +466,7 @@ class Drive:
     def note_problem(self, fault: BackplaneError) -> None:
         """Add a line to the problems of the state folder."""
         line = f"run {self.facts.run_id}, while its receipt was stored: {self.without_secrets(fault)}"
-        self.plane.state_folder.problems.append(line)
+        self.plane.state_folder.add_problems(line)
 
     def without_secrets(self, error: BackplaneError) -> BackplaneError:
         """Return an error without the secrets of the run."""

@@ -63,56 +63,52 @@ def seal_run(
     patch: Patch | None = None
     error: BackplaneError | None = None
     added: dict[str, Json] = {}
-    diff: str | None = None
-    status: str | None = None
+    diff = status = None
+    trace = journal.trace if journal is not None else _NO_TRACE
     try:
         if workspace is not None:
             patch = workspace.difference()
-            paths = patch.paths
-            added["reconciliation"] = build.reconcile(facts.claimed_paths, paths)
-            facts.found(paths | set(patch.left_out))
-            diff, status = _without_secrets(facts, *_as_text(patch, added), added)
+            added["reconciliation"] = build.reconcile(facts.claimed_paths, patch.paths)
+            facts.found(patch.paths | set(patch.left_out))
+            diff, status = _as_text(facts, patch, added)
+            if not facts.replayed:
+                added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff))
             _refuse_loss(facts, workspace, patch)
             _refuse_violation(facts, workspace, patch, end)
-            if _is_applied(facts, workspace, patch, end):
-                _judge_claims(facts, journal, workspace, patch, diff, added)
-                if not facts.failed_on(added.get("claimed")):
-                    _apply_lane(facts, journal, patch)
+            is_due = facts.order.lane == "workspace_first" and workspace.mode == "staged" and end.reason == "complete"
+            if is_due and journal is not None and patch.bytes and not facts.failed_on(added.get("claimed")):
+                _apply_lane(facts, journal, patch)
     except Exception as caught:
         error = facts.redactor.error(unforeseen(caught))
         end = lowered(end, error)
         facts.added.setdefault("error", build.cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
-            state_folder.let_go(workspace)
+            state_folder.close_workspace(workspace)
             workspace = None
-    trace = journal.trace if journal is not None else _NO_TRACE
-    if workspace is not None:
-        _judge_claims(facts, journal, workspace, patch, diff, added)
-    told = functools.partial(
-        _seal,
+    files = patch.path if patch is not None and patch.bytes else None
+    seen_through = patch is not None and (error is None or isinstance(error, PolicyError))
+    make = functools.partial(
+        _receipt,
         facts,
         duration_ms=max(0, int(duration_s * 1000)),
         git_diff=diff,
         git_status=status,
-        artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
+        artifacts=(Artifact("patch", "patch.diff"),) if files is not None else (),
         added=added,
     )
-    not_kept: BackplaneError | None = None
+    lost: StoreError | None = None
     try:
-        seen_through = error is None or isinstance(error, PolicyError)
-        receipt = told(end, trace, facts.said_hello and patch is not None and seen_through and cleaned)
-    except StoreError as lost:
-        # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
-        not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
-        receipt = told(end, _NO_TRACE, False)
+        receipt = make(end, trace, harness_ok=facts.said_hello and seen_through and cleaned)
+    except StoreError as caught:
+        # Somebody has changed the journal. The next start seals what is left of it; the caller gets the result.
+        lost, end = caught, msgspec.structs.replace(end, reason="store", code=caught.code)
+        receipt = make(end, _NO_TRACE, harness_ok=False)
     not_stored = _store(state_folder, receipt, journal, workspace)
     if not_stored is not None:
-        error = not_kept or not_stored
+        error = lost or not_stored
         end = msgspec.structs.replace(end, reason="store", code=error.code)
-    return Sealed(
-        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
-    )
+    return Sealed(receipt=receipt, end=end, error=error, patch=files)
 
 
 def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | None, end: End) -> Sealed:
@@ -128,23 +124,7 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
     return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
 
 
-def _judge_claims(
-    facts: RunState,
-    journal: Journal | None,
-    workspace: Workspace,
-    patch: Patch | None,
-    diff: str | None,
-    added: dict[str, Json],
-) -> None:
-    """Add the verdicts on what the host claims, once, and none in a replay."""
-    if "claimed" not in added and not facts.replayed:
-        trace = journal.trace if journal is not None else _NO_TRACE
-        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff))
-
-
-def _claimed(
-    facts: RunState, trace: Trace, workspace: Workspace, patch: Patch | None, diff: str | None
-) -> dict[str, Json]:
+def _claimed(facts: RunState, trace: Trace, workspace: Workspace, patch: Patch, diff: str | None) -> dict[str, Json]:
     """Judge what the host claims; where its repeated trace cannot be compared, the reason stands in the verdicts."""
     try:
         own_trace = None if facts.claimed_events is None else _compare_trace(facts, trace)
@@ -154,23 +134,14 @@ def _claimed(
         return {"failed": error.message}
 
 
-def _seal(facts: RunState, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
+def _receipt(facts: RunState, end: End, trace: Trace, *, added: dict[str, Json], **seen: Any) -> Receipt:
     """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
     if facts.claimed_events is not None and _compare_trace(facts, trace) != "same":
         count, digest = facts.claimed_events
         added = {**added, "claims": {"trace": {"count": count, "sha256": digest}}}
-    inner_verified = _inner_holds(facts, trace)
+    inner, finished_ns = _inner_holds(facts, trace), time.time_ns()
     return seal(
-        build.build(
-            facts,
-            end,
-            trace=trace,
-            finished_ns=time.time_ns(),
-            harness_ok=harness_ok,
-            added=added,
-            inner_verified=inner_verified,
-            **seen,
-        )
+        build.build(facts, end, trace=trace, finished_ns=finished_ns, added=added, inner_verified=inner, **seen)
     )
 
 
@@ -188,11 +159,11 @@ def _store(
         error = caught
     try:
         if workspace is not None:
-            state_folder.let_go(workspace)
+            state_folder.close_workspace(workspace)
         if journal is not None:
             journal.close()
     except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
-        state_folder.problems.append(f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}")
+        state_folder.add_problems(f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}")
     return error
 
 
@@ -202,15 +173,6 @@ def lowered(end: End, error: BackplaneError) -> End:
         return End(reason="failed", code=error.code)
     reason = "partial" if end.reason == "complete" else end.reason
     return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
-
-
-def _is_applied(facts: RunState, workspace: Workspace, patch: Patch, end: End) -> bool:
-    """`workspace_first`: the patch of a complete run goes to the original at once.
-
-    So does that of a run on another machine that was to work in place: its place is here.
-    """
-    at_once = facts.order.lane == "workspace_first" or facts.order.workspace.mode == "pass_through"
-    return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
 
 
 def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: End) -> None:
@@ -225,14 +187,10 @@ def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: 
     raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
 
 
-def _apply_lane(facts: RunState, journal: Journal | None, patch: Patch) -> None:
-    if journal is None:
-        return
-    # Noted, as the receipt of a run that is killed from here on shall say it, too.
+def _apply_lane(facts: RunState, journal: Journal, patch: Patch) -> None:
+    # Noted as soon as it is done: if we are killed from here on, the receipt says it, too.
     applied = apply_patch(
-        journal.folder,
-        record_sha256=patch.record_sha256,
-        done=lambda files: journal.note(applied_fact(files)),
+        journal.folder, record_sha256=patch.record_sha256, done=lambda files: journal.note(applied_fact(files))
     )
     facts.added["lane"] = {"applied": len(applied.files)}
 
@@ -249,32 +207,27 @@ def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:
         )
 
 
-def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
-    """The patch as the receipt has it: whole while it is short and text, else by size and hash."""
-    added["patch"] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
-    added["patch"]["record_sha256"] = patch.record_sha256
+def _as_text(facts: RunState, patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
+    """Return the patch and the workspace's status as the receipt has them, and add what names the patch.
+
+    A patch that is long, no text or has a secret in it is named by its size and hash alone: it is the work and stays.
+    """
+    told: dict[str, Json] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
+    told["record_sha256"] = patch.record_sha256
+    added["patch"] = told
     if patch.ignored_count:
-        added["patch"]["ignored"] = patch.ignored_count
+        told["ignored"] = patch.ignored_count
     if patch.left_out:
-        added["patch"]["left_out"] = list(patch.left_out[:NAMES_MAX])
-    if patch.bytes > DIFF_BYTES_MAX:
-        return None, patch.status
+        told["left_out"] = list(patch.left_out[:NAMES_MAX])
     try:
-        return patch.path.read_bytes().decode(), patch.status
+        diff = patch.path.read_bytes().decode() if patch.bytes <= DIFF_BYTES_MAX else None
     except UnicodeDecodeError:
-        return None, patch.status
+        diff = None
     except OSError as error:
         raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
-
-
-def _without_secrets(
-    facts: RunState, diff: str | None, status: str | None, added: dict[str, Json]
-) -> tuple[str | None, str | None]:
-    """What the receipt may say of a patch that holds secrets: the patch is the work and stays, named by its hash."""
-    inside = facts.redactor.text(diff)[1] if diff is not None else 0
-    if inside:
-        diff, added["patch"]["redacted"] = None, inside
-    named, count = facts.redactor.json({"status": status, **added})
+    if inside := facts.redactor.text(diff)[1] if diff is not None else 0:
+        diff, told["redacted"] = None, inside
+    named, count = facts.redactor.json({"status": patch.status, **added})
     status = named.pop("status")
     added.update(named)
     facts.counts["redacted"] += inside + count
@@ -306,7 +259,12 @@ def _inner_holds(facts: RunState, trace: Trace) -> bool | None:
     if len(facts.own_lines) >= OWN_LINES_MAX:
         return None
     prefix, suffix = canonical_parts(msgspec.structs.replace(claim, receipt_sha256=None))
-    return claim.receipt_sha256 == _hash(prefix, _from_child(facts, trace), suffix)
+    whole, between = hashlib.sha256(prefix), b""
+    for line in _from_child(facts, trace):
+        whole.update(between + line)
+        between = b","
+    whole.update(suffix)
+    return claim.receipt_sha256 == whole.hexdigest()
 
 
 def _from_child(facts: RunState, trace: Trace) -> Iterator[bytes]:
@@ -318,12 +276,3 @@ def _from_child(facts: RunState, trace: Trace) -> Iterator[bytes]:
             skip = next(own)
         else:
             yield line
-
-
-def _hash(prefix: bytes, lines: Iterator[bytes], suffix: bytes) -> str:
-    whole, between = hashlib.sha256(prefix), b""
-    for line in lines:
-        whole.update(between + line)
-        between = b","
-    whole.update(suffix)
-    return whole.hexdigest()

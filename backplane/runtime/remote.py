@@ -12,7 +12,6 @@ import anyio.to_thread
 import msgspec
 
 from backplane.contract import envelope as wire
-from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder, settings_of
 from backplane.errors import BackendError
 from backplane.workspace import archive
@@ -44,30 +43,23 @@ class Remote:
     extensions = (STAGE,)
 
     def __init__(self, order: WorkOrder, near: str, isolation: str) -> None:
-        self._order = order
-        self._near = near
-        self._isolation = isolation
+        self._order, self._near, self._isolation = order, near, isolation
 
     def check(self, hello: wire.Hello) -> None:
         """Refuse a host that cannot stage by itself. Raises BackendError: `backend_unavailable`."""
         if STAGE not in hello.extensions:
-            raise BackendError(
-                "backend_unavailable",
-                f"{self._near!r} is marked remote, and its host does not speak {STAGE}",
-                hint="its command must end in `backplane serve`; else take `remote` off",
-            )
+            fact = f"{self._near!r} is marked remote, and its host does not speak {STAGE}"
+            fix = "its command must end in `backplane serve`; else take `remote` off"
+            raise BackendError("backend_unavailable", fact, hint=fix)
 
     def order(self) -> WorkOrder:
         """Return the order as it is sent: with its folder there, and without settings for this machine."""
-        spec = msgspec.structs.replace(self._order.workspace, root=str(self._order.abp("remote_root")))
-        sent = msgspec.structs.replace(self._order, workspace=spec)
-        vendor = {name: value for name, value in sent.config.vendor.items() if name.partition(".")[0] != "abp"}
-        config = msgspec.structs.replace(sent.config, vendor={**vendor, "abp": self._settings()})
-        return msgspec.structs.replace(sent, config=config)
-
-    def _settings(self) -> dict[str, Json]:
         settings = settings_of(self._order.config.vendor)
-        del settings["remote_root"]
+        root = str(settings.pop("remote_root"))
         if settings.get("backend") == self._near:
             del settings["backend"]
-        return {**settings, "isolation": self._isolation}
+        settings["isolation"] = self._isolation
+        spec = msgspec.structs.replace(self._order.workspace, root=root)
+        vendor = {name: value for name, value in self._order.config.vendor.items() if name.partition(".")[0] != "abp"}
+        config = msgspec.structs.replace(self._order.config, vendor={**vendor, "abp": settings})
+        return msgspec.structs.replace(self._order, workspace=spec, config=config)

@@ -1,13 +1,13 @@
-"""What an order wants of whoever runs it, held against what a host says it has.
+"""Compares what an order requires with what a host says it has.
 
-Manifests and a hello come in; a refusal, the negotiation for the receipt and the order as the
-host gets it come out. Nothing here knows a link, a folder or a clock.
+Manifests and a hello come in; a refusal, the negotiation for the receipt and the order as the host gets it come out.
+Nothing here knows a link, a folder or a clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -34,7 +34,6 @@ class RunRequirements:
         backend_id: the backend's name here.
         hooks: all whose answers the run's tools wait for.
         remote: the agent works on another machine.
-
     """
 
     def __init__(self, facts: RunState, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
@@ -46,10 +45,13 @@ class RunRequirements:
         # On another machine they are made there, by the same word of the order.
         self.checkpoints = facts.settings.get("checkpoints") == "auto" and not remote
         """One is made here before every tool that may write."""
-        self.order = _without_route(facts.order, facts.settings.get("route"))
-        if hooks:
+        self.order = facts.order
+        """The order as it is sent, but for its root."""
+        if isinstance(route := facts.settings.get("route"), dict):  # A control plane below does not route it again.
+            kept = {name: value for name, value in route.items() if name in WITHOUT_ROUTER}
+            self.order = self.order.with_abp("route", kept)
+        if hooks:  # A control plane below asks about the tools of these hooks, and does not learn what they ask.
             self.order = below(self.order, hooks)
-        """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
 
     def give_servers(self, hello: wire.Hello, backend: Backend, limits: Limits) -> None:
         """Add the configuration's MCP servers to the order where its host can be their client, and limits to all rows.
@@ -57,32 +59,29 @@ class RunRequirements:
         Raises:
             CapabilityError: `capability_unsupported`, it cannot, and one of them is required.
         """
+        rows = backend.servers_given if isinstance(backend, ProcessBackend) and not self._remote else ()
+        if isinstance(backend, ProcessBackend) and rows:
+            # A control plane has a configuration of its own, and does not say which of its hosts it means.
+            heeded = hello.heeds if hello.heeds is not msgspec.UNSET and hello.backends is msgspec.UNSET else ()
+            heeds, names = "mcp_servers" in heeded, [row["name"] for row in rows]
+            self._facts.added["mcp_servers"] = {"given": names if heeds else [], "not_given": [] if heeds else names}
+            if required := () if heeds else backend.servers_required:
+                server = f"the MCP server {required[0]!r}, which is required"
+                fact = f"the host {hello.backend.id!r} can be no client of {server}"
+                fix = f"choose another backend, or required = false in [mcp_servers.{required[0]}]"
+                raise CapabilityError("capability_unsupported", fact, hint=fix)
+            self.order = with_servers(self.order, rows if heeds else ())
         self.order = with_call_limit(self.order, min(limits.idle_s, limits.tool_s))
-        rows = backend.servers_given if isinstance(backend, ProcessBackend) else ()
-        if not rows or self._remote:
-            return
-        # A control plane has a configuration of its own, and does not say which of its hosts it means.
-        heeds = hello.heeds is not msgspec.UNSET and hello.backends is msgspec.UNSET and "mcp_servers" in hello.heeds
-        names = [row["name"] for row in rows]
-        self._facts.added["mcp_servers"] = {"given": names if heeds else [], "not_given": [] if heeds else names}
-        if heeds:
-            self.order = with_call_limit(with_servers(self.order, rows), min(limits.idle_s, limits.tool_s))
-        elif required := backend.servers_required if isinstance(backend, ProcessBackend) else ():
-            fact = (
-                f"the host {hello.backend.id!r} can be no client of the MCP server {required[0]!r}, which is required"
-            )
-            fix = f"choose another backend, or required = false in [mcp_servers.{required[0]}]"
-            raise CapabilityError("capability_unsupported", fact, hint=fix)
 
     def at(self, root: str) -> WorkOrder:
-        """The order as a host on this machine gets it: with the place to work in as its root."""
+        """Return the order as a host on this machine gets it, with its workspace as the root."""
         sent = self.order
         if "checkpoints" in self._facts.settings:  # A control plane below is not to make them once more.
             sent = sent.without_abp("checkpoints")
         return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
-        """What a backend has, and what is wanted of it and supplied here.
+        """Return what a backend has, together with what the order wants and the control plane supplies.
 
         Args:
             extensions: of both sides.
@@ -96,7 +95,7 @@ class RunRequirements:
         return supplied(manifest, wanted & here)
 
     def check(self, *offers: Manifest, kept_since: str | None = None) -> None:
-        """Hold the order against what is offered: some one of these must satisfy all of it.
+        """Compare the order with offers: one of these must satisfy all of it.
 
         Args:
             kept_since: the time of the hello that this is from, where the host was not asked just now.
@@ -110,7 +109,7 @@ class RunRequirements:
             raise refusal(found, self._backend_id, kept_since)
 
     def check_hello(self, hello: wire.Hello, whole: Manifest) -> None:
-        """Hold the order against what one agent behind a host can have.
+        """Compare the order with what the agent behind a host can have.
 
         Args:
             whole: what the host says it has, with what is supplied here.
@@ -128,19 +127,15 @@ class RunRequirements:
             )
         if hello.backends is msgspec.UNSET:
             self.check(whole)
-        else:
-            offers = self._offers(hello.backends) or [Manifest()]
-            self.check(*[self.supply(offer, hello.extensions) for offer in offers])
-
-    def _offers(self, backends: tuple[dict[str, Any], ...]) -> list[Manifest]:
-        """Of a control plane: each of its backends that the order may come to."""
+            return
         named = self._facts.settings.get("backend")
-        return [
+        offers = [  # Of a control plane: each of its backends that the order may come to.
             read_manifest(entry["capabilities"])
-            for entry in backends
+            for entry in hello.backends
             if isinstance(entry.get("capabilities"), dict)
             and (entry.get("id") == named if named not in (None, self._backend_id) else entry.get("ready") is True)
         ]
+        self.check(*[self.supply(offer, hello.extensions) for offer in offers or [Manifest()]])
 
 
 def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> None:
@@ -169,10 +164,3 @@ def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> 
     if idle:
         fact = "; ".join(f"config.vendor.abp.{name} has no effect here: {why}" for name, why in idle)
         raise ConfigError("config_invalid", fact, hint="leave it out")
-
-
-def _without_route(order: WorkOrder, route: Json) -> WorkOrder:
-    """The order for a control plane below: what the router here has heeded is not to be asked of one there."""
-    if not isinstance(route, dict):
-        return order
-    return order.with_abp("route", {name: value for name, value in route.items() if name in WITHOUT_ROUTER})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,7 @@ from backplane.contract import canonical
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import Facts, Journal, applied_fact, failed_fact, head_fact
+from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
 from backplane.workspace import collect, transaction
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.receipts.recovery import Orphan
     from backplane.receipts.signatures import Signer
-    from backplane.workspace import Settled, Workspace
+    from backplane.workspace import Workspace
 
 
 _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
@@ -90,9 +90,9 @@ class StateFolder:
         self.notes: list[str] = []
         """Leftovers of a killed control plane that are settled now, one line each."""
         self.problems: list[str] = []
-        """Leftovers that could not be sealed or removed, one line each with its next step; appended by threads."""
+        """Leftovers that could not be sealed or removed, one line each with its next step."""
         self._store: Store | None = None
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
 
     def store(self) -> Store:
         """The open store; the first caller opens it and seals what a killed control plane left behind.
@@ -102,20 +102,23 @@ class StateFolder:
         """
         with self._opening:
             if self._store is None:
-                before = [*self.notes], [*self.problems]
-                with ExitStack() as unless_ready:
-                    store = Store.open(self.home)
-                    unless_ready.callback(store.close)
-                    unless_ready.callback(self._restore, *before)
-                    self._settle()
+                store = Store.open(self.home)
+                try:
+                    self.settle()
                     recovery = store.recover(self._clean)
-                    self.problems.extend(recovery.problems)
+                    self.add_problems(*recovery.problems)
                     for row in recovery.rows:
                         self.sign(store.load(row.run_id))
                     self._sweep_stages(store)
-                    unless_ready.pop_all()
+                except BaseException:
+                    store.close()
+                    raise
                 self._store = store
             return self._store
+
+    def add_problems(self, *lines: str) -> None:
+        """Add lines to `problems`, each once. Callable in any thread."""
+        self.problems.extend(line for line in lines if line not in self.problems)
 
     def sign(self, receipt: Receipt) -> None:
         """Keep a signature of a sealed receipt beside the store, where there is a key. Raises StoreError."""
@@ -125,24 +128,18 @@ class StateFolder:
             signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
 
     def settle(self) -> None:
-        """Undo or finish what a killed one was just putting into an original, before another run looks at that.
+        """Undo or finish what a killed control plane was applying to an original, before another run works on that.
 
         Raises:
             StoreError: `receipt_store_failed`.
         """
         with self._opening:
-            self._settle()
-
-    def _settle(self) -> None:
-        for found in settle(self.home):
-            line = found.describe()
-            if not (found.problem or found.kept):
-                self.notes.append(line)
-            elif line not in self.problems:
-                self.problems.append(line)
-
-    def _restore(self, notes: list[str], problems: list[str]) -> None:
-        self.notes[:], self.problems[:] = notes, problems
+            marks = transaction.pending(self.home / "runs")
+            for found in transaction.settle(marks, lambda run, files: note_late(self.home, run, applied_fact(files))):
+                if found.problem or found.kept:
+                    self.add_problems(found.describe())
+                else:
+                    self.notes.append(found.describe())
 
     def _sweep_stages(self, store: Store) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
@@ -219,13 +216,13 @@ class StateFolder:
             stage = stage.rename(self.stage_of(orphan.run_id))
             (stage / STAGED_FOR).rename(stage / KEPT)
         except OSError as error:
-            self.problems.append(f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed")
+            self.add_problems(f"{stage}: {error.strerror}; it has what run {orphan.run_id} changed")
             return
         fact = f"run {orphan.run_id} ended before what it changed was taken: its copy is {stage / 'tree'}"
-        self.problems.append(f"{fact}; take from there what you need, `backplane prune` removes it with the run")
+        self.add_problems(f"{fact}; take from there what you need, `backplane prune` removes it with the run")
 
     def _stage_in_use(self, run_id: str) -> Path:
-        """A run's stage; that of a host which had waited for the order has another name."""
+        """Return a run's stage; it has another name if its host had waited for the order."""
         stages = self.stage_of(run_id).parent
         for mark in stages.glob(f"*/{STAGED_FOR}"):
             if _staged_for(mark.parent) == run_id:
@@ -233,16 +230,16 @@ class StateFolder:
         return self.stage_of(run_id)
 
     def kept_of(self, run_id: str) -> Path | None:
-        """The copy of a run that was cut off, where what it changed is nowhere else."""
+        """Return the copy of a run that was cut off; None if what it changed is not only there."""
         stage = self.stage_of(run_id)
         return stage / "tree" if (stage / KEPT).exists() else None
 
     def _collect(self, stage: Path) -> None:
-        """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
+        """Remove what a dead run left; what cannot be removed is a problem, and no other run fails for it."""
         try:
             collect(stage)
         except (WorkspaceError, OSError) as error:
-            self.problems.append(f"{stage.name}: {error}")
+            self.add_problems(f"{stage.name}: {error}")
 
     def stage_of(self, run_id: str) -> Path:
         """Where a run's copy and its baseline are, which may be on another disk."""
@@ -255,10 +252,10 @@ class StateFolder:
         return self.stage_of(run_id) / "tree"
 
     def make_tree(self, run_id: str) -> Path | None:
-        """The folder that a run's copy will fill: what is put around it need not wait for that.
+        """Make the folder that a run's copy will fill, so that a sandbox can be made around it before the copy is.
 
-        It has those of git's own files that the shipped policies name. None where it cannot be made; whoever makes
-        the copy says why.
+        It has those of git's own files that the shipped policies name. If it cannot be made, that returns None, and
+        the error comes when the copy is made.
         """
         stage, tree = self.stage_of(run_id), self.tree_of(run_id)
         try:
@@ -272,12 +269,12 @@ class StateFolder:
         return tree
 
     def refuse_own(self, root: Path) -> None:
-        """Refuse to work in the state folder itself; the copies in it are somebody's workspaces.
+        """Refuse to work in the state folder itself; the copies in it are workspaces, which may be worked in.
 
         Raises:
             WorkspaceError: `workspace_init_failed`.
         """
-        with suppress(OSError, RuntimeError):  # One that leads nowhere is told by who opens it.
+        with suppress(OSError, RuntimeError):  # A path that leads nowhere is refused when it is opened.
             root, home = root.resolve(strict=True), self.home.stat()
             for above in (root, *root.parents):
                 if os.path.samestat(above.stat(), home) and root.relative_to(above).parts[:1] not in _COPIES:
@@ -292,31 +289,28 @@ class StateFolder:
         """Where a contained host puts its temporary files."""
         return self.home / "scratch" / run_id
 
-    def let_go(self, workspace: Workspace) -> None:
-        """Remove a run's stage; what cannot be removed is told, and takes no result from anybody."""
+    def close_workspace(self, workspace: Workspace) -> None:
+        """Remove a run's stage; what cannot be removed is a problem, and the run keeps its result."""
         try:
             workspace.close()
         except WorkspaceError as error:
-            self.problems.append(f"{error.message}; the next start tries again, or {error.hint}")
+            self.add_problems(f"{error.message}; the next start tries again, or {error.hint}")
 
     def is_new(self, run_id: str) -> bool:
-        """Whether no run of this id is known here. Blocks; where the store cannot be opened, the run will say so."""
+        """Return True if no run of this id is known here, or if the store cannot be opened, at which the run will fail.
+
+        Blocks.
+        """
         with suppress(StoreError):
             return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
         return True
 
-    def journal(self, facts: RunState, *more: Facts) -> Journal:
-        """Make a run's journal, with what is known of it and these facts. Raises StoreError `receipt_store_failed`."""
-        started_at = canonical.timestamp_at(facts.started_ns)
-        head = head_fact(
-            facts.order,
-            run_id=facts.run_id,
-            started_at=started_at,
-            backend=facts.backend.id,
-            route=facts.added.get("route"),
-            check=facts.added.get("check"),
-        )
-        return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0], *more)
+    def journal(self, facts: RunState) -> Journal:
+        """Make a run's journal, with what is known of the run. Raises StoreError `receipt_store_failed`."""
+        started_at, backend = canonical.timestamp_at(facts.started_ns), facts.backend.id
+        known = {name: facts.added.get(name) for name in ("route", "check")}
+        head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=backend, **known)
+        return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 
     def seal_failed(self, run_id: str, code: str) -> Receipt:
         """Seal a run of ours as failed, from its journal alone; one that is stored already keeps its receipt. Blocks.
@@ -336,17 +330,8 @@ class StateFolder:
                 self._store = None
 
 
-def settle(home: Path) -> list[Settled]:
-    """Undo or finish what a killed control plane was just putting into an original; what became of it."""
-    marks = transaction.pending(home / "runs")
-    if not marks:
-        return []
-
-    return transaction.settle(marks, lambda run, files: note_late(home, run, applied_fact(files)))
-
-
 def left_behind(home: Path, store: Store) -> tuple[str, ...]:
-    """What killed control planes left and nobody has looked after yet, a line each. Changes nothing.
+    """Return what killed control planes left and no start has settled yet, a line each. Changes nothing.
 
     Raises:
         StoreError: `receipt_store_failed`.

@@ -15,7 +15,6 @@ import pytest
 
 from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
-from backplane.runtime.state import settle as settle_home
 from backplane.workspace import apply_patch, transaction
 from tests.all.doors.test_workspace_kill import APPLY, CHANGES_MAX, KILLER, contents, kill_at, killed, patched
 from tests.test_workspace import Place, git, snapshot
@@ -198,7 +197,7 @@ def test_verify_and_apply_say_what_was_cut_off(backplane_home: Path, order: tupl
     assert "was cut off; all is as before: apply it again" in stderr
     assert "changed 3 files" in stdout
     assert contents(root) == NEW
-    assert settle_home(backplane_home) == []
+    assert transaction.pending(backplane_home / "runs") == []
     assert os.listdir(backplane_home / "runs") == [run_id]
 
 
