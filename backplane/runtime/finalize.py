@@ -33,7 +33,7 @@ _NO_TRACE: Final = Trace(b"", 0, 0)
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the end of a run gives back."""
+    """The result of a run's end."""
 
     receipt: Receipt
     end: End
@@ -101,7 +101,7 @@ def seal_run(
     try:
         receipt = make(end, trace, harness_ok=facts.said_hello and seen_through and cleaned)
     except StoreError as caught:
-        # Somebody has changed the journal. The next start seals what is left of it; the caller gets the result.
+        # The journal was changed from outside. The next start seals what is left of it; the caller gets the result.
         lost, end = caught, msgspec.structs.replace(end, reason="store", code=caught.code)
         receipt = make(end, _NO_TRACE, harness_ok=False)
     not_stored = _store(state_folder, receipt, journal, workspace)
@@ -148,7 +148,7 @@ def _receipt(facts: RunState, end: End, trace: Trace, *, added: dict[str, Json],
 def _store(
     state_folder: StateFolder, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
 ) -> BackplaneError | None:
-    """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
+    """Store the receipt and close workspace and journal; return the error that kept it from being stored."""
     error: BackplaneError | None = None
     try:
         store = state_folder.store()
@@ -252,7 +252,7 @@ def _compare_trace(facts: RunState, trace: Trace) -> Literal["same", "part", "ot
 
 
 def _inner_holds(facts: RunState, trace: Trace) -> bool | None:
-    """Whether a receipt from a plane inside hashes to what it says, with its events as they were streamed."""
+    """Return True if the receipt of a control plane below has the hash that it claims, with its events as streamed."""
     claim = facts.claim
     if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
         return False

@@ -1,6 +1,6 @@
-"""A model's key that its host is not given: whether it can be kept from it, and the host's start behind the proxy.
+"""Keeps a model's key from its host: checks whether that works, and starts the host behind a proxy that has the key.
 
-What the proxy does is `sandbox.key_proxy`'s affair; what it promises is in `contracts/isolation.md`.
+The proxy itself is `sandbox.key_proxy`; its promises are in `contracts/isolation.md`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Link = TypeVar("Link")
 
 
 class HeldKey(msgspec.Struct, frozen=True):
-    """A key that its host is not given, as a proxy here puts it in."""
+    """A key that a proxy here puts into the requests of a host that does not have it."""
 
     variable: str
     base_url: str
-    """Of the service that it is for."""
+    """Address of the service that the key is for."""
     key_in_query: bool = False
     prices: dict[str, Any] | None = None
-    """What its model costs, as configured."""
+    """The configured prices of the model."""
 
 
 def held_key_of(
@@ -42,7 +42,7 @@ def held_key_of(
     agent: shipped.ShippedAgent | None,
     service: presets.Service | None,
 ) -> HeldKey | None:
-    """The key that the host's agent is not to have; None where it is given its key.
+    """Return the key that is kept from the host's agent; None if the agent is given its key.
 
     Raises:
         ConfigError: `config_invalid`, a proxy would have no effect.
@@ -108,12 +108,12 @@ Start = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Li
 async def behind_proxy(
     held: HeldKey, command: StartCommand, start: Start[Link], use: KeyUse | None
 ) -> AsyncIterator[Link]:
-    """Start a host that has a placeholder for its key, and the proxy that has the key, for as long as the block lasts.
+    """Start a host with a placeholder for its key, and the proxy that has the key, for the time of the block.
 
     Args:
-        use: filled with what is asked for; None counts it for nobody.
+        use: counts what is asked for; None to count nothing.
     """
-    # Who has no such backend shall not pay for loading an HTTP client.
+    # Imported here, as most backends need no HTTP client.
     from backplane.redact.secrets import SECRET_CHARS_MIN
     from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
 

@@ -1,4 +1,4 @@
-"""What a host says of itself, asked without an order: its abilities, and which settings it heeds."""
+"""Asks a host for its hello without an order: its abilities, and which settings it heeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.events import now
 
 WORDS_CHARS_MAX: Final = 400
-"""Of a host's stderr in an error: its last lines."""
+"""Characters of the end of a host's stderr in an error."""
 
 
 async def ask_hello(backend: Backend, environ: Mapping[str, str], limits: Limits) -> wire.Hello:

@@ -1,4 +1,4 @@
-"""Where one run works: its journal, its workspace, and what its host is started in.
+"""The place of one run: its journal, its workspace, and what its host is started in.
 
 An order and a backend come in; an open link and a workspace come out. What is said on the link and how the run ends
 are the affair of `runtime.drive`.
@@ -49,7 +49,7 @@ def quota_of(limits: Limits) -> Quota:
 
 
 class RunPlace:
-    """Where one run works.
+    """The place of one run.
 
     Attributes:
         journal: None until the host is about to be started.
@@ -132,7 +132,7 @@ class RunPlace:
         if setup.isolation == "off" and (setup.key_use is not None or has_rules_of(facts.policy.profile, "strict")):
             facts.shortfall = _ISOLATION_OFF
         await setup.plan(self._stage_first)
-        if (held := setup.held) is not None:
+        if (held := setup.contained) is not None:
             facts.contained, facts.held_by_system, facts.shortfall = held.label, held.gaps, held.shortfall
             self.hidden_servers = held.hidden_servers
             if held.policy is not None:
@@ -204,7 +204,7 @@ class RunPlace:
                 raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error
 
     async def _wait_staged(self) -> None:
-        """Wait for the copy alone. Raises BackplaneError, also if nobody knows why there is none."""
+        """Wait for the copy alone. Raises BackplaneError if it was not made."""
         await self._staged.wait()
         if self._workspace is None:
             raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")

@@ -24,7 +24,7 @@ from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit,
 from backplane.runtime.hooks import CAPABILITY, Hook, below
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
-"""What this control plane announces with every run."""
+"""Extensions that this control plane announces with every run."""
 
 
 class RunRequirements:

@@ -1,4 +1,4 @@
-"""What one host is started in: its command, its sandbox and the folders of these."""
+"""The setup of one host: its command, its sandbox and the folders of these."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HostStart(msgspec.Struct, frozen=True):
     state: StateFolder
     backend: Backend
     environ: Mapping[str, str]
-    """What the host's environment is chosen from."""
+    """Variables that the host's environment is chosen from."""
     isolation: Isolation
     """The least isolation, by the configuration."""
     layers: Probe | None
@@ -46,12 +46,12 @@ class HostStart(msgspec.Struct, frozen=True):
 
 
 class HostSetup:
-    """What one host is started in: its command, its sandbox and the folders of these.
+    """The setup of one host: its command, its sandbox and the folders of these.
 
     Attributes:
         key: the `warm.fingerprint` of this setup; None if it has none, or nobody asked for it.
         tree: the folder that the copy will fill, if the sandbox is made around it before the copy is.
-        held: the sandbox; None without one.
+        contained: the planned sandbox; None if nothing is put around the host.
 
     Args:
         name: names the folders: the run's id, or another UUID for a host that waits for its order.
@@ -64,7 +64,7 @@ class HostSetup:
         self.key: str | None = None
         self.tree: Path | None = None
         self.sandbox: Sandbox | None = None
-        self.held: Contained | None = None
+        self.contained: Contained | None = None
         self.key_use: KeyUse | None = None
         self._lock = -1
         if isinstance(start.backend, ProcessBackend) and start.backend.held_key is not None:
@@ -103,7 +103,7 @@ class HostSetup:
             if needs_copy and stage is None:
                 raise WorkspaceError("workspace_staging_failed", "a host that waits for its order has no copy yet")
             copy = await stage() if needs_copy and stage is not None else None
-            self.held = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, copy)
+            self.contained = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, copy)
 
     def _make_folders(self, sandbox: Sandbox, waits: bool) -> bool:
         """Make the folders of the sandbox; return True if it cannot be planned before the copy is made."""
@@ -144,8 +144,8 @@ class HostSetup:
         if not isinstance(backend, ProcessBackend):
             return backend.open(self.order, environ)
         opener = None
-        if self.sandbox is not None and self.held is not None:
-            opener = functools.partial(self.sandbox.open, self.held, ready)
+        if self.sandbox is not None and self.contained is not None:
+            opener = functools.partial(self.sandbox.open, self.contained, ready)
         return backend.open(self.order, environ, opener, self.key_use)
 
     def close(self, added: dict[str, Json], *, with_tree: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import suppress
@@ -16,6 +17,7 @@ from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
 from backplane.workspace import collect, transaction
+from backplane.workspace.tree import open_root, opened
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
@@ -29,9 +31,9 @@ _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
 
 
 STAGED_FOR: Final = "run"
-"""Beside a copy once it is made: the id of the run that works in it. Its time tells what was changed since."""
+"""File beside a finished copy with the id of its run; what is newer than this file was changed since."""
 KEPT: Final = "kept"
-"""The same of a run that was cut off: its copy stays as long as the run's folder."""
+"""The same file for a run that was cut off: its copy stays as long as the run's folder."""
 
 _AT_WORK: Final = (b'"tool_call"', b'"file_changed"')
 """Kinds of events after which a change in the clock tick of the mark's own is taken for the agent's."""
@@ -45,10 +47,7 @@ def _staged_for(stage: Path) -> str | None:
 
 
 def _has_work(stage: Path, run_dir: Path) -> bool:
-    """Whether anything in a copy was changed after it was made; git's own files are none of the work.
-
-    What cannot be looked at may have been.
-    """
+    """Return True if anything in a copy but git's own files was changed after it was made, or cannot be looked at."""
     try:
         made_ns = (stage / STAGED_FOR).stat().st_mtime_ns
     except OSError:
@@ -66,14 +65,6 @@ def _has_work(stage: Path, run_dir: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def _try_lock(folder: int) -> bool | None:
-    """Lock a folder; False if another process has locked it, None if it is on a file system that locks no folders."""
-    try:
-        return try_lock(folder)
-    except OSError:
-        return None
 
 
 def raise_error(error: OSError) -> None:
@@ -169,17 +160,19 @@ class StateFolder:
         Raises:
             WorkspaceError: `workspace_staging_failed`.
         """
-        scratch = self.scratch_of(name)
+        scratch, folder = self.scratch_of(name), -1
         try:
             os.makedirs(scratch, 0o700)
-            folder = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC) if lock else -1
+            if lock:
+                folder = open_root(scratch)
+                if not try_lock(folder) or not scratch.exists():
+                    raise FileNotFoundError(errno.ENOENT, "it was swept while it was made")
         except OSError as error:
+            if folder >= 0:
+                os.close(folder)
             fact = f"no folder for temporary files can be made at {scratch}: {error.strerror}"
             fix = "free some space, or set BACKPLANE_HOME"
             raise WorkspaceError("workspace_staging_failed", fact, hint=fix) from error
-        if lock and not (_try_lock(folder) and scratch.exists()):
-            os.close(folder)
-            raise WorkspaceError("workspace_staging_failed", f"{scratch} cannot be locked")
         return folder
 
     def drop_scratch(self, name: str) -> None:
@@ -189,14 +182,9 @@ class StateFolder:
 
     def _is_locked(self, name: str) -> bool:
         """Return True if a host that waits for its order has the folders of this name."""
-        try:
-            folder = os.open(self.scratch_of(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return _try_lock(folder) is False
-        finally:
-            os.close(folder)
+        with suppress(OSError), opened(open_root(self.scratch_of(name))) as folder:
+            return not try_lock(folder)
+        return False  # It is not there, or on a network file system, which locks no folders.
 
     def _clean(self, orphan: Orphan) -> None:
         self._keep_work(orphan)
@@ -242,13 +230,13 @@ class StateFolder:
             self.add_problems(f"{stage.name}: {error}")
 
     def stage_of(self, run_id: str) -> Path:
-        """Where a run's copy and its baseline are, which may be on another disk."""
+        """Return the folder of a run's copy and its baseline, which may be on another disk."""
         stages = self.home / "stage"
         # A cage covers the state folder with every link in it: there the copy is found by its own path alone.
         return (stages.resolve() if stages.is_symlink() and stages.is_dir() else stages) / run_id
 
     def tree_of(self, run_id: str) -> Path:
-        """Where a run's copy is."""
+        """Return the folder of a run's copy."""
         return self.stage_of(run_id) / "tree"
 
     def make_tree(self, run_id: str) -> Path | None:
@@ -286,7 +274,7 @@ class StateFolder:
         self._collect(self.stage_of(run_id))
 
     def scratch_of(self, run_id: str) -> Path:
-        """Where a contained host puts its temporary files."""
+        """Return the folder for the temporary files of a contained host."""
         return self.home / "scratch" / run_id
 
     def close_workspace(self, workspace: Workspace) -> None:

@@ -1,7 +1,7 @@
 """Warm hosts: started before the order that they will get, so that a run finds its host with its hello sent.
 
-A run whose order was sent has another host started like its own. A later run takes that one if its own host would be
-started in the same, as their fingerprints say. A host gets one order and ends with that run.
+Once a run's agent is done, another host is started with the same setup. A later run takes it if it would start its own
+in the same, which their fingerprints show. A host gets one order and ends with that run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def fingerprint(setup: HostSetup) -> str | None:
     """Return a hash of all that a host is started in, but for the name of its folders. Blocking.
 
     Returns:
-        None if no host can wait for such an order: it is no program of this machine, or would be in a sandbox around
-        a folder into which the copy is made meanwhile. A host of ours does nothing before its order.
+        None if no host can wait for such an order: it is no program, or it would be in a sandbox around the folder
+        into which the copy is made. Only a host of ours does nothing there before its order.
     """
-    start, order, held, backend = setup.start, setup.order, setup.held, setup.start.backend
-    if not isinstance(backend, ProcessBackend) or backend.remote:
+    start, order, held, backend = setup.start, setup.order, setup.contained, setup.start.backend
+    if not isinstance(backend, ProcessBackend):
         return None
     mounted = tuple[str, ...]()
     if held is not None:

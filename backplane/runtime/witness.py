@@ -24,7 +24,7 @@ from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 
 FILES_BYTES_MAX: Final = 16 << 20
-"""Of files that are read to hold a claim against them; what an agent writes by one call is kilobytes."""
+"""Bytes of all files that are read for the claims of one run; what an agent writes by one call is kilobytes."""
 
 
 _decode: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
