@@ -120,19 +120,21 @@ class HostSetup:
         return False
 
     def _contain(self, backend: ProcessBackend, sandbox: Sandbox, copy: Workspace | None) -> Contained:
-        from backplane.sandbox.run import place_of
+        from backplane.sandbox.plan import RunFolders
 
         state, order = self.start.state, self.order
-        place = place_of(
-            str(self.tree or (copy.root if copy is not None else order.workspace.root)),
-            original=order.workspace.root if order.workspace.mode == "staged" else None,
-            home=state.home,
-            scratch=state.scratch_of(self.name),
-            objects=copy.object_folders if copy is not None else object_folders(order.workspace.root),
+        root = os.path.realpath(self.tree or (copy.root if copy is not None else order.workspace.root))
+        objects = copy.object_folders if copy is not None else object_folders(order.workspace.root)
+        folders = RunFolders(
+            root=root,
+            original=os.path.realpath(order.workspace.root) if order.workspace.mode == "staged" else None,
+            state=os.path.realpath(state.home),
+            scratch=os.path.realpath(state.scratch_of(self.name)),
+            objects=tuple(path for path in objects if not path.startswith(f"{root}/")),
         )
         command = backend.command(order, self.start.environ)
         writable, servers = backend.make_writable(order), backend.servers(order, command)
-        return sandbox.put_on(place, command, writable, backend.endpoints, servers, backend.agent_path(command.env))
+        return sandbox.contain(folders, command, writable, backend.endpoints, servers, backend.agent_path(command.env))
 
     def open(self, ready: Ready | None) -> AbstractAsyncContextManager[Link]:
         """Return the block in which the host runs.

@@ -1,10 +1,8 @@
-"""The containment of one run: admitted before anything starts, put on when the place to work in is known."""
+"""The sandbox of one host: its demands are checked before a start, its mounts planned once the folders are known."""
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Sandbox:
-    """What holds one host.
+    """The sandbox of one host.
 
     Args:
         demanded: the order's `config.vendor.abp.enforcement`, not checked yet; it replaces the policy's own demands.
-        found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
+        found: the layers of this machine; None if nothing can be put around the host, or nothing is to be.
         open_stores: names of stores of credentials that the host may read.
 
     Raises:
@@ -54,7 +52,7 @@ class Sandbox:
         requirements.refuse(isolation, self._demands, policy.profile, found)
 
     def needs_tree(self, original: str) -> bool:
-        """Whether the files have to be there before the cage can be worked out. Blocking.
+        """Return True if the sandbox cannot be planned before the copy is made. Blocking.
 
         Args:
             original: the folder that will be copied.
@@ -65,26 +63,26 @@ class Sandbox:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
         requirements.check_asks(self._demands, extensions)
 
-    def put_on(
+    def contain(
         self,
-        place: plan.RunFolders,
+        folders: plan.RunFolders,
         command: StartCommand,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
         servers: plan.ServerFiles,
         agent: str | None,
     ) -> plan.Contained:
-        """Work out the cage. Blocking.
+        """Plan what is put around a command. Blocking.
 
         Raises:
-            CapabilityError: `capability_unsupported`, a rule that the order wants held by the system cannot be.
+            CapabilityError: `capability_unsupported`, the system cannot enforce a rule that the order wants enforced.
             PolicyError: `policy_invalid`, an endpoint of the backend cannot be read.
         """
         if endpoints:
             network_rules(endpoints)
         assert self._found is not None, "admitted before"
         held = plan.plan(
-            place,
+            folders,
             command,
             self._policy,
             self._found,
@@ -107,10 +105,11 @@ class Sandbox:
         command: StartCommand,
         endpoints: tuple[str, ...],
     ) -> AbstractAsyncContextManager[Child]:
-        """Start the command in its cage; `ready` is awaited while that is put up.
+        """Start a command in the sandbox.
 
         Args:
-            endpoints: where it may connect to beside those of the cage.
+            ready: awaited while the sandbox is made, before the command starts.
+            endpoints: where it may connect to beside those of the plan.
         """
         held = msgspec.structs.replace(held, endpoints=(*held.endpoints, *endpoints))
         if held.policy is None:
@@ -131,24 +130,3 @@ class Sandbox:
         """
         if self._connections is not None and (self._connections.allowed or self._connections.denied):
             added["network"] = self._connections.to_wire()
-
-
-def place_of(
-    root: str, *, original: str | None, home: Path, scratch: Path, objects: tuple[str, ...] = ()
-) -> plan.RunFolders:
-    """Where a run works, links followed.
-
-    Args:
-        original: what a staged root is a copy of.
-        home: the state folder.
-        scratch: the run's folder for temporary files.
-        objects: folders from which the repository in it takes objects.
-    """
-    within = f"{os.path.realpath(root)}/"
-    return plan.RunFolders(
-        root=os.path.realpath(root),
-        original=os.path.realpath(original) if original is not None else None,
-        state=os.path.realpath(home),
-        scratch=os.path.realpath(scratch),
-        objects=tuple(path for path in objects if not path.startswith(within)),
-    )
