@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from backplane.api import run, start
+    from backplane.api import TaskRouter, run, start
     from backplane.config import BackendSettings, HookSettings, Limits, RoutingSettings, Settings
     from backplane.contract.approval import Decision
     from backplane.contract.events import (
@@ -104,6 +104,7 @@ __all__ = [
     "Settings",
     "StoreError",
     "TaskReported",
+    "TaskRouter",
     "ToolCall",
     "ToolResult",
     "TurnEnded",
@@ -118,7 +119,7 @@ __all__ = [
 ]
 
 _NAMES: Final[dict[str, str]] = {
-    "api": "run start",
+    "api": "TaskRouter run start",
     "config": "BackendSettings HookSettings Limits RoutingSettings Settings",
     "contract.approval": "Decision",
     "contract.receipt": "Receipt",

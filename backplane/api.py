@@ -1,11 +1,12 @@
-"""Runs one order from Python in a few lines: `start` streams its events, `run` blocks.
+"""Runs orders from Python in a few lines: `start` streams events, `run` blocks, `TaskRouter` asks the router.
 
-Both make the settings, a control plane and the backend of a name. Use `ControlPlane` for many runs.
+The first two make the settings, a control plane and the backend of a name. Use `ControlPlane` for many runs.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import threading
@@ -16,11 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
+from msgspec.structs import replace
 
 from backplane.config import Settings
 from backplane.contract.work import WorkOrder
-from backplane.errors import require_type
-from backplane.routing.driver import attempts_for
+from backplane.errors import ConfigError, require_type
+from backplane.routing.driver import World, attempts_for, look_around
+from backplane.routing.router import RoutingDecision
+from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import taken
 from backplane.runtime.options import (
@@ -28,6 +33,7 @@ from backplane.runtime.options import (
     OPTIONS,
     OnEvent,
     OrderOptions,
+    WaitOptions,
     check_callbacks,
     check_names,
     log_without_effect,
@@ -38,6 +44,7 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
 if TYPE_CHECKING:
+    from backplane.providers import Provider, Session, SessionConfig
     from backplane.routing.driver import Attempts
 
 
@@ -88,8 +95,7 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
         timeout: seconds for the whole run; replaces `run_s` of the limits.
         limits: replace those of the backend and of the settings.
         type: wish for the router, see `RouteOptions`; so are `preference`, `priority`, `strategy`,
-            `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`, `input_tokens`, `output_tokens`, `after_effect`
-            and `seed`.
+            `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`, `input_tokens`, `output_tokens` and `seed`.
         settings: None loads the configuration, like the command line.
         home: the state folder; None takes the usual one.
 
@@ -123,7 +129,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`, `output`,
             `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home`, and the wishes for the router: `type`,
             `preference`, `priority`, `strategy`, `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`,
-            `input_tokens`, `output_tokens`, `after_effect`, `seed`.
+            `input_tokens`, `output_tokens`, `seed`.
 
     Raises:
         ConfigError, PolicyError, BackendError, CapabilityError: like `start`; `run.error` has a run's error.
@@ -170,11 +176,7 @@ def _inside_a_loop() -> bool:
 
 async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str, Any]) -> Run:
     async with attempting(order, **given) as attempts:
-        while True:
-            async with attempts.begin() as run:
-                await read_to_end(run, on_event)
-            if not await attempts.goes_on(run):
-                return run
+        return await attempts.last(on_event)
 
 
 class Attempting:
@@ -195,21 +197,115 @@ class Attempting:
         """Return True if another run follows one that has ended."""
         return self._attempts is not None and await self._attempts.after(self._plane, run)
 
+    async def last(self, on_event: OnEvent | None) -> Run:
+        """Make all attempts and return the run of the last one."""
+        while True:
+            async with self.begin() as run:
+                await read_to_end(run, on_event)
+            if not await self.goes_on(run):
+                return run
+
 
 @asynccontextmanager
 async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Attempting]:
     """Prepare the runs of one order; arguments and errors are those of `start`."""
     check_names(given, *StartOptions.__annotations__)
-    backend = given.get("backend")
+    async with (
+        ControlPlane(given.get("settings"), given.get("home")) as plane,
+        _attempting_on(plane, order, given) as attempts,
+    ):
+        yield attempts
+
+
+@asynccontextmanager
+async def _attempting_on(
+    plane: ControlPlane, order: WorkOrder | str, given: dict[str, Any], router: TaskRouter | None = None
+) -> AsyncIterator[Attempting]:
+    """Prepare the runs of one order on a control plane; a router chooses whatever the order or a default names."""
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}
     hooks = options.get("hooks", ())
     check_callbacks(options.get("on_ask"), hooks)
-    async with ControlPlane(given.get("settings"), given.get("home")) as plane, AsyncExitStack() as opened:
+    async with AsyncExitStack() as opened:
         whole, own = taken(await order_of(order, opened, **options))
         log_without_effect(whole, (*own, *hooks))
-        attempts, backend = None, backend if backend is not None else whole.abp("backend")
-        if backend is None and plane.settings.default_backend is None:
-            attempts = await attempts_for(plane, whole)
+        backend, attempts = given.get("backend"), None
+        backend = backend if backend is not None else whole.abp("backend")
+        if router is not None or (backend is None and plane.settings.default_backend is None):
+            attempts = await attempts_for(plane, whole, router.strategy if router is not None else None)
         of_run = {name: value for name, value in options.items() if name in OF_RUN}
         start = functools.partial(plane.start, **{**of_run, "hooks": (*own, *hooks)})
         yield Attempting(plane, attempts, start if attempts else functools.partial(start, whole, backend))
+
+
+class TaskRouter:
+    """Runs orders on the backends that the router chooses; if one fails, the next is tried, as `run` does.
+
+    Args:
+        plane: has the configuration with the backends, and the receipts that are measured.
+        strategy: a name, or a function from the task and the eligible options to the index of one; None takes the
+            order's own strategy, else the configured one.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no strategy of this name, or the function is `async`.
+    """
+
+    def __init__(self, plane: ControlPlane, strategy: Strategy | None = None) -> None:
+        if inspect.iscoroutinefunction(strategy):
+            fact, hint = f"the strategy {strategy.__name__} is an async function", "make it a plain function"
+            raise ConfigError("config_invalid", fact, hint=f"{hint}: it chooses among options that it is given")
+        self._plane = plane
+        self.strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
+
+    def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
+        """Choose a backend and start nothing. Blocks.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, no backend is eligible.
+            ConfigError, StoreError: as `look_around`.
+        """
+        return self._choose(task)[1]
+
+    def _choose(self, task: TaskDescriptor) -> tuple[World, RoutingDecision]:
+        world = look_around(self._plane.settings, self._plane.environ, self._plane.home)
+        decision = world.choose(task, strategy=self.strategy)
+        decision.chosen()
+        return world, decision
+
+    @overload
+    async def run(
+        self, order: WorkOrder | str, *, output: type[ValueT], **given: Unpack[WaitOptions]
+    ) -> Run[ValueT]: ...
+    @overload
+    async def run(self, order: WorkOrder | str, *, output: Any = None, **given: Unpack[WaitOptions]) -> Run: ...
+    async def run(self, order: WorkOrder | str, **given: Any) -> Run[Any]:
+        """Run an order to its end and return the run of the last attempt.
+
+        Args:
+            given: options of `start` except `backend`, `settings` and `home`; and `on_event`, which is called for each
+                event of each attempt.
+
+        Raises:
+            CapabilityError, ConfigError, StoreError: as `start`, before anything is started.
+        """
+        check_names(given, "on_event")
+        on_event = given.get("on_event")
+        require_type(on_event, Callable | None, "`on_event`", "a function from an event")
+        async with _attempting_on(self._plane, order, given, self) as attempts:
+            return await attempts.last(on_event)
+
+    async def create_session_for_task(
+        self, task: TaskDescriptor, config: SessionConfig | None = None
+    ) -> tuple[Session, Provider]:
+        """Begin a conversation with the backend that is chosen for a task; the caller closes the session.
+
+        Raises:
+            BackplaneError: as `select_provider` and `Provider.create_session`.
+        """
+        from backplane.providers import Provider, SessionConfig  # Most programs begin no conversation.
+
+        world, decision = await anyio.to_thread.run_sync(self._choose, task)
+        config, model = config or SessionConfig(), world.model_for(decision.chosen())
+        if model is not None and config.model is None:
+            config = replace(config, model=model)
+        provider = Provider(self._plane, decision.chosen().backend)
+        return await provider.create_session(config), provider

@@ -103,10 +103,10 @@ def ours_stream(mode: str, count: int) -> Made:
 
 async def conversation(count: int) -> float:
     """One turn of a session whose backend the router chose; CPU seconds of it."""
+    from backplane.api import TaskRouter
     from backplane.config import BackendSettings
     from backplane.providers import SessionConfig
     from backplane.routing import TaskDescriptor
-    from backplane.routing.driver import TaskRouter
 
     home, root = folders()
     command = (sys.executable, "-E", "-s", CHILD, "abp", "stream", str(count))

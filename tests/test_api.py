@@ -22,13 +22,12 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.api import StartOptions
+from backplane.api import StartOptions, TaskRouter
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import CARRIED
 from backplane.errors import CODES
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.receipts.store import Store
-from backplane.routing.driver import TaskRouter
 from backplane.runtime.hooks import Hook
 from backplane.runtime.orders import make_order, read_output, schema_of
 from backplane.testing import Call, ModelServer, Turn

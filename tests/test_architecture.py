@@ -67,12 +67,10 @@ ROOMS = {
     # the near side of the line: a run, from its order to its stored receipt
     "agents.options": "errors",
     "agents.shipped": "agents.options errors",
-    "routing": f"{SHAPES} policy",
+    "routing": f"{SHAPES} policy upstream.cost",
     "routing.driver": (
-        f"{SHAPES} agents.shipped config policy providers receipts routing routing.handover runtime upstream "
-        "upstream.cost upstream.presets view"
+        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets view"
     ),
-    "routing.handover": f"{SHAPES} providers runtime",
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.calls "
@@ -80,7 +78,7 @@ ROOMS = {
         "telemetry upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
-    "api": f"{SHAPES} config routing.driver runtime",
+    "api": f"{SHAPES} config providers routing routing.driver runtime",
     "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
@@ -212,6 +210,7 @@ NAMES_VENDORS = {
 }
 
 LATE = {
+    "api.create_session_for_task": "sessions, for programs that hold conversations",
     "agents.options.rows_of": "tomllib: a control plane sends a host the whole row",
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
@@ -233,6 +232,8 @@ LATE_ROOMS = {
 """Rooms in which functions may import, or still do."""
 
 FLOATS_OF_THE_CONTRACT = {
+    "SessionConfig.max_budget_usd",
+    "SessionConfig.temperature",
     "RuntimeConfig.max_budget_usd",
     "Usage.estimated_cost_usd",
 }

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backplane.contract.capability import Requirement, read_manifest
-from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.contract.work import WorkOrder
 from backplane.errors import CapabilityError, ConfigError
 from backplane.routing import (
     STRATEGIES,
@@ -25,10 +25,9 @@ from backplane.routing import (
 )
 from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limited_until, weight
 from backplane.routing.failover import ATTEMPTS_MAX, FailoverAttempt, moves_on
-from backplane.routing.handover import check_place
 from backplane.routing.router import RoutingDecision
-from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_strategy, read_wishes
-from backplane.upstream.cost import price_of
+from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_route, read_strategy
+from backplane.upstream.cost import Price, price_of
 from backplane.upstream.prices import facts_of
 from tests import routing_by_the_page as page
 from tests.all.faults import sizes
@@ -141,8 +140,7 @@ def candidate_of(data: dict[str, Any]) -> BackendState:
         models=tuple(
             Model(
                 name=one["name"],
-                input_price=None if one["prices"] is None else one["prices"][0],
-                output_price=None if one["prices"] is None else one["prices"][1],
+                price=None if one["prices"] is None else Price(input=one["prices"][0], output=one["prices"][1]),
                 context_tokens=one["context_tokens"],
                 output_tokens=one["output_tokens"],
             )
@@ -243,8 +241,8 @@ def test_what_is_named_as_in_the_way_is_all_that_is_in_the_way() -> None:
         refused = [option for option in decided(data, order, "balanced").options if option.obstacles]
         for option in draw.sample(refused, min(4, len(refused))):
             changed, wish = copy.deepcopy(data), copy.deepcopy(order)
-            backend = next(one for one in changed["backends"] if one["name"] == option.candidate.name)
-            model = next(one for one in backend["models"] if one["name"] == option.model.name)
+            backend = next(one for one in changed["backends"] if one["name"] == option.backend)
+            model = next(one for one in backend["models"] if one["name"] == option.model)
             if any(one.kind == "model" for one in option.obstacles):
                 # With its own name also its measures are other ones: the same runs, under the new name.
                 for run in changed["runs"]:
@@ -258,15 +256,13 @@ def test_what_is_named_as_in_the_way_is_all_that_is_in_the_way() -> None:
                 remove(one.kind, one.subject, changed, wish, backend, model)
             again = decided(changed, wish, "balanced")
             now = next(
-                other
-                for other in again.options
-                if (other.candidate.name, other.model.name) == (backend["name"], model["name"])
+                other for other in again.options if (other.backend, other.model) == (backend["name"], model["name"])
             )
             assert now.obstacles == (), (option.obstacles, now.obstacles)
             for left_in in option.obstacles:  # Each single one matters: with it the option stays refused.
                 half, half_wish = copy.deepcopy(data), copy.deepcopy(order)
-                its = next(one for one in half["backends"] if one["name"] == option.candidate.name)
-                its_model = next(one for one in its["models"] if one["name"] == option.model.name)
+                its = next(one for one in half["backends"] if one["name"] == option.backend)
+                its_model = next(one for one in its["models"] if one["name"] == option.model)
                 for one in option.obstacles:
                     if one != left_in and one.kind not in ("model", left_in.kind):
                         remove(one.kind, one.subject, half, half_wish, its, its_model)
@@ -486,12 +482,15 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
     wrongs: list[tuple[Any, str, str]] = [
         ({"tpye": "x"}, "no member 'tpye'", "did you mean type?"),
         ({"priority": "hihg"}, "no priority 'hihg'", "did you mean high?"),
+        ({"strategy": "cots"}, "no strategy 'cots'", "did you mean cost?"),
+        ({"model": "m"}, "no member 'model'", "one of"),
+        ({"preference": "specific"}, "`model` goes with", "see docs/guide/routing-rule.md"),
         ({"priority": "high", "seed": "x"}, "seed", "see docs/guide/routing-rule.md"),
         ([], "object", "see docs/guide/routing-rule.md"),
     ]
     for wrong, fact, hint in wrongs:
         with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:
-            read_wishes(wrong)
+            read_route(wrong)
         assert fact in refused.value.message
         assert str(refused.value.hint).startswith(hint)
 
@@ -500,34 +499,22 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "changes", "hands_over", "goes_on"),
+    ("attempts", "changes", "goes_on"),
     [
-        (1, {}, False, True),
-        (ATTEMPTS_MAX - 1, {}, False, True),
-        (ATTEMPTS_MAX, {}, False, False),
-        (1, {"code": "config_invalid"}, False, False),
-        (1, {"limit": "budget"}, True, False),
-        (1, {"effect": "file_changed a"}, False, False),
-        (1, {"effect": "file_changed a"}, True, True),
+        (1, {}, True),
+        (ATTEMPTS_MAX - 1, {}, True),
+        (ATTEMPTS_MAX, {}, False),
+        (1, {"code": "config_invalid"}, False),
+        (1, {"limit": "budget"}, False),
+        (1, {"effect": "file_changed a"}, False),
     ],
 )
 def test_an_order_goes_on_elsewhere_before_an_effect_and_three_times_at_most(
-    attempts: int, changes: dict[str, str], hands_over: bool, goes_on: bool
+    attempts: int, changes: dict[str, str], goes_on: bool
 ) -> None:
     given: dict[str, Any] = {"backend": "b", "run_id": "r", "code": "backend_unavailable", **changes}
     failed = FailoverAttempt(**given)
-    assert moves_on(attempts, failed, hands_over=hands_over) == goes_on
-
-
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-@pytest.mark.parametrize("lane", ["patch_first", "workspace_first"])
-def test_an_order_is_handed_over_where_the_next_agent_finds_the_work(mode: Any, lane: Any) -> None:
-    order = WorkOrder("x", workspace=WorkspaceSpec(".", mode), lane=lane)
-    if (mode, lane) == ("staged", "patch_first"):
-        with pytest.raises(ConfigError, match="hand_over"):
-            check_place(order)
-    else:
-        check_place(order)
+    assert moves_on(attempts, failed) == goes_on
 
 
 def test_the_price_of_a_models_own_vendor_is_that_of_our_table() -> None:

@@ -12,7 +12,7 @@ from backplane.cli import order, streams
 from backplane.config import Settings
 from backplane.contract.work import WorkOrder, settings_of
 from backplane.routing.driver import look_around, task_of
-from backplane.routing.router import Route, RoutingDecision
+from backplane.routing.router import RoutingDecision
 from backplane.runtime.backends import Backend
 from backplane.runtime.faults import check_whole
 from backplane.runtime.plane import signer_of
@@ -26,7 +26,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """None if no backend is eligible."""
     order: Any
     """The work order, without the values of its variables."""
-    route: Route | None
+    route: RoutingDecision | None
     """The router's decision; None for an order that names its backend."""
 
 

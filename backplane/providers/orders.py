@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -40,8 +39,7 @@ INTERRUPT: Final = "interrupt/1"
 INPUT: Final = "input/1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionConfig:
+class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a session is to be: the members of both interfaces, and where and how its agent works.
 
     A saved session that is gone on with has its own model, prompt, limits, folder, mode and lane where None is given.
@@ -70,15 +68,15 @@ class SessionConfig:
     """
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     system_prompt: str | None = None
     tools: Sequence[Tool] = ()
     session_id: str | None = None
     initial_prompt: str | None = None
-    max_turns: int | None = None
-    max_budget_usd: float | None = None
-    root: str | None = None
+    max_turns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_budget_usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    root: str | os.PathLike[str] | None = None
     mode: Mode | None = None
     lane: Lane | None = None
     policy: PolicyProfile | str | None = None
@@ -89,9 +87,10 @@ class SessionConfig:
     def __post_init__(self) -> None:
         """Check the members; `~` in `root` is the home folder. Raises ConfigError: `config_invalid`."""
         if isinstance(self.root, str | os.PathLike):
-            object.__setattr__(self, "root", os.path.expanduser(os.fspath(self.root)))
-        for name, kind in _MEMBERS.items():
-            shaped(getattr(self, name), kind, f"SessionConfig.{name}")
+            msgspec.structs.force_setattr(self, "root", os.path.expanduser(os.fspath(self.root)))
+        for field in msgspec.structs.fields(SessionConfig):
+            if field.name not in _OF_PROGRAM:
+                shaped(getattr(self, field.name), _PATH.get(field.name, field.type), f"SessionConfig.{field.name}")
         for name, (kinds, fix) in _LISTS.items():
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Sequence):
@@ -107,19 +106,13 @@ KEPT: Final = (
     *("model", "system_prompt", "max_tokens", "temperature", "max_turns", "max_budget_usd"),
     *("root", "mode", "lane"),
 )
-"""Members that lie in a session's file; None says nothing of one."""
+"""Members that are saved in a session's file; None leaves the saved value."""
 
-_TEXT: Final = str | None
-_MEMBERS: Final[dict[str, Any]] = {
-    **dict.fromkeys(("model", "system_prompt", "session_id", "initial_prompt", "root"), _TEXT),
-    "max_tokens": Annotated[int, msgspec.Meta(ge=1)] | None,
-    "temperature": Annotated[float, msgspec.Meta(ge=0)] | None,
-    "max_turns": Annotated[int, msgspec.Meta(ge=0)] | None,
-    "max_budget_usd": Annotated[float, msgspec.Meta(ge=0)] | None,
-    "mode": Mode | None,
-    "lane": Lane | None,
-    "save": bool,
-}
+_OF_PROGRAM: Final = ("tools", "policy", "on_ask", "hooks")
+"""Members that hold functions, or are read later."""
+
+_PATH: Final[dict[str, Any]] = {"root": str | None}
+
 _LISTS: Final[dict[str, tuple[Any, str]]] = {
     "tools": ((ToolDefinition, Callable), "functions, or ToolDefinition values"),
     "hooks": (Hook, "values of backplane.Hook"),

@@ -12,13 +12,13 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import timestamp_at
@@ -159,7 +159,7 @@ class Session:
         self._provider, self._saved = provider, saved
         self._tools = Toolset(config.tools)
         self._policy = read_policy(file.policy or config.policy or provider.plane.settings.policy or PolicyProfile())
-        self._file = msgspec.structs.replace(file, policy=self._policy)
+        self._file = replace(file, policy=self._policy)
         self._open: _Open | None = None
         self._inside = False
         """A task begins, reads or ends a turn."""
@@ -224,7 +224,7 @@ class Session:
     def set_model(self, model: str | None) -> None:
         """Use another model from the next turn on; None is the backend's own choice."""
         self._config = replace(self._config, model=model)
-        self._file = msgspec.structs.replace(self._file, model=model)
+        self._file = replace(self._file, model=model)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Give the agent other tools from the next turn on.
@@ -240,13 +240,13 @@ class Session:
         A provider that is told it in words has the earlier one in its conversation, and is told that it is replaced.
         """
         self._config = replace(self._config, system_prompt=prompt)
-        self._file = msgspec.structs.replace(self._file, system_prompt=prompt)
+        self._file = replace(self._file, system_prompt=prompt)
 
     def get_history(self) -> tuple[Message, ...]:
         """Return what was said, oldest first; also what a turn under way has said so far."""
         turns = self._file.turns[self._file.cleared :]
         if self._open is not None:
-            turns = (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
+            turns = (*turns[:-1], replace(turns[-1], messages=self._said(self._open)))
         return tuple(message for turn in turns for message in turn.messages)
 
     def clear_history(self) -> None:
@@ -256,7 +256,7 @@ class Session:
             ConfigError: `config_invalid`, a turn is under way.
         """
         self._require_rest()
-        self._file = msgspec.structs.replace(self._file, cleared=len(self._file.turns))
+        self._file = replace(self._file, cleared=len(self._file.turns))
         self._native = self._system_told = None
 
     def get_usage(self) -> TokenUsage:
@@ -464,7 +464,7 @@ class Session:
         self._provider, self._native = provider, None
         self._system_told, self._fresh = None, True
         self._config = replace(self._config, model=model)
-        self._file = msgspec.structs.replace(self._file, provider=provider.name, model=model)
+        self._file = replace(self._file, provider=provider.name, model=model)
         before = self.losses
         wanted = self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None)
         for loss in (*losses, *compose(wanted).losses):
@@ -528,7 +528,7 @@ class Session:
 
     def _lose(self, loss: str) -> None:
         if loss not in self.losses:
-            self._file = msgspec.structs.replace(self._file, losses=(*self.losses, loss))
+            self._file = replace(self._file, losses=(*self.losses, loss))
 
     async def _say(
         self,
@@ -560,9 +560,7 @@ class Session:
         self._require_open()
         await self._leave()
         await self._provider.prepare()
-        said = msgspec.structs.replace(
-            said, content="\n\n".join(part for part in (self._initial, said.content) if part)
-        )
+        said = replace(said, content="\n\n".join(part for part in (self._initial, said.content) if part))
         self._asks = asks
         model, policy, output = given.get("model"), given.get("policy"), given.get("output")
         if model is not None and model != self.model:
@@ -576,7 +574,7 @@ class Session:
         block = OwnTask(self._started(said, whole, where, run_id, tools, output, of_run))
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
-        self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
+        self._file = replace(self._file, turns=(*self._file.turns, turn))
         try:
             await self.save()  # First: whoever finds it after a crash can ask the store what became of the run.
             run = await block.__aenter__()
@@ -608,8 +606,8 @@ class Session:
         except BackplaneError as error:
             if error.code != "execution_workspace_error" or "applied already" not in error.message:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
-                last = msgspec.structs.replace(last, carried=False)
-                self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns[:-1], last))
+                last = replace(last, carried=False)
+                self._file = replace(self._file, turns=(*self._file.turns[:-1], last))
 
     @asynccontextmanager
     async def _started(
@@ -777,8 +775,8 @@ class Session:
     def _note(self, open: _Open, **ended: Any) -> None:
         """Note in the session how its last turn ended."""
         *before, last = self._file.turns
-        turn = msgspec.structs.replace(last, messages=self._said(open), **ended)
-        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
+        turn = replace(last, messages=self._said(open), **ended)
+        self._file = replace(self._file, turns=(*before, turn))
 
     # Approvals --------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,13 +19,13 @@ from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
+from backplane.runtime.cache import tree_sha256
 from backplane.runtime.orders import make_order
 from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.view.diff import changes
 from backplane.workspace import apply_patch, open_workspace
-from backplane.workspace.tree import paths_below
 
 CHECKER: Final = "shell"
 """The backend that runs the check: contained and recorded as any run."""
@@ -38,9 +35,6 @@ NO_COMMAND: Final = 127
 
 RUNS_MAX: Final = 1000
 """Runs of one comparison: more would take days."""
-
-FILES_MAX: Final = 1_000_000
-"""Files whose times are looked at before each run."""
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -99,16 +93,16 @@ async def compare(
     root = Path(order.workspace.root)
     if not await anyio.to_thread.run_sync(root.is_dir):
         raise ConfigError("config_invalid", f"{root} is no folder", hint="name one (`root`, --root), or leave it out")
-    stamp = await anyio.to_thread.run_sync(tree_stamp, root)
+    before = await anyio.to_thread.run_sync(_tree, plane, root)
     trials: list[Trial] = []
     id = str(uuid.uuid4())
     for number in range(repeat):
         turn = number % len(chosen)
         for side in (*chosen[turn:], *chosen[:turn]):
             trial = await _trial(plane, order, side, check, number + 1, id)
-            if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
+            if await anyio.to_thread.run_sync(_tree, plane, root) != before:
                 fact = f"{root} changed during the comparison: its runs did not start from the same tree"
-                hint = "compare again, with nobody at work in it"
+                hint = "compare again, and change nothing in it meanwhile"
                 raise WorkspaceError("workspace_staging_failed", fact, hint=hint)
             trials.append(trial)
             heard(trial)
@@ -118,11 +112,42 @@ async def compare(
 
 
 def so_far(order: WorkOrder, check: str | None, sides: Sequence[Side], trials: Sequence[Trial]) -> Comparison | None:
-    """What the runs so far say; None until each side has one."""
-    names = [side.name for side in sides]
-    if {trial.side for trial in trials} != set(names):
-        return None
-    return summed_up(order.task, str(order.workspace.root), check, names, trials)
+    """Sum up the runs so far; None until each side has one."""
+    found = []
+    for side in sides:
+        runs = [trial for trial in trials if trial.side == side.name]
+        if not runs:
+            return None
+        good = [run for run in runs if run.succeeded]
+        found.append(
+            Summary(
+                side=side.name,
+                runs=len(runs),
+                succeeded=len(good),
+                success=share(len(good), len(runs)),
+                cost_usd_micros=mean([run.cost_usd_micros for run in good]),
+                duration_ms=mean([run.duration_ms for run in good]),
+                patches=len({run.patch_sha256 for run in runs if run.patch_sha256 is not None}),
+            )
+        )
+    verdicts = (
+        judge("success", {one.side: one.success for one in found}),
+        judge("cost", {one.side: one.cost_usd_micros for one in found}),
+        judge("duration", {one.side: one.duration_ms for one in found}),
+    )
+    root = str(order.workspace.root)
+    return Comparison(
+        task=order.task, root=root, check=check, sides=tuple(found), verdicts=verdicts, trials=tuple(trials)
+    )
+
+
+def _tree(plane: ControlPlane, root: Path) -> str:
+    """Return a hash of the original. Raises WorkspaceError: `workspace_staging_failed`, it cannot be read."""
+    try:
+        return tree_sha256(root, plane.settings.limits)
+    except (OSError, ValueError) as error:
+        hint = "compare in a smaller folder that can be read"
+        raise WorkspaceError("workspace_staging_failed", f"{root}: {error}", hint=hint) from error
 
 
 def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> None:
@@ -137,35 +162,6 @@ def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> N
         raise ConfigError("config_invalid", fact, hint="lower `repeat` (--repeat)")
     for side in sides:
         plane.find_backend(side.backend)
-
-
-def summed_up(task: str, root: str, check: str | None, sides: Sequence[str], trials: Sequence[Trial]) -> Comparison:
-    """Make of single runs what can be said of their sides."""
-    of_side = {side: [trial for trial in trials if trial.side == side] for side in sides}
-    found = {
-        side: Summary(
-            side=side,
-            runs=len(runs),
-            succeeded=sum(run.succeeded for run in runs),
-            success=share(sum(run.succeeded for run in runs), len(runs)),
-            cost_usd_micros=mean([run.cost_usd_micros for run in runs if run.succeeded]),
-            duration_ms=mean([run.duration_ms for run in runs if run.succeeded]),
-            patches=len({run.patch_sha256 for run in runs if run.patch_sha256 is not None}),
-        )
-        for side, runs in of_side.items()
-    }
-    return Comparison(
-        task=task,
-        root=root,
-        check=check,
-        sides=tuple(found.values()),
-        verdicts=(
-            judge("success", {side: one.success for side, one in found.items()}),
-            judge("cost", {side: one.cost_usd_micros for side, one in found.items()}),
-            judge("duration", {side: one.duration_ms for side, one in found.items()}),
-        ),
-        trials=tuple(trials),
-    )
 
 
 async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int, id: str) -> Trial:
@@ -256,22 +252,3 @@ def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
     if run.patch is not None and run.patch.is_file() and run.patch.stat().st_size and run.folder is not None:
         apply_patch(run.folder, record_sha256=record_hash(run.stored), root=workspace.root)
     return workspace.root
-
-
-def tree_stamp(root: Path) -> str:
-    """A hash of what stands in a folder by name, kind, size and time; the insides of repositories aside."""
-    digest = hashlib.sha256()
-    count = 0
-    for path in paths_below(root, without=(".git",)):
-        try:
-            facts = os.lstat(path)
-        except FileNotFoundError:
-            continue
-        # A folder's own time changes with what is in it, which is looked at anyway.
-        size, time_ns = (0, 0) if stat.S_ISDIR(facts.st_mode) else (facts.st_size, facts.st_mtime_ns)
-        digest.update(os.fsencode(path) + f"\0{facts.st_mode}\0{size}\0{time_ns}\n".encode())
-        count += 1
-        if count > FILES_MAX:
-            fact = f"{root} has more than {FILES_MAX} files"
-            raise WorkspaceError("workspace_staging_failed", fact, hint="compare in a smaller folder")
-    return digest.hexdigest()

@@ -1,22 +1,21 @@
 """What the router decides on, read from where it lies: settings, manifests, prices, receipts and live runs.
 
-Only `TaskRouter` starts anything; the rest reads.
+Nothing is started here except hosts that are asked for their hello.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack, overload
+from typing import Final
 
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from backplane.agents.shipped import ShippedAgent
 from backplane.config import BackendSettings, Settings
@@ -24,38 +23,20 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, ConfigError, require_type
+from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
-from backplane.providers.orders import SessionConfig
-from backplane.providers.registry import Provider
-from backplane.providers.session import Session
 from backplane.receipts.audit import patch_claim
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.memory import Remembered, remembered
 from backplane.receipts.store import Store
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
 from backplane.routing.failover import LIMITS, FailoverAttempt, first_effect, moves_on
-from backplane.routing.handover import check_place, hand_over
-from backplane.routing.router import MINUTE_MS, BackendState, Model, RoutingDecision, choose
-from backplane.routing.task import (
-    Strategy,
-    TaskDescriptor,
-    read_strategy,
-    read_wishes,
-)
+from backplane.routing.router import MINUTE_MS, BackendState, Model, Option, RoutingDecision, choose
+from backplane.routing.task import Strategy, TaskDescriptor, read_route
 from backplane.runtime import backends
 from backplane.runtime.budgets import Amount, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
-from backplane.runtime.options import (
-    OF_RUN,
-    AllOptions,
-    WaitOptions,
-    check_names,
-    log_without_effect,
-    order_of,
-    read_to_end,
-)
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.upstream import presets
@@ -105,6 +86,11 @@ class World(msgspec.Struct, frozen=True):
             seed=seed,
         )
 
+    def model_for(self, option: Option) -> str | None:
+        """Return the model that an order has to name to get this option; None if it is the backend's default."""
+        default = next(one.models[0].name for one in self.candidates if one.name == option.backend)
+        return None if option.model == default else option.model
+
 
 def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, now_ms: int | None = None) -> World:
     """Read what a choice depends on.
@@ -142,7 +128,7 @@ def _candidate(
         try:
             backend = backends.find(name, settings, environ)
         except BackplaneError as error:  # Its program went away since.
-            status = msgspec.structs.replace(status, ready=False, why=error.message, fix=error.hint or "")
+            status = replace(status, ready=False, why=error.message, fix=error.hint or "")
     agent = backend.agent if backend is not None else None
     manifest = kept_manifest(home, backend.key) if backend is not None else None
     ours = CAPABILITY.values() if declared.remote else _HERE
@@ -193,15 +179,7 @@ def _model(name: str | None, own: Price | None, base_url: str | None, known_serv
             price = read_price(configured.prices, f"routing.models.{name}.prices")
         context_tokens = configured.context_tokens or context_tokens
         output_tokens = configured.output_tokens
-    return Model(
-        name=name,
-        input_price=price.input if price is not None else None,
-        output_price=price.output if price is not None else None,
-        price_source=price.source if price is not None else "",
-        price_day=price.read_on if price is not None else "",
-        context_tokens=context_tokens,
-        output_tokens=output_tokens,
-    )
+    return Model(name=name, price=price, context_tokens=context_tokens, output_tokens=output_tokens)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -245,7 +223,7 @@ def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observa
     """How a backend stands now, by the runs on it."""
     mine = [run for run in runs if run.backend == candidate.name]
     own = [one for one in observed if one.backend == candidate.name]
-    return msgspec.structs.replace(
+    return replace(
         candidate,
         running=sum(run.state == "live" for run in mine),
         began_last_minute=sum(now_ms - MINUTE_MS < (milliseconds(run.started_at) or 0) <= now_ms for run in mine),
@@ -258,40 +236,13 @@ def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observa
 
 
 def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
-    """What an order asks of the router: the task, its own strategy or None, and its seed.
+    """Return what an order asks of the router: the task, its own strategy or None, and its seed.
 
     Raises:
-        ConfigError: `config_invalid`, what it says contradicts itself or is none of the words there are.
+        ConfigError: `config_invalid`, as `read_route`.
     """
-    wishes = read_wishes(order.abp("route"))
-    said: dict[str, Any] = {
-        name: value
-        for name, value in msgspec.structs.asdict(wishes).items()
-        if value is not None and name not in ("strategy", "seed", "after_effect")
-    }
-    said["capabilities"] = [msgspec.to_builtins(one) for one in order.requirements.required]
-    if order.config.model is not None:
-        said |= {"model": order.config.model, "preference": said.get("preference", "specific")}
-    try:
-        task = msgspec.convert(said, TaskDescriptor)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            "config_invalid", f"the order's routing: {error}", hint="see docs/guide/routing-rule.md"
-        ) from error
-    return task, None if wishes.strategy is None else read_strategy(wishes.strategy), wishes.seed
-
-
-def as_chosen(order: WorkOrder, decision: RoutingDecision) -> WorkOrder:
-    """The order as it goes to the backend that was chosen: with a model where that is not the backend's own.
-
-    Raises:
-        CapabilityError: `capability_unsupported`, nothing was chosen.
-    """
-    option = decision.chosen()
-    if option.is_default or order.config.model is not None:
-        return order
-    replace = msgspec.structs.replace
-    return replace(order, config=replace(order.config, model=option.model.name))
+    asked = read_route(order.abp("route"), order.requirements.required, order.config.model)
+    return asked.task, asked.strategy, asked.seed
 
 
 class Attempts:
@@ -302,12 +253,12 @@ class Attempts:
         strategy: in place of the order's own and the configured one; a function decides by itself.
 
     Attributes:
-        tried: those that failed, oldest first.
-        stopped: error that kept a failed order from its next backend: its budget, or the hand-over; else None.
+        tried: the failed attempts, oldest first.
+        stopped: the error that kept a failed order from its next backend, as its budget is used up; else None.
 
     Raises:
-        ConfigError: `config_invalid`, what the order asks of the router; or a conversation lies with one backend, and
-            the order does not say with which.
+        ConfigError: `config_invalid`, as `read_route`; or the order goes on with a conversation, which one backend has,
+            and does not name that backend.
         StoreError: `receipt_store_failed`.
     """
 
@@ -323,69 +274,59 @@ class Attempts:
         if isinstance(kept, dict) and ("resume" in kept or "fork" in kept):
             fact = "a conversation goes on where it was begun, and no backend is named"
             raise ConfigError("config_invalid", fact, hint="name its backend")
-        self._order = self._next = order
+        self._order = order
         self._given = (settings, environ, home)
         self.task, own, self._seed = task_of(order)
         self._strategy = strategy or own
-        self._hands_over = read_wishes(order.abp("route")).after_effect == "hand_over"
-        if self._hands_over:
-            check_place(order)
         self.tried: tuple[FailoverAttempt, ...] = ()
-        self._had_effect: tuple[Run, ...] = ()
         self.stopped: BackplaneError | None = None
-        self.decision = self._decide()
+        self._decide()
 
-    def _decide(self) -> RoutingDecision:
+    def _decide(self) -> None:
         tried = frozenset(one.backend for one in self.tried)
-        world = look_around(*self._given)
-        return world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
+        self._world = look_around(*self._given)
+        self.decision = self._world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
 
     @property
     def order(self) -> WorkOrder:
-        """The order as it goes to the backend that was chosen."""
-        return as_chosen(self._next, self.decision)
+        """The order for the chosen backend, with a model unless that is the backend's own."""
+        model = self._world.model_for(self.decision.chosen())
+        if model is None or self._order.config.model is not None:
+            return self._order
+        return replace(self._order, config=replace(self._order.config, model=model))
 
     @property
     def backend(self) -> str:
-        """The name of the backend that was chosen."""
-        return self.decision.chosen().candidate.name
+        """The name of the chosen backend."""
+        return self.decision.chosen().backend
 
     @property
     def route(self) -> dict[str, Json]:
-        """What the receipt tells of the choice, and of the attempts before."""
+        """The decision and the earlier attempts, as the receipt has them."""
         wire: dict[str, Json] = msgspec.to_builtins(self.decision.told())
         return wire | ({"tried": msgspec.to_builtins(self.tried)} if self.tried else {})
 
     async def after(self, plane: ControlPlane, run: Run) -> bool:
-        """Choose the next backend after a run that has ended; False where that was the order's end."""
-        failed = await anyio.to_thread.run_sync(attempt_of, run)
-        if run.stored.outcome == "complete":
-            return False
-        if not moves_on(len(self.tried) + 1, failed, hands_over=self._hands_over):
+        """Choose the next backend after a run that has ended; return False if the order ends with this run."""
+        return await anyio.to_thread.run_sync(self._after, plane, run)
+
+    def _after(self, plane: ControlPlane, run: Run) -> bool:
+        failed = attempt_of(run)
+        if run.stored.outcome == "complete" or not moves_on(len(self.tried) + 1, failed):
             return False
         self.tried = (*self.tried, failed)
+        used = Amount(failed.used_usd_micros, failed.used_tokens)
         try:
-            self._order, self._next = await anyio.to_thread.run_sync(self._rest, plane, run, failed)
+            self._order = after_run(plane.state_folder.store(), self._order, run.id, used)
         except BackplaneError as error:
             self.stopped = error
             return False
-        decision = await anyio.to_thread.run_sync(self._decide)
-        if decision.option is None:
+        before = self._world, self.decision
+        self._decide()
+        if self.decision.option is None:
+            self._world, self.decision = before
             return False
-        if failed.effect is not None:
-            self._had_effect = (*self._had_effect, run)
-            try:
-                self._next = await hand_over(plane, self._order, self._had_effect, decision.option.candidate.name)
-            except BackplaneError as error:
-                self.stopped = error
-                return False
-        self.decision = decision
         return True
-
-    def _rest(self, plane: ControlPlane, run: Run, failed: FailoverAttempt) -> tuple[WorkOrder, WorkOrder]:
-        """Return the order as given and as its next attempt gets it, both with what is left of its budgets."""
-        used, store = Amount(failed.used_usd_micros, failed.used_tokens), plane.state_folder.store()
-        return after_run(store, self._order, run.id, used), after_run(store, self._next, run.id, used)
 
 
 async def first_choice(
@@ -402,7 +343,7 @@ async def first_choice(
     attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
     if attempts.decision.option is None:
         strangers = {
-            option.candidate.name: None
+            option.backend: None
             for option in attempts.decision.options
             if {one.kind for one in option.obstacles} == {"manifest_unknown"}
         }
@@ -467,101 +408,3 @@ def attempt_of(run: Run) -> FailoverAttempt:
         used_tokens=used.tokens,
         effect=first_effect(receipt.trace, patch_bytes=size if isinstance(size, int) else 0, applied=bool(lane)),
     )
-
-
-ValueT = TypeVar("ValueT")
-
-
-class TaskRouter:
-    """Runs orders on the backends that the router chooses, and moves on where one fails, as the order says.
-
-    Args:
-        plane: has the configuration with the backends, and the receipts that are measured.
-        strategy: a name, or a function; None takes the order's own, else the configured one.
-
-    Raises:
-        ConfigError: `config_invalid`, there is no strategy of this name, or the function is `async`.
-    """
-
-    def __init__(self, plane: ControlPlane, strategy: Strategy | None = None) -> None:
-        if inspect.iscoroutinefunction(strategy):
-            fact = f"the strategy {strategy.__name__} is an async function"
-            raise ConfigError(
-                "config_invalid", fact, hint="make it a plain one: it chooses among options that it is given"
-            )
-        self._plane = plane
-        self._strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
-
-    def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
-        """Choose a backend and start nothing. Blocks.
-
-        Raises:
-            CapabilityError: `capability_unsupported`, nothing is eligible.
-            ConfigError, StoreError: as `look_around`.
-        """
-        plane = self._plane
-        decision = look_around(plane.settings, plane.environ, plane.home).choose(task, strategy=self._strategy)
-        decision.chosen()
-        return decision
-
-    @overload
-    async def run(
-        self, order: WorkOrder | str, *, output: type[ValueT], **given: Unpack[WaitOptions]
-    ) -> Run[ValueT]: ...
-    @overload
-    async def run(self, order: WorkOrder | str, *, output: Any = None, **given: Unpack[WaitOptions]) -> Run: ...
-    async def run(self, order: WorkOrder | str, **given: Any) -> Run[Any]:
-        """Run an order to its end; the last attempt's run comes back.
-
-        Args:
-            given: `AllOptions`: those of `backplane.start` except `backend`, `settings` and `home`; and `on_event`,
-                which is called for each event of each attempt.
-
-        Raises:
-            CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
-        """
-        check_names(given, "on_event")
-        on_event = given.get("on_event")
-        require_type(on_event, Callable | None, "`on_event`", "a function from an event")
-        options: Any = {name: value for name, value in given.items() if name != "on_event"}
-        async with AsyncExitStack() as opened:
-            whole = await order_of(order, opened, **options)
-            log_without_effect(whole, options.get("hooks", ()))
-            of_run: Any = {name: value for name, value in options.items() if name in OF_RUN}
-            attempts = await attempts_for(self._plane, whole, self._strategy)
-            while True:
-                start = self._plane.start(attempts.order, attempts.backend, route=attempts.route, **of_run)
-                async with start as run:
-                    await read_to_end(run, on_event)
-                if not await attempts.after(self._plane, run):
-                    return run
-
-    async def create_session_for_task(
-        self, task: TaskDescriptor, config: SessionConfig | None = None
-    ) -> tuple[Session, Provider]:
-        """Begin a conversation with the backend that is chosen for a task; the session is closed by the caller.
-
-        Raises:
-            BackplaneError: as `select_provider` and `Provider.create_session`.
-        """
-        option = (await anyio.to_thread.run_sync(self.select_provider, task)).chosen()
-        provider = Provider(self._plane, option.candidate.name)
-        config = config or SessionConfig()
-        if not option.is_default and config.model is None:
-            config = dataclasses.replace(config, model=option.model.name)
-        return await provider.create_session(config), provider
-
-    async def simple_query(self, task: str, **given: Unpack[AllOptions]) -> Run:
-        """Have a question answered by the cheapest backend; other arguments as `run`."""
-        options: AllOptions = {"type": "simple_query", "preference": "cost", **given}
-        return await self.run(task, **options)
-
-    async def generate_code(self, task: str, **given: Unpack[AllOptions]) -> Run:
-        """Have code written by the backend that the strategy prefers; other arguments as `run`."""
-        options: AllOptions = {"type": "code_generation", **given}
-        return await self.run(task, **options)
-
-    async def review_code(self, task: str, **given: Unpack[AllOptions]) -> Run:
-        """Have code reviewed by the best backend, as the configuration says, before others that wait; see `run`."""
-        options: AllOptions = {"type": "code_review", "preference": "quality", "priority": "high", **given}
-        return await self.run(task, **options)

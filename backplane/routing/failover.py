@@ -37,7 +37,7 @@ class FailoverAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Its cost, which is subtracted from the next attempt's budget; None is unknown. `used_tokens` likewise."""
     used_tokens: int | None = None
     effect: str | None = None
-    """The first side effect that was seen; where there is one, the order was handed over."""
+    """The first side effect that was seen; with one, the order ends."""
 
 
 def effect_of(event: AgentEvent) -> str | None:
@@ -68,12 +68,11 @@ EFFECT_CHARS_MAX: Final = 200
 """Of a side effect's text in a receipt: enough to know it again."""
 
 
-def moves_on(attempts: int, failed: FailoverAttempt, *, hands_over: bool = False) -> bool:
-    """Whether the order goes on to another backend.
+def moves_on(attempts: int, failed: FailoverAttempt) -> bool:
+    """Return True if the order goes on to another backend.
 
     Args:
-        attempts: that were made, the failed one included.
-        hands_over: whether the order wants to go on after a side effect, too.
+        attempts: number of attempts so far, with the failed one.
     """
     retryable = failed.code in CODES and CODES[failed.code].retryable and failed.limit is None
-    return retryable and (hands_over or failed.effect is None) and attempts < ATTEMPTS_MAX
+    return retryable and failed.effect is None and attempts < ATTEMPTS_MAX

@@ -17,6 +17,7 @@ from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.routing.estimates import Estimate, Measures
 from backplane.routing.task import PREFERENCES, SHARES, TYPES, Custom, Strategy, TaskDescriptor
+from backplane.upstream.cost import Price
 
 MINUTE_MS: Final = 60_000
 
@@ -50,11 +51,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     """None: the backend takes one of its own choice."""
-    input_price: int | None = None
-    """Millionths of a dollar for a million tokens; None where it is unknown. Likewise `output_price`."""
-    output_price: int | None = None
-    price_source: str = ""
-    price_day: str = ""
+    price: Price | None = None
+    """None if it is unknown."""
     context_tokens: int | None = None
     output_tokens: int | None = None
 
@@ -94,92 +92,54 @@ class Obstacle(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Who says a price."""
+    """Where a price comes from."""
 
     name: str
     read_on: str
-    """The day; empty where that is not known."""
-
-
-class Considered(msgspec.Struct, frozen=True, kw_only=True):
-    """One option as it is told."""
-
-    backend: str
-    model: str | None = None
-    """None: of the backend's own choice."""
-    cost_usd_micros: Estimate | None = None
-    """Of one complete run, in millionths of a dollar; None where it is unknown."""
-    latency_ms: Estimate | None = None
-    price: Source | None = None
-    """Of a cost that is by a price."""
-    why_not: tuple[Obstacle, ...] = ()
-    """Everything that is in its way; empty where it can be chosen."""
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision as it is told."""
-
-    task: TaskDescriptor
-    strategy: str
-    """The one that decided: a name, `quality`, or `custom`."""
-    seed: int
-    chosen: Considered | None
-    considered: tuple[Considered, ...]
-    """The eligible ones from best to worst, then the others in the order of the configuration."""
-    not_told: int = 0
-    """Options beyond those."""
+    """The day on which it was read; empty if that is unknown."""
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend with one of its models, and how it stands with a task."""
+    """A backend with one of its models, and how it fits a task; receipts have it in this form."""
 
-    candidate: BackendState
-    model: Model
-    is_default: bool
-    cost: Estimate | None
-    """Millionths of a dollar."""
-    latency: Estimate | None
-    """Milliseconds."""
-    obstacles: tuple[Obstacle, ...] = ()
+    backend: str
+    model: str | None = None
+    """None: the backend takes one of its own choice."""
+    cost: Estimate | None = msgspec.field(default=None, name="cost_usd_micros")
+    """Expected cost of one complete run, in millionths of a dollar; None if it is unknown."""
+    latency: Estimate | None = msgspec.field(default=None, name="latency_ms")
+    """Expected duration of one complete run, in milliseconds; None if it is unknown."""
+    price: Source | None = None
+    """Where the price is from; None if the cost does not come from a price."""
+    context_tokens: int | None = None
+    """Context of the model; None if it is unknown."""
+    obstacles: tuple[Obstacle, ...] = msgspec.field(default=(), name="why_not")
+    """Every reason why the option cannot be chosen; empty if it can be."""
 
     @property
     def name(self) -> str:
-        return self.candidate.name if self.model.name is None else f"{self.candidate.name}/{self.model.name}"
-
-    def told(self) -> Considered:
-        by_price = self.cost is not None and self.cost.basis != "measured"
-        return Considered(
-            backend=self.candidate.name,
-            model=self.model.name,
-            cost_usd_micros=self.cost,
-            latency_ms=self.latency,
-            price=Source(self.model.price_source, self.model.price_day) if by_price else None,
-            why_not=self.obstacles,
-        )
+        """`BACKEND`, or `BACKEND/MODEL`."""
+        return self.backend if self.model is None else f"{self.backend}/{self.model}"
 
 
 class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen, and from what."""
+    """The option that was chosen, and all that were considered; receipts have it in this form."""
 
     task: TaskDescriptor
     strategy: str
-    """The one that decided: a name, `quality`, or `custom`."""
+    """The strategy that decided: a name, `quality`, or `custom`."""
     seed: int
-    option: Option | None
-    """None where nothing is eligible, or a custom strategy took nothing."""
-    options: tuple[Option, ...]
-    """All that were considered: the eligible ones from best to worst, then the others in the configuration's order."""
+    option: Option | None = msgspec.field(name="chosen")
+    """None if no option is eligible, or if a custom strategy took none."""
+    options: tuple[Option, ...] = msgspec.field(name="considered")
+    """The eligible options from best to worst, then the others in the order of the configuration."""
+    not_told: int = 0
+    """Number of options that are left out of `considered`."""
 
-    def told(self) -> Route:
-        """Return what a receipt has under `usage_raw.backplane.route`, and `run --dry-run --json` prints."""
-        return Route(
-            task=self.task,
-            strategy=self.strategy,
-            seed=self.seed,
-            chosen=None if self.option is None else self.option.told(),
-            considered=tuple(option.told() for option in self.options[:TOLD_MAX]),
-            not_told=max(0, len(self.options) - TOLD_MAX),
-        )
+    def told(self) -> RoutingDecision:
+        """Return the decision for a receipt, with the first `TOLD_MAX` options."""
+        left_out = max(0, len(self.options) - TOLD_MAX)
+        return msgspec.structs.replace(self, options=self.options[:TOLD_MAX], not_told=left_out)
 
     def chosen(self) -> Option:
         """The option that was chosen.
@@ -229,16 +189,24 @@ def choose(
     """
     ranks = {name: place for place, name in reversed(list(enumerate(quality)))}
     look = _Look(task, measures, ranks, tried, now_ms)
-    options = [look.option(candidate, model) for candidate in candidates for model in candidate.models]
+    groups = [candidate.group for candidate in candidates]
+    ties: dict[str, Key] = {}
+    options: list[Option] = []
+    for candidate in candidates:
+        # An equal key: the first group, in it the least loaded instance, then one by the seed.
+        spread = zlib.crc32(f"{seed}:{candidate.name}".encode()) if groups.count(candidate.group) > 1 else 0
+        load = 1000 * candidate.running // max(candidate.runs_max, 1)
+        ties[candidate.name] = (groups.index(candidate.group), load, spread)
+        options += [look.option(candidate, model) for model in candidate.models]
     eligible = [option for option in options if not option.obstacles]
     replaced = PREFERENCES[task.preference]
-    keyed = _Ties(candidates, options, seed)
     if callable(strategy) and replaced is None:
         name, ordered, picked = "custom", eligible, _custom(strategy, task, eligible)
     else:
         name = replaced or cast(str, strategy)
         key = _KEYS[name](eligible, ranks)
-        ordered = sorted(eligible, key=lambda option: (*key(option), *keyed.of(option)))
+        # Sorting is stable: with equal keys and ties the earlier option stays first.
+        ordered = sorted(eligible, key=lambda option: (*key(option), *ties[option.backend]))
         picked = ordered[0] if ordered else None
     refused = [option for option in options if option.obstacles]
     return RoutingDecision(task=task, strategy=name, seed=seed, option=picked, options=(*ordered, *refused))
@@ -285,7 +253,7 @@ def _part(found: Estimate | None, largest: int) -> int:
 
 
 def _by_quality(_eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
-    return lambda option: (ranks[option.name] if option.name in ranks else ranks[option.candidate.name],)
+    return lambda option: (ranks[option.name] if option.name in ranks else ranks[option.backend],)
 
 
 _KEYS: Final[dict[str, Callable[[list[Option], Ranks], Callable[[Option], Key]]]] = {
@@ -295,26 +263,6 @@ _KEYS: Final[dict[str, Callable[[list[Option], Ranks], Callable[[Option], Key]]]
     "balanced": _balanced,
     "quality": _by_quality,
 }
-
-
-class _Ties:
-    """What decides between options of equal keys."""
-
-    def __init__(self, candidates: Sequence[BackendState], options: list[Option], seed: int) -> None:
-        self._seed = seed
-        self._groups: dict[str, int] = {}
-        self._instances: dict[str, int] = {}
-        for place, candidate in enumerate(candidates):
-            self._groups.setdefault(candidate.group, place)
-            self._instances[candidate.group] = self._instances.get(candidate.group, 0) + 1
-        self._places = {id(option): place for place, option in enumerate(options)}
-
-    def of(self, option: Option) -> Key:
-        candidate = option.candidate
-        is_alone = self._instances[candidate.group] == 1
-        spread = 0 if is_alone else zlib.crc32(f"{self._seed}:{candidate.name}".encode())
-        load = 1000 * candidate.running // max(candidate.runs_max, 1)
-        return self._groups[candidate.group], load, spread, self._places[id(option)]
 
 
 # The obstacles --------------------------------------------------------------------------------------------------------
@@ -343,14 +291,15 @@ class _Look:
         if found is None:
             found = (*self._standing(candidate), *self._able(candidate))
             self._of_backend[candidate.name] = found
-        more = (*self._fits(candidate, model), *self._within(cost, latency))
+        price = model.price if cost is not None and cost.basis != "measured" else None
         return Option(
-            candidate=candidate,
-            model=model,
-            is_default=model is candidate.models[0],
+            backend=candidate.name,
+            model=model.name,
             cost=cost,
             latency=latency,
-            obstacles=(*found, *more) if more else found,
+            price=Source(price.source, price.read_on) if price is not None else None,
+            context_tokens=model.context_tokens,
+            obstacles=(*found, *self._fits(candidate, model), *self._within(cost, latency)),
         )
 
     def _standing(self, candidate: BackendState) -> Iterator[Obstacle]:
@@ -443,14 +392,14 @@ class _Look:
 
 def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
     """The cost by the model's price: for the task's own tokens, else for those that its type assumes."""
-    if model.input_price is None or model.output_price is None:
+    if model.price is None:
         return None
     if task.input_tokens is not None and task.output_tokens is not None:
         sent, made, basis = task.input_tokens, task.output_tokens, "priced"
     else:
         facts = TYPES[task.type]
         sent, made, basis = facts.input_tokens, facts.output_tokens, "assumed"
-    total = sent * model.input_price + made * model.output_price
+    total = sent * model.price.input + made * model.price.output
     return Estimate(-(-total // MILLION), 1000 if basis == "priced" else 0, 0, cast(Literal["priced"], basis))
 
 

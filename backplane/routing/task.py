@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
 from backplane.contract.unheard import nearest_name
-from backplane.contract.work import WITHOUT_ROUTER
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,52 +120,60 @@ def read_strategy(name: str) -> StrategyName:
     raise ConfigError("config_invalid", f"no strategy {name[:40]!r}", hint=hint)
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+class Asked(TaskDescriptor, frozen=True, kw_only=True):
+    """What an order asks of the router: its task, and how to choose."""
 
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an order says of its routing, under `config.vendor.abp.route`."""
-
-    type: TaskType | None = None
-    preference: Preference | None = None
-    priority: Priority | None = None
-    strategy: str | None = None
-    max_cost_usd_micros: _Count | None = None
-    max_latency_ms: _Count | None = None
-    allow_unknown: bool = False
-    input_tokens: _Count | None = None
-    output_tokens: _Count | None = None
-    after_effect: Literal["stop", "hand_over"] = "stop"
-    """What follows a failure after a side effect."""
+    strategy: StrategyName | None = None
+    """None takes the configured one."""
     seed: int = 0
 
     @property
-    def of_router(self) -> tuple[str, ...]:
-        """The members that are said, and have an effect only where the router chooses."""
-        return tuple(name for name in msgspec.to_builtins(self) if name not in WITHOUT_ROUTER)
+    def task(self) -> TaskDescriptor:
+        """The task alone."""
+        return TaskDescriptor(**{name: getattr(self, name) for name in TaskDescriptor.__struct_fields__})
 
 
-def read_wishes(value: Json) -> Wishes:
-    """Raises ConfigError: `config_invalid`, a member is unknown or of a wrong type."""
+OF_ORDER: Final = ("capabilities", "model")
+"""Members of the task that the order has elsewhere: `requirements` and `config.model`."""
+
+
+def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str | None = None) -> Asked:
+    """Read `config.vendor.abp.route` of an order.
+
+    Args:
+        required: the order's requirements.
+        model: the model that the order names.
+
+    Raises:
+        ConfigError: `config_invalid`, a member is unknown, or its value is wrong or contradicts another.
+    """
+    said: Any = {} if route is None else route
+    if isinstance(said, dict):
+        said = {name: value for name, value in said.items() if value is not None}
+        said["capabilities"] = msgspec.to_builtins(required)
+        if model is not None:
+            said = {"preference": "specific", **said, "model": model}
     try:
-        return msgspec.convert({} if value is None else value, Wishes)
+        if (wrong := _misspelt(route)) is None:
+            return msgspec.convert(said, Asked)
     except msgspec.ValidationError as error:
-        fact, hint = _misspelt(value) or (f"config.vendor.abp.route: {error}", "see docs/guide/routing-rule.md")
+        fact, hint = f"config.vendor.abp.route: {error}", "see docs/guide/routing-rule.md"
         raise ConfigError("config_invalid", fact, hint=hint) from error
+    raise ConfigError("config_invalid", wrong[0], hint=wrong[1])
 
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "type": get_args(TaskType),
     "preference": get_args(Preference),
     "priority": get_args(Priority),
-    "after_effect": ("stop", "hand_over"),
+    "strategy": STRATEGIES,
 }
-"""Members of `Wishes` that are one of some words."""
+"""Member of `Asked` → the words that it may be."""
 
 
 def _misspelt(value: Json) -> tuple[str, str] | None:
-    """Say which member or choice there is not, and which there are; None where something else is wrong."""
-    members = Wishes.__struct_fields__
+    """Return the fact and the hint if a member or one of its words is unknown; else None."""
+    members = tuple(name for name in Asked.__struct_fields__ if name not in OF_ORDER)
     for name, given in value.items() if isinstance(value, dict) else ():
         if name not in members:
             return f"no member {name[:40]!r} of config.vendor.abp.route", _hint(name, members)

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
@@ -37,7 +37,6 @@ class RouteOptions(TypedDict, total=False):
         allow_unknown: an unknown cost or latency satisfies its limit.
         input_tokens: tokens that the task will send, if known.
         output_tokens: tokens that it will get, if known.
-        after_effect: what follows if a backend fails after it changed files: `stop`, or `hand_over` to the next one.
         seed: of the strategies that draw by chance.
     """
 
@@ -50,7 +49,6 @@ class RouteOptions(TypedDict, total=False):
     allow_unknown: bool
     input_tokens: int | None
     output_tokens: int | None
-    after_effect: Literal["stop", "hand_over"]
     seed: int
 
 

@@ -156,10 +156,12 @@ def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> 
     if settings.get("remote_root") is None and remote:
         fact = "the backend works on another machine, and the order names no folder there"
         raise ConfigError("config_invalid", fact, hint="set config.vendor.abp.remote_root to a folder of that machine")
-    if (route := settings.get("route")) is not None:
-        from backplane.routing.task import read_wishes  # Most orders say nothing of it.
+    if (route := settings.get("route")) is not None and not routed:
+        from backplane.routing.task import read_route  # Most orders have no `route`.
 
-        if (asked := read_wishes(route).of_router) and not routed:
+        said = dict(route) if isinstance(route, dict) else {}
+        read_route({**said, "preference": None} if isinstance(route, dict) else route)
+        if asked := [name for name, value in said.items() if value is not None and name not in WITHOUT_ROUTER]:
             idle.append((f"route ({', '.join(asked)})", "the router is not asked where a backend is named"))
     if idle:
         fact = "; ".join(f"config.vendor.abp.{name} has no effect here: {why}" for name, why in idle)

@@ -63,7 +63,7 @@ _PRINTED: Final = {
     "cli_receipts_audit": "backplane.receipts.claims:Audited",
     "cli_receipts_checkpoint": "backplane.receipts.database:ChainCheckpoint",
     "cli_receipts_verify": "backplane.receipts.audit:Audit",
-    "cli_route": "backplane.routing.router:Route",
+    "cli_route": "backplane.routing.router:RoutingDecision",
     "cli_dry_run": "backplane.cli.dry_run:DryRun",
     "cli_replay": "backplane.receipts.backtest:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",

@@ -2,14 +2,13 @@
 
 import asyncio
 
-from backplane import ControlPlane
+from backplane import ControlPlane, TaskRouter
 from backplane.routing import Option, TaskDescriptor
-from backplane.routing.driver import TaskRouter
 
 
 def widest(task: TaskDescriptor, options: tuple[Option, ...]) -> int | None:
     """Get the eligible options only; None would refuse the order."""
-    return max(range(len(options)), key=lambda place: options[place].model.context_tokens or 0, default=None)
+    return max(range(len(options)), key=lambda place: options[place].context_tokens or 0, default=None)
 
 
 async def main() -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from backplane import ControlPlane
+from backplane import ControlPlane, TaskRouter
 from backplane.routing import TaskType
-from backplane.routing.driver import TaskRouter
 
 TASKS: dict[TaskType, str] = {"simple_query": "What is in this folder?", "code_review": "Review the newest file."}
 

@@ -33,7 +33,7 @@ def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:
 SHOWN = """
 from dataclasses import dataclass
 from backplane import ControlPlane, run, start
-from backplane.routing.driver import TaskRouter
+from backplane.api import TaskRouter
 @dataclass
 class Review:
     ok: bool

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.config import Settings
+from backplane.config import Limits, Settings
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
-from backplane.routing.compare import Side, compare, read_side, summed_up, tree_stamp
+from backplane.routing.compare import Side, compare, read_side, so_far
 from backplane.routing.intervals import Interval, Measure, Trial, judge, mean, share
+from backplane.runtime.cache import tree_sha256
 from backplane.runtime.plane import ControlPlane
 from tests.all.doors.test_routing_cli import cli, configure, folder
 
@@ -62,9 +63,9 @@ def compared(source: Path, *words: str) -> dict[str, Any]:
 
 def test_each_side_starts_from_the_same_tree_and_its_result_is_checked(source: Path, backplane_home: Path) -> None:
     configure(source, good=GOOD, wrong=WRONG, fails=FAILS)
-    before = tree_stamp(source)
+    before = tree_sha256(source, Limits())
     found = compared(source, "-b", "good", "-b", "wrong", "-b", "fails", "--check", CHECK)
-    assert tree_stamp(source) == before
+    assert tree_sha256(source, Limits()) == before
     trials = {trial["side"]: trial for trial in found["trials"]}
     assert {name: (one["outcome"], one["checked"], one["code"]) for name, one in trials.items()} == {
         "good": ("complete", True, None),
@@ -205,7 +206,8 @@ def test_failed_runs_change_nothing_of_money_and_time(
     sides = {"a": one, "b": other}
     trials = [trial(side, ok, value, None if ok else number % 2 == 0 and None)
               for side, values in sides.items() for number, (ok, value) in enumerate(values)]  # fmt: skip
-    found = summed_up("t", "/w", None, ["a", "b"], trials)
+    found = so_far(WorkOrder("t"), None, [Side("a"), Side("b")], trials)
+    assert found is not None
     for summary in found.sides:
         expected = mean([value for ok, value in sides[summary.side] if ok])
         assert (summary.cost_usd_micros, summary.duration_ms) == (expected, expected)

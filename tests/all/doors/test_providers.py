@@ -844,7 +844,7 @@ def test_a_wrong_member_of_a_session_is_refused_when_it_is_given(given: dict[str
 def test_a_misspelt_member_is_refused_and_a_path_is_a_root(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="modle"):
         SessionConfig(modle="m")  # type: ignore[call-arg]
-    assert SessionConfig(root=tmp_path).root == str(tmp_path)  # type: ignore[arg-type]
+    assert SessionConfig(root=tmp_path).root == str(tmp_path)
 
 
 @pytest.mark.parametrize("said", [5, b"x", UserMessage(content="x", images=("a",))])  # type: ignore[arg-type]

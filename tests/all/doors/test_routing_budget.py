@@ -13,10 +13,10 @@ from typing import Any, Final
 import anyio
 import pytest
 
+from backplane.api import TaskRouter
 from backplane.config import BackendSettings, RoutingSettings, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.receipts.store import Store
-from backplane.routing.driver import TaskRouter
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run

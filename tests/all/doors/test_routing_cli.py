@@ -309,7 +309,7 @@ def test_a_run_counts_for_the_model_of_its_receipt(
         file.write(f'models = ["{default}"]\n')
     stored(backplane_home, "mine", cost=0.9, usage_raw={} if told is None else {"model": told})
     world = look_around(load(None, {}, folder), {}, backplane_home)
-    (option,) = [one for one in world.choose(task_of(WorkOrder("x"))[0]).options if one.candidate.name == "mine"]
+    (option,) = [one for one in world.choose(task_of(WorkOrder("x"))[0]).options if one.backend == "mine"]
     assert (option.cost is not None and option.cost.basis == "measured") is counts
 
 

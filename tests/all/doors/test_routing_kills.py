@@ -11,14 +11,13 @@ import anyio
 import pytest
 
 import backplane
+from backplane.api import TaskRouter
 from backplane.config import BackendSettings, RoutingSettings, Settings
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
 from backplane.routing import TaskDescriptor
-from backplane.routing.driver import TaskRouter
 from backplane.runtime.plane import ControlPlane
-from backplane.runtime.run import Run
 from backplane.testing import ModelServer
 from tests.peers import PYTHON, ROOT
 from tests.runs import HELLO, PRELUDE, QUICK
@@ -64,7 +63,6 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-STEPS = 4
 WORKER = """
 import json, os, sys
 from backplane.contract.capability import NATIVE
@@ -102,70 +100,6 @@ main(Host(id="worker", capabilities={"streaming": NATIVE}, heeds=("context", "hi
 """Does four things, each once; ends at the `die`th moment: before its first effect, at a call, an effect, a result."""
 
 
-def handed_over(folder: Path, mode: str, dies: dict[str, int]) -> tuple[Run, list[str]]:
-    """Run an order that wants to be handed over, on workers that die; the last run, and what was done to its folder."""
-    path, root = folder / "worker.py", folder / "work"
-    root.mkdir(parents=True)
-    path.write_text(WORKER)
-    rows = {
-        name: BackendSettings(command=(*PYTHON, str(path), name), env={"DIES": json.dumps(dies)})
-        for name in ("one", "two", "three")
-    }
-    routing = RoutingSettings(strategy="first_available")
-    settings = Settings(backends=rows, routing=routing, isolation="off", limits=QUICK)
-    spec = WorkspaceSpec(str(root), mode=mode)  # type: ignore[arg-type]
-
-    async def whole() -> Run:
-        async with ControlPlane(settings, folder / "state", {**os.environ, "PYTHONPATH": str(ROOT)}) as plane:
-            order = WorkOrder("do the work", lane="workspace_first", workspace=spec)
-            return await TaskRouter(plane).run(order, after_effect="hand_over")
-
-    return anyio.run(whole), lines_of(root / "effects")
-
-
-def check_handed_over(run: Run, effects: list[str], dies: dict[str, int]) -> str:
-    """What must hold of such a run, whenever its workers died; in which of the declared ways it ended."""
-    assert len(effects) == len(set(effects)), effects
-    tried = run.receipt.backplane["route"].get("tried", [])
-    assert [attempt["backend"] for attempt in tried] == list(dies)[: len(tried)]
-    assert all(attempt["code"] == "backend_crashed" for attempt in tried)
-    if len(dies) == 3:
-        assert (run.receipt.outcome, len(tried)) == ("failed", 2)
-        return "three attempts"
-    assert run.receipt.outcome == "complete"
-    before = [attempt for attempt in tried if "effect" in attempt]
-    # A call that died with its worker has no result: who follows is asked to look, and these do not do it again.
-    open_calls = sum(dies[attempt["backend"]] % 3 != 1 for attempt in before)
-    assert len(effects) >= STEPS - open_calls
-    assert open_calls or sorted(effects) == [str(step) for step in range(STEPS)]
-    return "handed over" if before else "complete elsewhere" if tried else "complete"
-
-
-def check_deaths(folder: Path, dies: dict[str, int], mode: str) -> None:
-    """Hand an order over from worker to worker as they die: each effect once, and the declared end."""
-    run, effects = handed_over(folder, mode, dies)
-    way = check_handed_over(run, effects, dies)
-    assert way == (
-        "three attempts" if len(dies) == 3 else "complete elsewhere" if dies == {"one": 1} else "handed over"
-    )
-
-
-DEATHS = [
-    ({"one": 1}, "staged"),
-    ({"one": 4}, "staged"),
-    ({"one": 3}, "pass_through"),
-    ({"one": 2, "two": 3, "three": 2}, "staged"),
-]
-"""A sweep over more of them is in `tests/all/routing`."""
-
-
-@pytest.mark.parametrize(("dies", "mode"), DEATHS)
-def test_the_router_hands_over_after_an_effect_and_repeats_none(
-    tmp_path: Path, dies: dict[str, int], mode: str
-) -> None:
-    check_deaths(tmp_path / "one", dies, mode)
-
-
 @pytest.mark.anyio
 async def test_the_python_door_asks_the_router_and_goes_on(backplane_home: Path, tmp_path: Path) -> None:
     path = tmp_path / "worker.py"
@@ -190,16 +124,6 @@ async def test_a_session_begins_with_the_backend_of_its_task(backplane_home: Pat
             assert (session.provider, provider.name) == ("four", "four")
 
 
-@pytest.mark.anyio
-async def test_an_order_that_leaves_its_results_in_a_copy_is_not_handed_over(tmp_path: Path) -> None:
-    async with ControlPlane(Settings(isolation="off"), tmp_path / "state", os.environ) as plane:
-        with pytest.raises(ConfigError, match="would stay in a copy of its own") as refused:
-            await TaskRouter(plane).run(
-                WorkOrder("x", workspace=WorkspaceSpec(str(tmp_path))), after_effect="hand_over"
-            )
-    assert "workspace_first" in (refused.value.hint or "")
-
-
 def test_a_router_in_python_runs_by_type_and_by_a_function(
     backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,14 +136,14 @@ def test_a_router_in_python_runs_by_type_and_by_a_function(
         async with ControlPlane(settings, backplane_home, os.environ) as plane:
             router = TaskRouter(plane)
             assert router.select_provider(TaskDescriptor()).chosen().name == "one"
-            asked = await router.simple_query(task, root=tmp_path / "work", policy="strict")
+            asked = await router.run(task, type="simple_query", root=tmp_path / "work", policy="strict")
             assert asked.order.workspace.root == str(tmp_path / "work")
             assert "**/.env*" in asked.order.policy.deny_read
             assert asked.receipt.backplane["route"]["task"]["type"] == "simple_query"
             with pytest.raises(CapabilityError, match="no backend can take this order"):
-                await router.review_code(task)  # Nobody said which is the best.
+                await router.run(task, type="code_review", preference="quality")  # Nobody said which is the best.
             with pytest.raises(CapabilityError) as refused:
-                await router.generate_code(task)
+                await router.run(task, type="code_generation")
             assert "one: capability tool_read, capability tool_write" in (refused.value.evidence or "")
             last = await TaskRouter(plane, lambda _, options: len(options) - 1).run(task)
             assert (last.backend_id, last.receipt.backplane["route"]["strategy"]) == ("four", "custom")

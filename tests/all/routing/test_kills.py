@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from backplane.api import TaskRouter
 from backplane.config import RoutingSettings, Settings
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.routing.driver import TaskRouter
 from backplane.runtime.plane import ControlPlane
-from tests.all.doors.test_routing_kills import backends, check_deaths, lines_of
+from tests.all.doors.test_routing_kills import backends, lines_of
 from tests.runs import QUICK
 
 
@@ -74,18 +74,3 @@ def test_no_effect_is_repeated_whenever_a_host_is_killed(tmp_path: Path) -> None
     assert sum(ended.values()) == 24
     assert ended.get("complete elsewhere", 0) > 3
     assert ended.get("stopped after its effect", 0) > 0
-
-
-@pytest.mark.parametrize(
-    ("dies", "mode"),
-    [
-        *(({"one": first}, "staged") for first in (2, 3, 13)),
-        ({"one": 4}, "pass_through"),
-        ({"one": 4, "two": 2}, "staged"),
-        ({"one": 1, "two": 7}, "pass_through"),
-    ],
-)
-def test_the_router_hands_over_after_an_effect_and_repeats_none(
-    tmp_path: Path, dies: dict[str, int], mode: str
-) -> None:
-    check_deaths(tmp_path / "one", dies, mode)
