@@ -54,21 +54,16 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
     return loop if hasattr(loop, "create_task") else None
 
 
-def asyncio_task() -> asyncio.Task[Any] | None:
-    """Return the current task; None on trio."""
-    if asyncio_loop() is None:
-        return None
-    import asyncio
-
-    return asyncio.current_task()
-
-
 class TaskRef:
     """Remembers the task that made it."""
 
     def __init__(self) -> None:
         self._id = anyio.get_current_task().id
-        self._task = asyncio_task()
+        self._task: asyncio.Task[Any] | None = None
+        if asyncio_loop() is not None:
+            import asyncio
+
+            self._task = asyncio.current_task()
 
     def is_another(self) -> bool:
         """Return True if this is not the current task and has not ended; on trio the end of a task is unknown."""
@@ -217,13 +212,7 @@ VISITORS_WAITING_MAX: Final = 64
 
 def listening(host: str) -> socket.socket:
     """Return a socket as `visited` takes it, on a port of this address that was free. Raises OSError."""
-    listener = socket.socket()
-    try:
-        listener.bind((host, 0))
-        listener.listen(VISITORS_WAITING_MAX)
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((host, 0), backlog=VISITORS_WAITING_MAX)
     listener.setblocking(False)
     return listener
 
@@ -391,26 +380,21 @@ class LoopTask:
 
 
 class OwnTask(Generic[T]):
-    """A block that is entered and left in one task of its own, as a task group requires.
-
-    A block that is entered already may be entered again, which gives its value.
-    """
+    """A block that is entered and left in one task of its own, as a task group requires."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block
-        self._task: LoopTask | None = None
         self._entered, self._over = anyio.Event(), anyio.Event()
         self._values = list[T]()
 
     async def __aenter__(self) -> T:
-        self._task = self._task or LoopTask(self._live)
+        self._task = LoopTask(self._live)
         await self._task.wait_or_cancel(self._entered)
         if not self._values:
             await self._task.wait()
         return self._values[0]
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
         self._over.set()
         await self._task.wait_or_cancel()
         await self._task.wait()

@@ -6,12 +6,10 @@ This file handles descriptors and signals only, and does not know what the bytes
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -20,20 +18,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.errors import BackendError
 from backplane.process.aio import beside, in_time
 from backplane.process.guard import GROUP, SESSION, START, STATE, WORD_BYTES_MAX, ZOMBIE, descendants, look, look_at
-from backplane.process.launch import (
-    GUARD_WORKS,
-    NO_CAGE,
-    READ_BYTES_MAX,
-    START_S_MAX,
-    Cage,
-    StartCommand,
-    refusal,
-    refused,
-    spawn_failed,
-)
+from backplane.process.launch import NO_CAGE, READ_BYTES_MAX, START_S_MAX, Cage, StartCommand, refused, spawn_failed
 from backplane.process.spawn import kill_group, spawn_guard
 from backplane.redact.tail import LOOK_BYTES, NO_OUTPUT, OutputTail
 
@@ -124,9 +111,10 @@ class Child:
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
-        self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
-        self._waiting: list[tuple[Callable[[], bool], anyio.Event]] = []
-        """Awaited conditions, each with the event that announces it."""
+        self._heard = anyio.Event()
+        """The guard's first word, its end, or a fault."""
+        self._exited, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(4))
+        self._sweep_reported = self._stopping = False
         self._step: anyio.CancelScope | None = None
         # Shielded, because the owner still needs them for `stop` after it was cancelled.
         self._noticing, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
@@ -141,10 +129,7 @@ class Child:
 
     async def arrived(self, timeout_s: float) -> bytes:
         """Wait for the guard's first word about the program; empty if none came in time, or the guard ended."""
-        heard = functools.partial(
-            self._until, lambda: bool(self._first_word) or self._line_ended or self.fault is not None
-        )
-        await in_time(heard, timeout_s)
+        await in_time(self._heard.wait, timeout_s)
         return self._first_word
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
@@ -173,7 +158,7 @@ class Child:
     async def wait(self, timeout_s: float) -> Exit | None:
         """Wait until the program has ended, at most this long; None if it has not."""
         with anyio.move_on_after(timeout_s):
-            await self._until(lambda: self.exit is not None)
+            await self._exited.wait()
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
@@ -187,7 +172,8 @@ class Child:
                 seconds, has passed; None if the host does not know that message.
         """
         if self._stopping:
-            await self._until(lambda: self._gone)
+            if not self._gone.is_set():  # A caller that is cancelled gets no exception for a child that is gone.
+                await self._gone.wait()
             return
         self._stopping = True
         with anyio.CancelScope(shield=True):
@@ -209,13 +195,13 @@ class Child:
                     await self._kill()
                 finally:
                     # If the loop itself broke it off, the next caller begins again.
-                    self._stopping = self._gone
+                    self._stopping = self._gone.is_set()
 
     async def leave(self) -> None:
         """Kill the rest of it and stop watching, also if the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             if self._stopping:
-                await self._until(lambda: self._gone)
+                await self._gone.wait()
             else:
                 self._stopping = True
                 await self._kill()
@@ -233,15 +219,14 @@ class Child:
         """Kill everything, reap the guard, and read the rest of stderr."""
         self._command(b"kill")
         with anyio.move_on_after(GUARD_ANSWER_S_MAX):
-            await self._until(lambda: self._line_ended)
+            await self._line_ended.wait()
         if not self._sweep_reported:
             await self._kill_left()
         await self._reap()
         self.guard_lost = self._guard.returncode != 0
         with anyio.move_on_after(LAST_WORDS_S_MAX):
-            await self._until(lambda: self._stderr_ended)
-        self._gone = True
-        self._announce()
+            await self._stderr_ended.wait()
+        self._gone.set()
 
     async def _kill_left(self) -> None:
         """Kill what a lost guard has left; a process that left session and parents is not found."""
@@ -275,7 +260,7 @@ class Child:
     def _command(self, word: bytes) -> None:
         """Send a word to the guard."""
         # SIGCONT, because the host may have stopped it; until it is reaped, its number is its own.
-        if self._guard.returncode is None and not self._line_ended:
+        if self._guard.returncode is None and not self._line_ended.is_set():
             with suppress(OSError):
                 os.write(self._line, word)
                 os.kill(self._guard.pid, signal.SIGCONT)
@@ -297,7 +282,9 @@ class Child:
                     await anyio.wait_readable(fd)
             except Exception as error:
                 self.fault = self.fault or error
-                self._announce_exit()
+                self._heard.set()
+                if self._on_exit is not None:
+                    self._on_exit()
 
     def _take_word(self) -> bool:
         """Read a word of the guard; False at its end."""
@@ -306,8 +293,8 @@ class Child:
             with suppress(ValueError):  # A guard of ours writes no such word.
                 self._hear(word)
         elif word is not None:
-            self._line_ended = True
-            self._announce()
+            self._line_ended.set()
+            self._heard.set()
             self._note_exit(Exit())
         return word != b""
 
@@ -321,8 +308,7 @@ class Child:
             if excess > LOOK_BYTES:
                 del self._tail[: excess - LOOK_BYTES]
         elif chunk is not None:
-            self._stderr_ended = True
-            self._announce()
+            self._stderr_ended.set()
         return chunk != b""
 
     def _hear(self, word: bytes) -> None:
@@ -337,40 +323,22 @@ class Child:
         else:
             self._note_exit(Exit(code=int(numbers[0])) if what == b"exit" else Exit(signal=int(numbers[0])))
         self._first_word = self._first_word or word
-        self._announce()
+        self._heard.set()
 
     def _note_exit(self, how: Exit) -> None:
         if self.exit is None:
             self.exit = how
             if self._step is not None:
                 self._step.cancel()
-            self._announce_exit()
+            self._exited.set()
+            if self._on_exit is not None:
+                self._on_exit()
 
     def call_on_exit(self, call: Callable[[], None]) -> None:
         """Set the function that is called once the exit is known or `fault` is set; call it now if that is so."""
         self._on_exit = call
         if self.exit is not None or self.fault is not None:
             call()
-
-    def _announce_exit(self) -> None:
-        self._announce()
-        if self._on_exit is not None:
-            self._on_exit()
-
-    def _announce(self) -> None:
-        for true, come in self._waiting:
-            if true():
-                come.set()
-
-    async def _until(self, true: Callable[[], bool]) -> None:
-        """Wait until a condition is announced; the caller sets the limit."""
-        if not true():
-            waiting = (true, anyio.Event())
-            self._waiting.append(waiting)
-            try:
-                await waiting[1].wait()
-            finally:
-                self._waiting.remove(waiting)
 
 
 def start_of(pid: int) -> int:
@@ -444,7 +412,8 @@ async def _arrive(child: Child, command: StartCommand) -> None:
     if child.fault is not None:
         raise child.fault
     if word.startswith(b"spawn_error "):
-        raise refusal(command, word)
+        where, number = word.split()[1:]
+        raise refused(command, where, int(number))
     if not word:
         await child.stop(grace_s=0)
         fault = refused(command, b"exec", errno.ECHILD)
@@ -457,9 +426,6 @@ def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], stderr
     """Start a guard that starts the program. Blocks for some ms; raises as `open_child`."""
     if not command.argv:
         raise refused(command, b"exec", errno.EINVAL)
-    if not GUARD_WORKS:
-        fact = f"'{command.argv[0][:200]}' is not started: on {sys.platform} no guard can end what it leaves running"
-        raise BackendError("sidecar_spawn_failed", fact, hint="use Linux, or a container of it")
     try:
         with ExitStack() as theirs, ExitStack() as ours:
             stdin, stdin_ours = _pipe(theirs, ours)

@@ -17,9 +17,6 @@ READ_BYTES_MAX: Final = 64 * 1024
 START_S_MAX: Final = 10.0
 """Seconds until a guard must report that its host was started. 12 ms are usual; a loaded machine has needed 1 s."""
 
-UMASK: Final = 0o077
-"""Files that a child makes are for its user alone."""
-
 GUARD_WORKS: Final = sys.platform == "linux"
 """True on systems with subreapers, pidfds and /proc, which a guard needs."""
 
@@ -52,15 +49,9 @@ NO_CAGE: Final = Cage()
 
 
 def spawn_failed(command: StartCommand, fault: Exception) -> BackendError:
-    """Return the error for a `Popen` that raised this."""
+    """Return the error for an exception of `Popen`."""
     in_cwd = command.cwd is not None and getattr(fault, "filename", None) == command.cwd
     return refused(command, b"cwd" if in_cwd else b"exec", getattr(fault, "errno", None) or errno.EINVAL)
-
-
-def refusal(command: StartCommand, word: bytes) -> BackendError:
-    """Return the error for a guard's word "spawn_error WHERE ERRNO"."""
-    where, number = word.split()[-2:]
-    return refused(command, where, int(number))
 
 
 def refused(command: StartCommand, where: bytes, number: int) -> BackendError:

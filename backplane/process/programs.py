@@ -15,14 +15,11 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.process.child import Child, Exit, open_child
+from backplane.process.child import LADDER_STEP_S, Child, Exit, open_child
 from backplane.process.launch import READ_BYTES_MAX, StartCommand
 
 KEPT_BYTES_MAX: Final = 64 * 1024
 """Bytes that are kept of an output's beginning, and as many of its end."""
-
-_LADDER_S: Final = 0.5
-"""Seconds that the short step of `Child.stop` takes beside the grace."""
 
 GRACE_S: Final = 2.0
 """Seconds for a stopped program to end by itself, the short step included; a cancelled caller may have fewer."""
@@ -70,6 +67,10 @@ class _Output:
         return (bytes(self._head) + note + bytes(tail)).decode("utf-8", "replace")
 
 
+async def _ignore(_: str) -> None:
+    pass
+
+
 async def run_program(
     argv: tuple[str, ...],
     *,
@@ -77,7 +78,7 @@ async def run_program(
     cwd: str,
     timeout_s: float,
     stdin: bytes = b"",
-    hear: Hear | None = None,
+    hear: Hear = _ignore,
     grace_s: Callable[[], float] = lambda: GRACE_S,
 ) -> Outcome:
     """Run a program to its end; when this returns or is cancelled, nothing of it is left.
@@ -90,7 +91,7 @@ async def run_program(
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
-    output, exit_ = _Output(), Exit()
+    output = _Output()
     # One pipe keeps both streams in the order of writing.
     words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *argv)
     async with open_child(StartCommand(argv=words, env=dict(env), cwd=cwd)) as child:
@@ -103,9 +104,8 @@ async def run_program(
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await child.stop(grace_s=max(grace_s() - _LADDER_S, _GRACE_S_LEAST))
-        exit_ = child.exit or exit_
-    return Outcome(exit_, output.text(), limit.cancelled_caught)
+                await child.stop(grace_s=max(grace_s() - LADDER_STEP_S, _GRACE_S_LEAST))
+    return Outcome(child.exit or Exit(), output.text(), limit.cancelled_caught)
 
 
 async def feed(child: Child, data: bytes) -> None:
@@ -133,25 +133,15 @@ async def piece(child: Child) -> bytes | None:
         return b"" if ended else None
 
 
-async def _follow(child: Child, output: _Output, hear: Hear | None) -> None:
-    decoder, spoke_s = codecs.getincrementaldecoder("utf-8")("replace"), time.monotonic()
+async def _follow(child: Child, output: _Output, hear: Hear) -> None:
+    decoder, heard_s = codecs.getincrementaldecoder("utf-8")("replace"), time.monotonic()
     while (data := await piece(child)) != b"":
-        if data is None:
-            spoke_s = await _sign_of_life(spoke_s, hear)
-            continue
-        output.take(data)
-        if (text := decoder.decode(data)) and hear is not None:
+        output.take(data or b"")
+        text = decoder.decode(data or b"")
+        if text or time.monotonic() - heard_s >= SIGN_OF_LIFE_S:
             await hear(text)
-        spoke_s = time.monotonic()
-    if (rest := decoder.decode(b"", final=True)) and hear is not None:
+            heard_s = time.monotonic()
+    if rest := decoder.decode(b"", final=True):
         await hear(rest)
     while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and still runs.
-        await _sign_of_life(0.0, hear)
-
-
-async def _sign_of_life(spoke_s: float, hear: Hear | None) -> float:
-    now_s = time.monotonic()
-    if hear is None or now_s - spoke_s < SIGN_OF_LIFE_S:
-        return spoke_s
-    await hear("")
-    return now_s
+        await hear("")

@@ -1,4 +1,4 @@
-"""Starts a guard, and signals processes without hitting others that have got their numbers."""
+"""Starts a program in a session of its own, or behind a guard, and kills its process group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,50 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
-from typing import IO, Any
+from typing import IO, Any, Final
 
+from backplane.errors import BackendError
 from backplane.process import guard
-from backplane.process.launch import UMASK, Cage, StartCommand, spawn_failed
+from backplane.process.launch import GUARD_WORKS, Cage, StartCommand, spawn_failed
 
 Stdio = tuple[object, object, object]
 """stdin, stdout, stderr, as `subprocess.Popen` takes them."""
+
+NO_STDIO: Final[Stdio] = (subprocess.DEVNULL,) * 3
+
+
+def spawn(
+    command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...] = (), *, named: StartCommand | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own.
+
+    Args:
+        pass_fds: inherited by the program under the same numbers.
+        named: the command that an error names (default: `command`).
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`, with the errno's name.
+    """
+    named = named or command
+    if not GUARD_WORKS:
+        fact = f"'{named.argv[0][:200]}' is not started: on {sys.platform} no guard can end what it leaves running"
+        raise BackendError("sidecar_spawn_failed", fact, hint="use Linux, or a container of it")
+    stdin, stdout, stderr = stdio
+    try:
+        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+            command.argv,
+            env=command.env,
+            cwd=command.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=guard.UMASK,
+        )
+    except (OSError, ValueError) as fault:
+        raise spawn_failed(named, fault) from fault
 
 
 def spawn_guard(
@@ -29,6 +66,7 @@ def spawn_guard(
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
+        OSError: the file cannot be made.
     """
     inside: dict[str, object] = {"held": cage.held, "limits": cage.limits}
     if cage.landlock:
@@ -41,30 +79,16 @@ def spawn_guard(
     if cage.door is not None:
         inside["door"] = cage.door
         extra += (cage.door[0],)
-    stdin, stdout, stderr = stdio
-    try:
-        with _order_file() as order, ExitStack() as opened:
-            if cage.wrapper:
-                plane = inside["plane"] = guard.pidfd_open(os.getpid())
-                opened.callback(os.close, plane)
-                extra += (plane,)
-            order.write(_order_bytes(command, pass_fds, inside))
-            order.flush()
-            argv = [*cage.wrapper, sys.executable, "-I", "-S", _guard_file(), str(line), str(order.fileno())]
-            return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-                argv,
-                env=loader_env(),
-                cwd="/",
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                bufsize=0,
-                pass_fds=(line, order.fileno(), *extra, *pass_fds),
-                start_new_session=True,
-                umask=UMASK,
-            )
-    except (OSError, ValueError) as fault:
-        raise spawn_failed(command, fault) from fault
+    with _order_file() as order, ExitStack() as opened:
+        if cage.wrapper:
+            plane = inside["plane"] = guard.pidfd_open(os.getpid())
+            opened.callback(os.close, plane)
+            extra += (plane,)
+        order.write(_order_bytes(command, pass_fds, inside))
+        order.flush()
+        words = (*cage.wrapper, sys.executable, "-I", "-S", _guard_file(), str(line), str(order.fileno()))
+        start = StartCommand(words, loader_env(), "/")
+        return spawn(start, stdio, (line, order.fileno(), *extra, *pass_fds), named=command)
 
 
 def _guard_file() -> str:
@@ -95,6 +119,13 @@ def _order_bytes(command: StartCommand, pass_fds: tuple[int, ...], inside: dict[
 def loader_env() -> dict[str, str]:
     """Return the variables that our own interpreter may need to find its library, and nothing of the command's."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+
+
+def reap(program: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for the end of a program, at most this long; return True if it has ended."""
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(timeout_s)
+    return program.returncode is not None
 
 
 def kill_group(leader: subprocess.Popen[bytes]) -> None:

@@ -16,8 +16,8 @@ import msgspec
 
 from backplane.errors import BackendError
 from backplane.process.guard import pidfd_open
-from backplane.process.launch import GUARD_WORKS, READ_BYTES_MAX, UMASK, StartCommand, spawn_failed
-from backplane.process.spawn import Stdio, kill_group
+from backplane.process.launch import READ_BYTES_MAX, StartCommand, spawn_failed
+from backplane.process.spawn import kill_group, reap, spawn
 
 TOOL_S_MAX: Final = 120.0
 """Seconds for one tool (default); a `git diff` of a large tree takes less, a hung network mount does not."""
@@ -27,6 +27,8 @@ TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
 
 TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
 """Bytes that are kept of a tool's stderr, which is for people only; the rest is read and dropped."""
+
+_PIPES: Final = (subprocess.PIPE,) * 3
 
 _WANTED_LOOK_S: Final = 0.05
 """Seconds between two calls of `stopped` while a tool is silent."""
@@ -41,7 +43,7 @@ _GROUP_WAIT_S: Final = 0.2
 """Seconds for the rest of a killed group to disappear; dead orphans stay visible where no process reaps them."""
 
 _LOOK_S: Final = 0.001
-"""Seconds between two looks for an end that the system does not report."""
+"""Seconds between two looks for that."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -73,7 +75,6 @@ def run_tool(
     timeout_s: float = TOOL_S_MAX,
     output_bytes_max: int = TOOL_OUTPUT_BYTES_MAX,
     stdout_path: str | None = None,
-    stdin_path: str | None = None,
     stopped: Callable[[], bool] = lambda: False,
     tied: bool = True,
 ) -> Finished:
@@ -83,7 +84,7 @@ def run_tool(
 
     Args:
         env: the whole environment.
-        stdin: its input; `stdin_path` names a file instead.
+        stdin: its input.
         output_bytes_max: limit of stdout, in memory or in the file `stdout_path` (made with mode 0600).
         stopped: called again and again; true kills the tool.
         tied: the kernel kills the tool if this process is killed.
@@ -91,20 +92,23 @@ def run_tool(
     Raises:
         BackendError: `sidecar_spawn_failed` (with the errno's name), `backend_timeout`,
             `execution_tool_failed` if it writes more than `output_bytes_max`, or was stopped.
-        OSError: one of the two files cannot be opened or written.
+        OSError: the file cannot be opened or written.
     """
     command = StartCommand(tuple(argv), dict(env), cwd)
     with ExitStack() as opened:
-        source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
-        pipes = (source, subprocess.PIPE, subprocess.PIPE)
-        tool = _spawn_tied(command, pipes, opened) if tied else _spawn(command, pipes)
+        tool = _spawn_tied(command, opened) if tied else spawn(command, _PIPES)
         opened.callback(_end_tool, tool)
-        talk = _Talk(tool, argv[0], stdin, output_bytes_max, sink.write if sink else None)
+        try:
+            end = pidfd_open(tool.pid)
+        except OSError as fault:
+            raise spawn_failed(command, fault) from fault
+        opened.callback(os.close, end)
+        talk = _Talk(tool, argv[0], end, stdin, output_bytes_max, sink.write if sink else None)
         opened.callback(talk.close)
         now_s = look_s = time.monotonic()
         deadline_s = now_s + timeout_s
-        while not talk.ended():
+        while not talk.has_ended:
             now_s = time.monotonic()
             if now_s >= look_s:
                 look_s = now_s + _WANTED_LOOK_S
@@ -120,7 +124,7 @@ def run_tool(
     return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
-def _spawn_tied(command: StartCommand, pipes: Stdio, opened: ExitStack) -> subprocess.Popen[bytes]:
+def _spawn_tied(command: StartCommand, opened: ExitStack) -> subprocess.Popen[bytes]:
     """Start a tool that the kernel kills with us; if we are killed in the moment before it is tied, it goes on.
 
     `PR_SET_PDEATHSIG` would have to be set between fork and exec, where Python cannot run safely beside other
@@ -130,50 +134,36 @@ def _spawn_tied(command: StartCommand, pipes: Stdio, opened: ExitStack) -> subpr
     reader, writer = os.pipe()
     opened.callback(os.close, writer)
     try:
-        tool = _spawn(command, pipes, (reader,))
-        if GUARD_WORKS:
-            with suppress(OSError):  # It may have ended already.
-                fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
-                fcntl.fcntl(reader, fcntl.F_SETOWN, -tool.pid)
-                fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
+        tool = spawn(command, _PIPES, (reader,))
+        with suppress(OSError):  # It may have ended already.
+            fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(reader, fcntl.F_SETOWN, -tool.pid)
+            fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
         return tool
     finally:
         os.close(reader)
 
 
-def _spawn(command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own. Raises BackendError: `sidecar_spawn_failed`."""
-    stdin, stdout, stderr = stdio
-    try:
-        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            command.argv,
-            env=command.env,
-            cwd=command.cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            bufsize=0,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            umask=UMASK,
-        )
-    except (OSError, ValueError) as fault:
-        raise spawn_failed(command, fault) from fault
-
-
 class _Talk:
-    """The three pipes of a tool, which are read and written until they close, and its end."""
+    """The three pipes of a tool, which are read and written until they close, and its end.
+
+    Args:
+        end: its pidfd.
+    """
 
     def __init__(
         self,
         tool: subprocess.Popen[bytes],
         name: str,
+        end: int,
         stdin: bytes,
         output_bytes_max: int,
         sink: Callable[[bytes], int] | None,
     ) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
+        self.has_ended = False
+        """The tool is not reaped then, so its group is still its own."""
         self._tool = tool
         self._name = name
         self._take = sink or self.stdout.extend
@@ -185,24 +175,15 @@ class _Talk:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes.register(pipe, events, pipe)
-        self._end = -1
-        """Readable once the tool has ended; -1 after that was seen, or if the system has no pidfd."""
-        if GUARD_WORKS:
-            with suppress(OSError):
-                self._end = pidfd_open(tool.pid)
-                self._pipes.register(self._end, selectors.EVENT_READ)
-        self._polls = self._end < 0
-
-    def ended(self) -> bool:
-        """Return whether the tool has ended; it is not reaped, so its group is still its own."""
-        return self._tool.poll() is not None if self._polls else self._end < 0
+        self._pipes.register(end, selectors.EVENT_READ)
 
     def step(self, wait_s: float) -> bool:
         """Read and write what is ready; False if nothing was."""
-        ready = self._pipes.select(min(wait_s, _LOOK_S) if self._polls else wait_s)
+        ready = self._pipes.select(wait_s)
         for key, _ in ready:
-            if key.fd == self._end:
-                self._forget_end()
+            if key.data is None:
+                self.has_ended = True
+                self._pipes.unregister(key.fd)
             elif key.data is self._tool.stdin:
                 self._write(key)
             else:
@@ -216,14 +197,7 @@ class _Talk:
                 return
 
     def close(self) -> None:
-        self._forget_end()
         self._pipes.close()
-
-    def _forget_end(self) -> None:
-        if self._end >= 0:
-            self._pipes.unregister(self._end)
-            os.close(self._end)
-            self._end = -1
 
     def _write(self, key: selectors.SelectorKey) -> None:
         try:
@@ -263,8 +237,7 @@ def _end_tool(tool: subprocess.Popen[bytes]) -> None:
     for pipe in (tool.stdin, tool.stdout, tool.stderr):
         if pipe is not None:
             pipe.close()
-    with suppress(subprocess.TimeoutExpired):
-        tool.wait(_END_S_MAX)
+    reap(tool, _END_S_MAX)
     end_s = time.monotonic() + _GROUP_WAIT_S
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end_s:

@@ -32,7 +32,6 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
-from backplane.process.watchdog import Watchdog
 from backplane.runtime.budgets import has_budget, last_usage
 from backplane.scale.engine import (
     DEFAULT_LABEL,
@@ -53,6 +52,7 @@ from backplane.scale.engine import (
     unknown_order,
 )
 from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
+from backplane.scale.watchdog import Watchdog
 
 SQLITE_MIN: Final = (3, 42) if sys.version_info >= (3, 12) else (0,)
 """Oldest SQLite: from this Python on, DBOS needs `subsec`, for which an older one returns NULL."""

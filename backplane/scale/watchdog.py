@@ -7,13 +7,13 @@ that and kill them. The program below runs without our packages and loads built-
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from typing import Final
 
-from backplane.process.launch import StartCommand, spawn_failed
-from backplane.process.spawn import loader_env
+from backplane.errors import BackendError
+from backplane.process.launch import StartCommand
+from backplane.process.spawn import NO_STDIO, loader_env, reap, spawn
 
 END_S_MAX: Final = 5.0
 """Seconds for the watchdog to end in order before it is killed."""
@@ -47,39 +47,28 @@ class Watchdog:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writer, False)
         words = ("-I", "-S", "-c", PROGRAM, str(os.getpid()), str(reader), str(int(lease_s * 1000)))
-        command = StartCommand((sys.executable, *words), env=loader_env())
+        command = StartCommand((sys.executable, *words), loader_env(), "/")
         try:
-            self._process = subprocess.Popen(
-                command.argv,
-                env=command.env,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(reader,),
-                start_new_session=True,
-            )
-        except OSError as fault:
+            self._process = spawn(command, NO_STDIO, (reader,))
+        except BackendError:
             os.close(self._writer)
-            raise spawn_failed(command, fault) from fault
+            raise
         finally:
             os.close(reader)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still watches; without it, the hosts of a stopped worker go on."""
+        """True while it watches; without it, the hosts of a stopped worker go on."""
         return self._process.poll() is None
 
     def feed(self) -> None:
-        """Say that this process is alive, which starts another lease."""
+        """Start another lease."""
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
     def close(self) -> None:
         """End the watchdog in order."""
         os.close(self._writer)
-        try:
-            self._process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
+        if not reap(self._process, END_S_MAX):
             self._process.kill()
             self._process.wait()
