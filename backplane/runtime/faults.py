@@ -18,7 +18,7 @@ from backplane.runtime import backends, hooks
 from backplane.runtime.orders import check_order, read_policy
 from backplane.runtime.plane import signer_of
 from backplane.sandbox.credentials import read_names
-from backplane.sandbox.requirements import demands
+from backplane.sandbox.demands import read_demands
 from backplane.upstream.cost import read_price
 
 
@@ -34,7 +34,7 @@ def check_whole(order: WorkOrder) -> None:
     compile_policy(order.policy)
     settings = settings_of(order.config.vendor)
     tighter("off", settings.get("isolation"))
-    demands(settings.get("enforcement"))
+    read_demands(settings.get("enforcement"), order.policy, "off")
     read_names(settings.get("credentials"), "config.vendor.abp.credentials")
 
 

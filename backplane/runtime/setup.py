@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from backplane.sandbox.key_proxy import KeyUse
     from backplane.sandbox.plan import Contained
     from backplane.sandbox.probe import Probe
-    from backplane.sandbox.run import Sandbox
+    from backplane.sandbox.sandbox import Sandbox
     from backplane.workspace import Workspace
 
 
@@ -90,7 +90,7 @@ class HostSetup:
             return
         # Imported here, as an order without a sandbox does without the time that it takes.
         from backplane.sandbox.probe import try_layers
-        from backplane.sandbox.run import Sandbox
+        from backplane.sandbox.sandbox import Sandbox
 
         program = backend if isinstance(backend, ProcessBackend) else None
         contained = program is not None and self.isolation != "off"

@@ -49,6 +49,11 @@ class Probed(msgspec.Struct, frozen=True):
     """Why it cannot be used; empty when it can."""
     fix: str = ""
 
+    @property
+    def fault(self) -> str:
+        """Which layer is missing and why; empty if it is usable."""
+        return "" if self.usable else f"{self.name} is unusable: {self.why}"
+
 
 class Probe(msgspec.Struct, frozen=True):
     """The layers of this machine."""

@@ -1,17 +1,20 @@
-"""What is asked of the layers, and the refusal where it cannot be had. Pure."""
+"""What an order demands of the layers, and the refusal of an order whose demands they cannot meet. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
 from backplane.policy.rules import Layer, Rule, has_rules_of
-from backplane.sandbox.probe import Probe, Probed
+from backplane.sandbox.probe import Probe
+
+if TYPE_CHECKING:
+    from backplane.sandbox.plan import Contained
 
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
 _TOOLS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
@@ -30,26 +33,23 @@ Demands = Mapping[str, Layer]
 STRICT: Final[Demands] = MappingProxyType({"credentials": "os", "deny_read_outside": "os"})
 """Demands of the shipped profiles `strict` and `ci`, and of each policy with all their rules."""
 
-
 _UNCONTAINED: Final = (
     "--isolation off, with which the operating system keeps no file, credential or host of the network from the agent"
 )
-"""The other way out of a refusal; not only what was missing is given up by it."""
+"""The other way out of a refusal, and everything that is given up by it."""
 
 
-def demands_of(profile: PolicyProfile, isolation: Isolation) -> Demands:
-    """Return what a policy demands by itself; nothing with isolation off, which the user has to ask for."""
-    return STRICT if isolation != "off" and has_rules_of(profile, "strict") else {}
+def read_demands(asked: Json, profile: PolicyProfile, isolation: Isolation) -> Demands:
+    """Read `config.vendor.abp.enforcement`, over the demands of the policy itself.
 
-
-def demands(asked: Json) -> Demands:
-    """Read `config.vendor.abp.enforcement`.
+    The policy demands nothing with isolation off, which only a user can ask for.
 
     Raises:
-        PolicyError: `policy_invalid`, a list or a layer that there is not.
+        PolicyError: `policy_invalid`, the order names an unknown list or layer.
     """
+    own = STRICT if isolation != "off" and has_rules_of(profile, "strict") else {}
     if asked is None:
-        return {}
+        return own
     if not isinstance(asked, dict):
         raise PolicyError("policy_invalid", "config.vendor.abp.enforcement is no object", hint='{"deny_read": "os"}')
     lists = (*PolicyProfile.__struct_fields__, *_BESIDE_LISTS)
@@ -57,100 +57,71 @@ def demands(asked: Json) -> Demands:
         if name not in lists or holder not in _HOLDERS:
             fact = f"config.vendor.abp.enforcement asks that {name[:40]!r} be held by {str(holder)[:40]!r}"
             raise PolicyError("policy_invalid", fact, hint=f"lists: {', '.join(lists)}; layers: {', '.join(_HOLDERS)}")
-    return cast(Demands, asked)
+    return {**own, **cast(Demands, asked)}
 
 
-def refuse(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None) -> None:
-    """Refuse before anything is started what these layers cannot give.
+def check_layers(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None) -> None:
+    """Refuse an order that demands what these layers cannot do; nothing has been started yet.
 
     Args:
-        found: None where nothing contains the host: a function of this process.
+        found: None if nothing contains the host: a function of this process.
 
     Raises:
         CapabilityError: `capability_unsupported`, with every missing layer and how to get it.
     """
-    networked = bool(profile.allow_network or profile.deny_network)
+    needed = [found.bubblewrap, found.landlock] if found is not None else []
+    if found is not None and (profile.allow_network or profile.deny_network):
+        needed.append(found.network)
     missing: list[str] = []
     if isolation == "required":
-        missing += [f"isolation 'required': {text}" for text in _missing(found, networked)]
-    unheld = {name: _not_by_system(name, isolation, found) for name, holder in wanted.items() if holder == "os"}
+        unusable = [layer.fault for layer in needed if not layer.usable] if found is not None else [_FUNCTION]
+        missing += [f"isolation 'required': {text}" for text in unusable]
+    unheld = {name: _why_not(name, isolation, found) for name, holder in wanted.items() if holder == "os"}
     for reason in dict.fromkeys(filter(None, unheld.values())):
         names = [_BESIDE_LISTS.get(name, name) for name, why in unheld.items() if why == reason]
         missing.append(f"{' and '.join(names)} cannot be held by the operating system: {reason}")
     if missing:
-        steps = "; ".join(_steps(found, networked)) or "run it as a program of its own"
+        steps = "; ".join(dict.fromkeys(layer.fix for layer in needed if layer.fix)) or "run it as a program of its own"
         of_profile = isolation == "best_effort" and STRICT.keys() >= {name for name, why in unheld.items() if why}
         otherwise = _UNCONTAINED if of_profile else "ask for less"
         raise CapabilityError("capability_unsupported", "; ".join(missing), hint=f"{steps}, or {otherwise}")
 
 
-def _missing(found: Probe | None, networked: bool) -> list[str]:
-    if found is None:
-        return [_FUNCTION]
-    return [unusable(layer) for layer in _needed(found, networked) if not layer.usable]
-
-
-def _needed(found: Probe, networked: bool) -> list[Probed]:
-    return [found.bubblewrap, found.landlock, *([found.network] if networked else [])]
-
-
-def _steps(found: Probe | None, networked: bool) -> list[str]:
-    """Return what makes the missing layers usable, each step once."""
-    needed = _needed(found, networked) if found is not None else []
-    return list(dict.fromkeys(layer.fix for layer in needed if layer.fix))
-
-
-def _not_by_system(name: str, isolation: Isolation, found: Probe | None) -> str:
-    """Why the operating system cannot hold these rules; empty when it can."""
+def _why_not(name: str, isolation: Isolation, found: Probe | None) -> str:
+    """Return why the operating system cannot hold these rules; empty if it can."""
     if name in _TOOLS:
         return "it knows no tools"
     if isolation == "off":
         return "isolation is off"
     if found is None:
         return _FUNCTION
-    needed = found.network if name in _NETWORK else found.bubblewrap
-    return "" if needed.usable else unusable(needed)
+    return (found.network if name in _NETWORK else found.bubblewrap).fault
 
 
-def unusable(layer: Probed) -> str:
-    """Say which layer is missing and why."""
-    return f"{layer.name} is unusable: {layer.why}"
-
-
-def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) -> None:
-    """Refuse, the cage worked out, a list whose rules turned out too many or too odd for it.
-
-    Args:
-        held: rules that the operating system holds.
+def check_plan(isolation: Isolation, wanted: Demands, profile: PolicyProfile, planned: Contained) -> None:
+    """Refuse a plan that holds less than was demanded: too many places to cover, or links that no mount can cover.
 
     Raises:
         CapabilityError: `capability_unsupported`.
     """
     names = [name for name, holder in wanted.items() if holder == "os" and getattr(profile, name, True)]
-    lost = sorted(set(names) - {rule.name for rule in held})
+    lost = sorted(set(names) - {rule.name for rule in planned.gaps})
     if lost:
         named = " and ".join(_BESIDE_LISTS.get(name, name) for name in lost)
         fact = f"{named} cannot be held by the operating system: there are too many places to cover"
         raise CapabilityError("capability_unsupported", fact, hint="name whole folders, or exclude what is not needed")
-    absent = [pattern for pattern in profile.deny_write if Rule("deny_write", pattern) not in held]
+    absent = [pattern for pattern in profile.deny_write if Rule("deny_write", pattern) not in planned.gaps]
     if absent and "deny_write" in names:
         fact = f"deny_write cannot be held by the operating system: {absent[0]!r} matches no existing file"
         raise CapabilityError("capability_unsupported", fact, hint="make it before the run, or demand 'audit'")
-
-
-def check_links(uncovered: Sequence[str]) -> None:
-    """Refuse links that `deny_read` names and whose target no mount can cover.
-
-    Raises:
-        CapabilityError: `capability_unsupported`.
-    """
-    if uncovered:
-        fact = f"deny_read: {uncovered[0]!r} is a link to a folder around the workspace, or to too many files"
+    if planned.uncovered and (isolation == "required" or wanted.get("deny_read") == "os"):
+        link = planned.uncovered[0]
+        fact = f"deny_read: {link!r} is a link to a folder around the workspace, or to too many files"
         raise CapabilityError("capability_unsupported", fact, hint="remove the link, or ask for less isolation")
 
 
 def check_asks(wanted: Demands, extensions: tuple[str, ...]) -> None:
-    """Refuse a host that does not ask first, where the order demands that its rules be held before the fact.
+    """Refuse a host that does not ask before a tool runs, if the order demands that it does.
 
     Raises:
         CapabilityError: `capability_unsupported`.

@@ -13,7 +13,7 @@ from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
-from backplane.sandbox import credentials, mounts, plan, requirements
+from backplane.sandbox import credentials, demands, mounts, plan
 from backplane.sandbox.probe import Probe
 
 if TYPE_CHECKING:
@@ -45,11 +45,10 @@ class Sandbox:
         self._connections: Connections | None = None
         self._policy = policy
         self._isolation = isolation
-        own = requirements.demands_of(policy.profile, isolation)
-        self._demands = {**own, **requirements.demands(demanded)}
+        self._demands = demands.read_demands(demanded, policy.profile, isolation)
         self._found = found
         self._open_stores = open_stores
-        requirements.refuse(isolation, self._demands, policy.profile, found)
+        demands.check_layers(isolation, self._demands, policy.profile, found)
 
     def needs_tree(self, original: str) -> bool:
         """Return True if the sandbox cannot be planned before the copy is made. Blocking.
@@ -61,7 +60,7 @@ class Sandbox:
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
-        requirements.check_asks(self._demands, extensions)
+        demands.check_asks(self._demands, extensions)
 
     def contain(
         self,
@@ -93,9 +92,7 @@ class Sandbox:
             servers=servers,
             agent=agent,
         )
-        requirements.check_held(self._demands, held.gaps, self._policy.profile)
-        if self._isolation == "required" or self._demands.get("deny_read") == "os":
-            requirements.check_links(held.uncovered)
+        demands.check_plan(self._isolation, self._demands, self._policy.profile, held)
         return held
 
     def open(
