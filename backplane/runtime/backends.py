@@ -401,10 +401,9 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
     if declared is None and name not in SHIPPED:
         from backplane.runtime import plugins  # With it comes the reader of mail; no other backend needs it.
 
-        plugin = plugins.find(name, environ)
-        if plugin is not None:
-            made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
-            return msgspec.structs.replace(made, plugin={"wheel": plugin.wheel, "version": plugin.version})
+        if (plugin := plugins.find(name)) is not None:
+            made = _from_settings(name, BackendSettings(command=plugin[0]), settings, environ)
+            return msgspec.structs.replace(made, plugin=plugin[1])
         known = {*settings.backends, *SHIPPED.keys() - OF_OPTIONS}
         there = {*known, *plugins.names(known)}
         names, near = ", ".join(sorted(there)), nearest_name(name, there)

@@ -15,9 +15,9 @@ from tests.peers import ROOT
 WAIT_S = 120.0
 ENTRIES = """
 [backplane.backends]
-walrus = walrus_agents:command
-shell = walrus_agents:command
-broken = walrus_agents:absent
+walrus = walrus_hosts.walrus
+shell = walrus_hosts.walrus
+broken = walrus_hosts.absent
 odd = walrus_agents:odd
 [backplane.dialects]
 walrus = walrus_agents:DIALECT
@@ -25,14 +25,9 @@ openai = walrus_agents:absent
 odd = walrus_agents:odd
 """
 MODULE = """
-import os
-import sys
 from backplane.dialects import dialect
 
 DIALECT = dialect("claude")
-
-def command():
-    return (sys.executable, os.path.join(os.path.dirname(__file__), "walrus_host.py"))
 
 def odd():
     return "words"
@@ -41,9 +36,10 @@ def odd():
 HOST = """
 from backplane.contract.capability import NATIVE
 from backplane.host import Done, Host, main
+from . import name
 
 async def work(run):
-    await run.message("walrus: " + run.order.task)
+    await run.message(name + ": " + run.order.task)
     return Done()
 
 main(Host(id="walrus-host", capabilities={"streaming": NATIVE}), work)
@@ -57,13 +53,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = "walrus_agents-4.5.6.dist-info"
     files = {
         "walrus_agents.py": MODULE,
-        "walrus_host.py": HOST,
+        "walrus_hosts/__init__.py": "name = 'walrus'\n",
+        "walrus_hosts/walrus.py": HOST,
         f"{about}/METADATA": "Metadata-Version: 2.1\nName: walrus-agents\nVersion: 4.5.6\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/entry_points.txt": ENTRIES,
         f"{about}/RECORD": "",
     }
     (target / about).mkdir()
+    (target / "walrus_hosts").mkdir()
     for name, text in files.items():
         (target / name).write_text(text)
     return target
