@@ -25,7 +25,8 @@ from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
 from backplane.receipts.store import Store
 from backplane.runtime.approvals import OnAsk
-from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
+from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.memory import MemoryBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from hosts import mock

@@ -15,7 +15,8 @@ from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
 from backplane.runtime import backends
-from backplane.runtime.backends import MemoryBackend, ProcessBackend
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.memory import MemoryBackend
 
 ORDER = WorkOrder("x")
 

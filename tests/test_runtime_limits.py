@@ -16,8 +16,9 @@ import pytest
 from backplane.errors import BackplaneError
 from backplane.host import Done, Host, HostRun
 from backplane.host.link import serve
-from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
+from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
+from backplane.runtime.memory import MemoryBackend
 from tests.runs import QUICK, check, ended, go, not_begun, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio

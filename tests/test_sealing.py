@@ -17,7 +17,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
 from backplane.receipts.store import Store
-from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.memory import MemoryBackend
 from backplane.workspace import apply_patch
 
 Edit = Callable[[Path], object]

@@ -19,7 +19,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
 from backplane.redact.cuts import SHAPE_BYTES_MAX, STREAMS_MAX, Splits
 from backplane.redact.secrets import Redactor
-from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.memory import MemoryBackend
 
 SECRET = "correct-horse-battery-7719"
 NOW = "2026-01-15T12:00:00Z"

@@ -6,18 +6,16 @@ behind. The same bytes flow in both cases. What is said on the link is `runtime`
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import anyio
 import msgspec
 
 from backplane.agents import shipped
@@ -33,7 +31,6 @@ from backplane.config import (
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
-from backplane.process.aio import alone
 from backplane.process.child import Exit, open_child
 from backplane.process.launch import StartCommand
 from backplane.resources import find as find_shared
@@ -231,150 +228,6 @@ def _found(program: str, search: str | None = None) -> str | None:
         return None  # An option of the command before it.
 
     return shutil.which(program, path=search)
-
-
-LADDER_STEP_S: Final = 0.5
-"""For a function to end after its stdin did; the ladder's short step, as for a child."""
-
-Serve = Callable[[int, int], Awaitable[None]]
-"""A host's whole life over two descriptors: `functools.partial(host.link.serve, host, work)`."""
-
-
-class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that is a function of this process, over the same bytes as a child."""
-
-    id: str
-    serve: Serve
-    limits: Limits | None = None
-    secrets: tuple[str, ...] = ()
-    remote: bool = False
-
-    @property
-    def key(self) -> str:
-        return f"memory:{self.id}"
-
-    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
-        return _open_memory(self.serve)
-
-
-class ReplayBackend(MemoryBackend, frozen=True, kw_only=True):
-    """A stored run in place of a host; `runtime.replay` makes it."""
-
-    replays: dict[str, Any]
-    """As it stands in the receipt: `run`, `receipt_sha256`, `with_patch`."""
-    cached: bool = False
-    """It is the answer to the same order, which that run has heeded as a whole."""
-
-    @property
-    def key(self) -> str:
-        return f"cached:{self.id}" if self.cached else "replay"
-
-
-@asynccontextmanager
-async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
-    theirs_in, ours_out = os.pipe()
-    ours_in, theirs_out = os.pipe()
-    for fd in (theirs_in, ours_out, ours_in, theirs_out):
-        os.set_blocking(fd, False)
-    link = _MemoryLink(ours_out, ours_in, theirs_out)
-    try:
-        async with alone(functools.partial(link.run, serve, theirs_in, theirs_out), LADDER_STEP_S):
-            yield link
-    finally:
-        link.close_stdin()
-        link.close_stdout()
-
-
-class _MemoryLink:
-    def __init__(self, stdin: int, stdout: int, out: int) -> None:
-        self.stdin = stdin
-        self.stdout = stdout
-        self._out = out
-        """The function's own end of `stdout`."""
-        self.pid = os.getpid()
-        self.start = 0
-        self.exit: Exit | None = None
-        self.stderr_dropped = 0
-        self.swept = 0
-        self.guard_lost = False
-        self.fault: Exception | None = None
-        self.scope = anyio.CancelScope()
-        self._tail = b""
-        self._ended = anyio.Event()
-        self._on_exit: Callable[[], None] | None = None
-        self._step: anyio.CancelScope | None = None
-
-    @property
-    def stderr_tail(self) -> bytes:
-        return self._tail
-
-    async def run(self, serve: Serve, stdin: int, stdout: int) -> None:
-        code = 1
-        try:
-            with self.scope:
-                await serve(stdin, stdout)
-                code = 0
-        except Exception as error:  # A child's bug would be its exit code and its last words: so is a function's.
-            self._tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
-        finally:
-            self.exit = Exit(code=code)
-            self._ended.set()
-            if self._step is not None:
-                self._step.cancel()
-            if self._on_exit is not None:
-                self._on_exit()
-            os.close(stdin)
-            os.close(stdout)
-
-    def call_on_exit(self, call: Callable[[], None]) -> None:
-        self._on_exit = call
-        if self.exit is not None:
-            call()
-
-    def close_stdin(self) -> None:
-        self.stdin = _close(self.stdin)
-
-    def close_stdout(self) -> None:
-        self.stdout = _close(self.stdout)
-
-    async def wait(self, timeout_s: float) -> Exit | None:
-        with anyio.move_on_after(timeout_s):
-            await self._ended.wait()
-        return self.exit
-
-    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """Stop it by a child's ladder, without its last step: a function that ignores its cancellation is left behind.
-
-        What it writes from then on goes nowhere.
-        """
-        with anyio.CancelScope(shield=True):
-            if cancel is not None and self.exit is None:
-                with anyio.move_on_after(grace_s) as self._step:
-                    await cancel(grace_s)
-            self.close_stdin()
-            await self.wait(LADDER_STEP_S)
-            self.scope.cancel()
-            if await self.wait(LADDER_STEP_S) is None:
-                self.guard_lost = True
-                self._tail = b"the host's function ignored its cancellation and was left behind in this process"
-                with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230
-                    os.dup2(nowhere.fileno(), self._out, inheritable=False)
-
-
-def _words(error: BaseException) -> Iterator[str]:
-    """What went wrong, without the groups that task groups put around it."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _words(inner)
-    else:
-        yield f"{type(error).__name__}: {error}"
-
-
-def _close(fd: int) -> int:
-    if fd >= 0:
-        anyio.notify_closing(fd)
-        os.close(fd)
-    return -1
 
 
 class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ import msgspec
 from backplane.config import Limits, Settings
 from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackplaneError, ConfigError
-from backplane.runtime.backends import Backend, ReplayBackend
+from backplane.runtime.backends import Backend
+from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.replay import find_replay
 from backplane.runtime.state import raise_error
 from backplane.workspace.tree import paths_below
@@ -50,13 +51,13 @@ def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limit
     try:
         asked = {name: getattr(order, name) for name in order.__struct_fields__ if name != "id"}
         known = msgspec.to_builtins([asked, settings, limits, backend.id, backend.key], enc_hook=str, str_keys=True)
-        tree = _tree_sha256(Path(order.workspace.root), limits)
+        tree = tree_sha256(Path(order.workspace.root), limits)
     except (OSError, TypeError, ValueError):
         return None
     return hashlib.sha256(msgspec.json.encode([*known, tree], order="sorted")).hexdigest()
 
 
-def _tree_sha256(root: Path, limits: Limits) -> str:
+def tree_sha256(root: Path, limits: Limits) -> str:
     """Hash a folder's files and links by name, kind, rights and content; the insides of repositories aside.
 
     Raises:

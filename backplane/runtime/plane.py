@@ -30,8 +30,9 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, require_
 from backplane.process.aio import LoopTask
 from backplane.runtime import backends
 from backplane.runtime.approvals import OnAsk
-from backplane.runtime.backends import Backend, ReplayBackend
+from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
+from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of, order_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once

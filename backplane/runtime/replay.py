@@ -34,7 +34,7 @@ from backplane.protocol.messages import Broken
 from backplane.receipts.audit import record_hash
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
-from backplane.runtime.backends import ReplayBackend
+from backplane.runtime.memory import ReplayBackend
 from backplane.workspace import apply_patch
 
 HEEDS: Final = ("mode",)

@@ -23,9 +23,10 @@ from backplane.receipts.pieces import canonical_chunks, unheard_facts
 from backplane.receipts.trace import listed
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.approvals import OnAsk
-from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
+from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.drive import Drive
 from backplane.runtime.events import RunBatches, RunEvents
+from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.orders import answer_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder, settings_of
 from backplane.errors import WorkspaceError
 from backplane.policy.rules import Policy
-from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
+from backplane.runtime.backends import Backend, Link, ProcessBackend
+from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.state import StateFolder
 from backplane.sandbox.credentials import read_names
 from backplane.workspace import object_folders

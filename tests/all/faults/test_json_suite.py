@@ -19,8 +19,8 @@ from backplane.config import Limits, Settings
 from backplane.contract import canonical
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.pieces import canonical_chunks
-from backplane.runtime.backends import MemoryBackend
 from backplane.runtime.events import now
+from backplane.runtime.memory import MemoryBackend
 from backplane.runtime.plane import ControlPlane
 from tests import closed
 from tests.all.faults import hosts, sizes

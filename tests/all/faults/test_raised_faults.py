@@ -25,7 +25,7 @@ from backplane.contract import canonical
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.memory import MemoryBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from tests import closed
@@ -59,10 +59,10 @@ EDGES = frozenset(
         "runtime/events.py:EventStream.wake < runtime/events.py:EventStream.close",
         "runtime/events.py:EventStream.close < runtime/drive.py:Drive.run",
         "runtime/drive.py:Drive._guarded < …",
-        "runtime/channel.py:HostChannel._note_exit < runtime/backends.py:_MemoryLink.run",
+        "runtime/channel.py:HostChannel._note_exit < runtime/memory.py:_MemoryLink.run",
         "runtime/channel.py:HostChannel.wake < runtime/channel.py:HostChannel._note_exit",
         "protocol/messages.py:Events.records < …",
-        "runtime/backends.py:_MemoryLink.run < …",
+        "runtime/memory.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
         "runtime/hook_calls.py:call_function < runtime/approvals.py:Approvals._ask_caller",
         "contract/approval.py:Decision.__post_init__ < …",
@@ -70,7 +70,7 @@ EDGES = frozenset(
         "process/aio.py:in_daemon.<locals>.run < …",
         "process/aio.py:in_daemon.<locals>.end < …",
         "process/aio.py:alone.<locals>.<lambda> < …",
-        "process/aio.py:beside.__aexit__ < runtime/backends.py:_open_memory",
+        "process/aio.py:beside.__aexit__ < runtime/memory.py:_open_memory",
     }
 )
 """Where the program or the loop itself calls, a flag of two lines is set, or a block is left: no frame of ours is
