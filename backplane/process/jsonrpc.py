@@ -1,6 +1,6 @@
-"""A conversation in JSON-RPC over two descriptors: calls of ours with their answers, questions of the other end.
+"""A JSON-RPC connection over two descriptors: our calls and their answers, and the requests of the peer.
 
-Who starts the other program, and when it has to end, is not known here.
+The caller starts and ends the peer.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from backplane.protocol.jsonrpc import (
 from backplane.protocol.lines import LINE_BYTES_MAX
 
 ASKED_MAX: Final = 256
-"""Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
+"""Requests of the peer that are open at once; more of them are refused."""
 
 ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of all these questions; a longer one is worked on where no other is."""
+"""Bytes of all open requests; a single longer one is accepted if no other is open."""
 
 END_POLL_S: Final = 1.0
-"""How often a server looks whether its client has said all: an idle one costs nothing."""
+"""Seconds between two looks for the end of the input; an idle connection costs nothing."""
 
 AnswerRequest = Callable[[Request], Awaitable[Json | RpcError]]
-"""Answers a question of the other end; a `Fault` refuses it, and with one that is `gone` it gets no answer."""
+"""Answers a request of the peer; an `RpcError` refuses it, and one that is `gone` sends no answer."""
 Hear = Callable[[Notification], Awaitable[None]]
-"""Takes a notification. They come in order; while it works nothing more is read."""
+"""Handles a notification. They come in order; nothing more is read meanwhile."""
 Watch = Callable[[bytes, Received], Awaitable[None]]
-"""Notification of every line and what it is, before anything is done with it."""
+"""Takes every line and its message."""
 
 
 class Pipe:
-    """The conversation over two descriptors; they stay the caller's to close.
+    """The connection; the caller closes its descriptors.
 
     Args:
-        answer: answers questions, each in a task of its own.
-        hear: takes notifications.
-        unread: told of a line that is no message.
-        strict: answer such a line with an error, as the protocol asks of a server.
-        watch: told of every line.
-        rest_s: for answering what was asked before the other end was done.
-        peer: another protocol than JSON-RPC, of lines that are calls, answers and notifications, too.
+        answer: answers requests, each in a task of its own.
+        hear: handles notifications.
+        strict: answer a line that is no message with an error, as the protocol requires of a server.
+        watch: called with every line and its message, before the message is handled.
+        rest_s: seconds to answer the open requests after the end of the input.
+        peer: reads and writes the messages (default: JSON-RPC 2.0, a line each).
     """
 
     def __init__(
@@ -66,34 +65,28 @@ class Pipe:
         *,
         answer: AnswerRequest,
         hear: Hear,
-        unread: Callable[[Malformed], None] = lambda line: None,
         strict: bool = False,
         watch: Watch | None = None,
         rest_s: float = 0.0,
-        line_bytes_max: int = LINE_BYTES_MAX,
         peer: Peer | None = None,
     ) -> None:
         self._watch, self._rest_s = watch, rest_s
-        self._peer = peer or Peer(line_bytes_max)
+        self._peer = peer or Peer(LINE_BYTES_MAX)
         self._read_fd = read_fd
         self._ends = Pair(write_fd, read_fd)
-        self._answer, self._hear, self._unread = answer, hear, unread
+        self._answer, self._hear = answer, hear
         self._waiting: dict[Id, tuple[anyio.Event, list[Response]]] = {}
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
         self._asked_bytes = 0
         self._ended = anyio.Event()
 
-    @property
-    def ended(self) -> bool:
-        """The other end says nothing more."""
-        return self._ended.is_set()
-
     async def wait_ended(self) -> None:
+        """Wait for the end of the input."""
         await self._ended.wait()
 
     async def run(self) -> None:
-        """Read until the other end is done; then every open call fails, and its questions have `rest_s` left."""
+        """Read to the end of the input; then every open call fails, and open requests have `rest_s` left."""
         async with anyio.create_task_group() as whole:
             if self._rest_s:
                 whole.start_soon(self._watch_end, whole.cancel_scope)
@@ -111,7 +104,7 @@ class Pipe:
                 await self._take(line, tasks)
 
     async def _watch_end(self, whole: anyio.CancelScope) -> None:
-        """Who has said all, and takes no answer, keeps us from reading to his end: so it is looked for, too."""
+        """Look for the end of the input by polling: a peer that reads no answers keeps `_read` from reaching it."""
         poll = select.poll()
         poll.register(self._read_fd, 0)
         while not poll.poll(0):
@@ -127,7 +120,6 @@ class Pipe:
         elif isinstance(received, Request):
             await self._begin(received, len(line), tasks)
         elif isinstance(received, Malformed):
-            self._unread(received)
             if self._strict:
                 await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
         else:
@@ -169,23 +161,23 @@ class Pipe:
             await self._ends.write(self._peer.answer(asked.id, answer))
 
     def drop(self, id: Id) -> None:
-        """Give up a question of the other end that is being worked on; it gets no answer."""
+        """Cancel an open request of the peer; it gets no answer."""
         scope = self._asked.get(id)
         if scope is not None:
             scope.cancel()
 
     async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Response:
-        """Ask and wait for the answer; a peer that is gone is a fault, too.
+        """Send a call and wait for its answer; its `fault` says if the peer has ended.
 
         Raises:
-            BackendError: `backend_timeout`, no answer in time.
+            BackendError: `backend_timeout`, no answer came in time.
         """
         id, line = self._peer.call(method, params)
         waiting = self._waiting[id] = (anyio.Event(), [])
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)
-                if not self.ended:
+                if not self._ended.is_set():
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Response(id, fault=RpcError(0, "the program ended", gone=True))
         finally:

@@ -121,7 +121,7 @@ def cover(
     kept: Collection[str],
     given: Collection[str] = (),
 ) -> Covered:
-    """Look which stores there are. Blocking; one look at the disk a place.
+    """Find the stores of this machine, and which of them are covered. Blocking; one look at the disk a place.
 
     Args:
         root: where the run works; a store around it is open, as somebody asked to work there.
@@ -144,12 +144,12 @@ def cover(
             if (
                 named
                 or name in kept
-                or _within(root, path)
-                or any(_within(path, own) or _within(own, path) for own in writable)
+                or within(root, path)
+                or any(within(path, own) or within(own, path) for own in writable)
             ):
                 left_open[name] = None
                 continue
-            copies = [root + path[len(tree.rstrip("/")) :] for tree in originals if _within(path, tree)]
+            copies = [root + path[len(tree.rstrip("/")) :] for tree in originals if within(path, tree)]
             for place in (path, *copies):
                 names[name] = None
                 places[place] = os.path.isdir(path)
@@ -158,23 +158,23 @@ def cover(
 
 
 def has_stores(folder: str) -> bool:
-    """Tell whether a copy of a folder would have copies of stores. Blocking."""
-    return any(_within(path, os.path.realpath(folder)) for path in cover("", (), (), homes_of(None), ()).places)
+    """Return True if a copy of a folder would have copies of stores. Blocking."""
+    return any(within(path, os.path.realpath(folder)) for path in cover("", (), (), homes_of(None), ()).places)
 
 
 def store_of(name: str) -> str | None:
-    """Return where a program's login is kept, None where there is none. Blocking."""
+    """Return the path of a program's login; None if there is none. Blocking."""
     paths = (path for spot in STORES.get(name, ()) for path in _paths(spot, homes_of(None)))
     return next((path for path in paths if os.path.exists(path)), None)
 
 
 def homes_of(home: str | None) -> tuple[str, ...]:
-    """The folders that stores are looked for in: the user's home, and the host's where that is another."""
+    """Return the folders in which stores are searched: the user's home, and the host's if that is another."""
     return tuple(dict.fromkeys(path for path in (home, os.path.expanduser("~")) if path and path[0] == "/"))
 
 
 def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
-    """Where a spot of the table is; several where there are several homes, or a variable names a list."""
+    """Return the paths of a spot of the table; several if there are several homes, or a variable names a list."""
     if not spot.startswith("$"):
         return [os.path.join(home, spot) for home in homes]
     variable, slash, rest = spot[1:].partition("/")
@@ -182,10 +182,11 @@ def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
     return [folder + slash + rest for folder in folders if folder.startswith("/")]
 
 
-def _within(path: str, folder: str) -> bool:
+def within(path: str, folder: str) -> bool:
+    """Return True if a path is a folder or lies in it; both absolute, links followed."""
     return path == folder or below(path, folder)
 
 
 def below(path: str, folder: str) -> bool:
-    """Tell whether a path lies in a folder, at any depth; both absolute, links followed."""
+    """Return True if a path lies in a folder, at any depth; both absolute, links followed."""
     return path != folder and path.startswith(folder.rstrip("/") + "/")

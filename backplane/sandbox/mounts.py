@@ -18,7 +18,7 @@ import msgspec
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.sandbox.credentials import Covered, below
+from backplane.sandbox.credentials import Covered, below, within
 
 MASKS_MAX: Final = 256
 """Mounts for one run; each takes some 0.1 ms. Rules that need more are left to the next layer."""
@@ -155,7 +155,7 @@ def _inside(
         hidden = {path: is_folder for named in read for path, is_folder in named.found.items()}
         written = _named(root, writes, outside=False, open_folders=(root,)).found
         # Outside of the root nothing can be written anyway.
-        fixed = [path for path in written if path not in hidden and f"{path}/".startswith(f"{root}/")]
+        fixed = [path for path in written if path not in hidden and within(path, root)]
         uncovered = tuple(dict.fromkeys(link for named in read for link in named.uncovered))
         return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])), uncovered)
     except (OverflowError, PolicyError):
@@ -172,7 +172,7 @@ def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool]
     except (OverflowError, PolicyError):
         return None
     # A folder around the workspace stays open: the user asked to work there.
-    found = {path: is_folder for path, is_folder in found.items() if not f"{root}/".startswith(f"{path}/")}
+    found = {path: is_folder for path, is_folder in found.items() if not within(root, path)}
     return found if len(found) <= MASKS_MAX else None
 
 
@@ -262,7 +262,7 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
             if real is None or (link and real in seen):
                 continue
             if _names(globs, path) if is_folder else globs.matches(path) is not None:
-                if (is_link or link) and any(one == real or below(one, real) for one in open_folders):
+                if (is_link or link) and any(within(one, real) for one in open_folders):
                     named.uncovered.append(path)
                 else:
                     named.found[real] = is_folder

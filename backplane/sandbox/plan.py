@@ -1,4 +1,4 @@
-"""The cage for one run: mounts, rules and variables, and the label that says what they hold."""
+"""Plans the sandbox of one run: mounts, Landlock rules, variables, and the label that says what they enforce."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from backplane.policy.rules import Policy, Rule
 from backplane.process.launch import Cage, StartCommand
 from backplane.sandbox import credentials, landlock
 from backplane.sandbox import mounts as masks
+from backplane.sandbox.credentials import within
 from backplane.sandbox.labels import Held, label
 from backplane.sandbox.mounts import Masks
 from backplane.sandbox.probe import MOUNTS, Probe
 
 PRIVATE: Final = ("/tmp", "/var/tmp")
-"""Each run has its own of these: others keep their sockets there (displays, key agents, terminals)."""
+"""Each run has its own of these, because other programs keep sockets there (displays, key agents, terminals)."""
 
 SOCKETS: Final = "/run"
-"""Where the system's programs are asked to do things; some would do anything for us."""
+"""The folder of the system's sockets; some programs behind them would do anything for our user."""
 
 _KEPT_OF_RUN: Final = (
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # names of hosts
@@ -36,7 +37,7 @@ _KEPT_OF_RUN: Final = (
 )
 
 _EMPTY_BYTES_MAX: Final = "1048576"
-"""Of the empty folders that cover something: nothing is kept in them."""
+"""Size of each empty folder that covers something."""
 
 PROCESSES_MAX: Final = 4096
 """Processes and threads of one run, where the system counts them for a namespace: no agent's work has needed a tenth,
@@ -52,10 +53,10 @@ ServerFiles = Mapping[str, tuple[str, ...]]
 
 
 class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one run works; absolute paths."""
+    """Folders of one run; absolute paths."""
 
     root: str
-    """The one place to be written."""
+    """The workspace, which the host may write."""
     original: str | None
     """What a staged root is a copy of; None in place."""
     state: str
@@ -67,16 +68,16 @@ class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contained(msgspec.Struct, frozen=True, kw_only=True):
-    """A worked-out cage."""
+    """A planned sandbox."""
 
     cage: Cage = Cage()
     env: dict[str, str] = {}
     """Over the command's own."""
     policy: Policy | None = None
-    """For the proxy at the network's door; None where there is none."""
+    """Rules for the proxy of the network; None for no proxy."""
     endpoints: tuple[str, ...] = ()
     interface: int = 0
-    """Landlock's version where it is put on."""
+    """Landlock's version; 0 for no Landlock."""
     writable: tuple[str, ...] = ()
     label: dict[str, Json] = {}
     """For the receipt: isolation, layers, kinds."""
@@ -103,7 +104,7 @@ def plan(
     servers: ServerFiles = MappingProxyType({}),
     agent: str | None = None,
 ) -> Contained:
-    """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
+    """Plan the sandbox of a command. Looks through the workspace if the policy has rules on files; blocking.
 
     Args:
         writable: paths beside the workspace that the host may change, its own state say; absolute.
@@ -138,7 +139,7 @@ def plan(
         masks=covered,
         stores=stores,
         private=bool(private),
-        state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
+        state_open=any(within(place.state, path) for path in (place.root, *own)),
         # Counted for a user in his own namespace; nobody counts those of root.
         processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )
@@ -162,13 +163,13 @@ def plan(
 
 
 def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
-    """No file with the memory of a host that crashed, and no fork bomb; never more than we may have ourselves."""
+    """Return the limits of a host, against core files and fork bombs; none is above our own."""
     wanted = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_NPROC: PROCESSES_MAX} if counted else {})
-    return tuple((number, _at_most(most, resource.getrlimit(number)[1])) for number, most in wanted.items())
-
-
-def _at_most(wanted: int, hard: int) -> int:
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    hard = {number: resource.getrlimit(number)[1] for number in wanted}
+    return tuple(
+        (number, most if hard[number] == resource.RLIM_INFINITY else min(most, hard[number]))
+        for number, most in wanted.items()
+    )
 
 
 def _private(taken: set[str]) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ def _mounts(
     private: tuple[str, ...],
     agent: str | None,
 ) -> Iterator[str]:
-    """Mounts from the outermost to the innermost, so that none covers another by chance."""
+    """Yield the mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
     sockets = os.path.realpath(SOCKETS)
     covered = [path for path in (sockets, *private) if path != place.root and os.path.isdir(path)]
@@ -216,7 +217,7 @@ def _needed(
     ours = [sys.executable, sys.prefix, sys.base_prefix, str(resources.PACKAGE), *map(str, resources.folders())]
     # An order names these: the state folder, with other runs in it, stays closed to them.
     named = (word for row in servers.values() for word in row)
-    theirs = (word for word in named if not _lies_in(os.path.realpath(word), place.state))
+    theirs = (word for word in named if not within(os.path.realpath(word), place.state))
     for word in (*words, *theirs, *ours):
         for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
             roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
@@ -225,28 +226,21 @@ def _needed(
 
 
 def _hidden(place: RunFolders, servers: ServerFiles, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
-    """Servers with the word of each that names what is there and the agent will not see."""
+    """Yield each server whose row names an existing file that the agent will not see, with that word of the row."""
     for name, words in servers.items():
         for word in words:
             path = os.path.realpath(os.path.join(place.root, word))
-            ruled = any(_lies_in(path, folder) for folder in covered.hidden)
-            closed = _lies_in(path, place.state) and not any(_lies_in(path, folder) for folder in (place.root, *own))
+            ruled = any(within(path, folder) for folder in covered.hidden)
+            closed = within(path, place.state) and not any(within(path, folder) for folder in (place.root, *own))
             if (ruled or closed) and os.path.exists(path):
                 yield name, word
                 break
 
 
-def _lies_in(path: str, folder: str) -> bool:
-    return f"{path}/".startswith(f"{folder}/")
-
-
-_PACKAGES: Final = "node_modules"
-
-
 def _with_its_folder(path: str, roof: str) -> str:
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
-    if _PACKAGES in folder.parts:  # npm links a program into its package, which needs its neighbours.
-        folder = Path(*folder.parts[: folder.parts.index(_PACKAGES) + 1])
+    if "node_modules" in folder.parts:  # npm links a program into its package, which needs its neighbours.
+        folder = Path(*folder.parts[: folder.parts.index("node_modules") + 1])
     elif folder.name in ("bin", "sbin"):
         folder = folder.parent
     return path if str(folder) == roof else str(folder)

@@ -1,4 +1,4 @@
-"""Which layers this machine really has: each is tried, once a process, and the answer kept."""
+"""Tries the layers that this machine has, once a process, and keeps the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
@@ -20,13 +19,13 @@ from backplane.process.tool import run_tool, search_path
 from backplane.sandbox import landlock
 
 TRIAL_S_MAX: Final = 5.0
-"""For one trial; it takes some ms, a second on a loaded machine. After one that takes longer there is no other."""
+"""Seconds for one trial; some ms are usual, 1 s on a loaded machine. After a longer one there is no other."""
 
 LEFT_S_MAX: Final = 0.5
-"""For a trial to end that nobody waits for; it looks up every 50 ms. Past it another run waits for the same trial."""
+"""Seconds for an abandoned trial to end; it checks every 50 ms. After that another run waits for the same trial."""
 
 _SAID: Final = re.compile(rb"([0-9]{1,10})\nbubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
-"""Of a trial: its number as a process, and the version."""
+"""Output of a trial: its process number in the namespace, and the version."""
 
 BASE: Final = ("--unshare-pid", "--unshare-ipc", "--as-pid-1")
 """Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
@@ -46,7 +45,7 @@ class Probed(msgspec.Struct, frozen=True):
     usable: bool
     version: str = ""
     why: str = ""
-    """Why it cannot be used; empty when it can."""
+    """Why it cannot be used; empty if it can."""
     fix: str = ""
 
     @property
@@ -62,7 +61,7 @@ class Probe(msgspec.Struct, frozen=True):
     network: Probed
     landlock: Probed
     command: tuple[str, ...] = ()
-    """Bubblewrap with the options that worked; empty where none did."""
+    """Bubblewrap with the options that worked; empty if none did."""
 
     @property
     def landlock_version(self) -> int:
@@ -73,20 +72,20 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Probe:
-    """Try the layers; blocking for some ms the first time, so call it in a worker thread.
+    """Try the layers. Blocks for some ms the first time, so call it in a worker thread.
 
     Args:
-        stopped: asked while a trial goes on; true ends it, and its result is not kept.
+        stopped: called during a trial; True ends it, and its result is not kept.
 
     Raises:
         BackendError: `execution_tool_failed`, it was stopped.
     """
-    found, network, command = _bubblewrap(_path(environ)).find(stopped)
-    return Probe(found, network, _landlock(), command)
+    path = shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
+    return _bubblewrap(path).find(stopped)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
-    """Try the layers; a trial that nobody waits for any more is ended before this returns."""
+    """Try the layers; if this is cancelled, the trial is ended first."""
     left, over = threading.Event(), threading.Event()
     over.set()
 
@@ -101,47 +100,35 @@ async def try_layers(environ: Mapping[str, str]) -> Probe:
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
     finally:
         left.set()
-        if not over.is_set():  # Who ends this process next would leave the trial's program behind.
+        if not over.is_set():  # Otherwise the end of this process could leave the trial's program behind.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(over.wait, LEFT_S_MAX)
 
 
-_NO_NETWORK: Final = Probed("network namespace", False, "", "bubblewrap is missing")
-
-
-def _path(environ: Mapping[str, str]) -> str | None:
-    return shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
-
-
 @functools.cache
-def _bubblewrap(path: str | None) -> Bubblewrap:
-    return Bubblewrap(path)
+def _bubblewrap(path: str | None) -> _Bubblewrap:
+    return _Bubblewrap(path)
 
 
-_Found = tuple[Probed, Probed, tuple[str, ...]]
-"""Bubblewrap, its network namespace, and the options that worked."""
-
-
-class Bubblewrap:
-    """Bubblewrap where it is found, tried once."""
+class _Bubblewrap:
+    """Tries bubblewrap at a path, once for this process; who asks meanwhile waits for the same trial."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._found: _Found | None = None
+        self._found: Probe | None = None
         self._finding = threading.Lock()
 
-    def find(self, stopped: Callable[[], bool]) -> _Found:
-        """Return the result of the trial. Raises BackendError where it was stopped."""
+    def find(self, stopped: Callable[[], bool]) -> Probe:
+        """Return the result of the trial. Raises BackendError if it was stopped."""
         with self._finding:
             if self._found is None:
                 self._found = self._try(stopped)
             return self._found
 
-    def _try(self, stopped: Callable[[], bool]) -> _Found:
+    def _try(self, stopped: Callable[[], bool]) -> Probe:
         path = self._path
         if path is None:
-            why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
-            return Probed("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
+            return _without("bwrap is not found" if GUARD_WORKS else "only Linux has it", "install bubblewrap")
         why = ""
         for rights in _rights():
             command = (path, *BASE, *rights)
@@ -153,16 +140,22 @@ class Bubblewrap:
             except BackplaneError as error:
                 if stopped():
                     raise
-                return Probed("bubblewrap", False, "", error.message, f"see what {path} does"), _NO_NETWORK, ()
+                return _without(error.message, f"see what {path} does")
             if not no_network or not why:
                 network = Probed("network namespace", not no_network, version, no_network)
-                return Probed("bubblewrap", True, version), network, command
+                return Probe(Probed("bubblewrap", True, version), network, _landlock(), command)
         fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
-        return Probed("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
+        return _without(why, fix)
+
+
+def _without(why: str, fix: str) -> Probe:
+    """Return the layers of a machine on which bubblewrap cannot be used."""
+    network = Probed("network namespace", False, "", "bubblewrap is missing")
+    return Probe(Probed("bubblewrap", False, "", why, fix), network, _landlock())
 
 
 def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> tuple[str, str]:
-    """Run bubblewrap inside itself, behind a shell that says its own number: why it fails or "", and its version.
+    """Run bubblewrap in itself, by a shell that prints its process number; return why it fails or "", and its version.
 
     Raises:
         BackendError: it cannot be started, takes too long or is no bubblewrap; so will the next one.
@@ -177,13 +170,13 @@ def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> 
     if said is None:
         return "it does not say its version", ""
     if said[1] != b"1":
-        # It only started its command. What a cleverer one leaves out is seen by the guard.
+        # It only started its command.
         raise BackendError("execution_tool_failed", f"{path} makes no pid namespace")
     return "", said[2].decode()
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
-    """Options to be tried one after the other.
+    """Return the options to try, one after the other.
 
     Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
     """
