@@ -1,11 +1,11 @@
-"""What event loops lack: deadlines judged twice, tasks that end in order, blocking work that can be left.
+"""Adds to event loops: deadlines that are checked twice, tasks that end in order, blocking calls that can be left.
 
 asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) goes through anyio's shields. So work that has
 to end in order has a task of its own (`LoopTask`), and its caller waits for the end of that.
 
-Where the loop itself calls us, outside of any task, anyio has to know which loop it is on (`register`). It asks
-`sniffio` where that is installed (trio brings it), and that looks at the present task, unless it was told: `anyio.run`
-tells it, `asyncio.run` does not.
+A callback of the loop runs outside of any task; `register` makes anyio work there. Where `sniffio` is installed (trio
+brings it), anyio asks that for the loop, and without a task it only knows what `anyio.run` has set; `asyncio.run` sets
+nothing.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECOND_LOOK_S: Final = 0.05
-"""After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
+"""Seconds after a deadline to read data that arrived in time: after SIGSTOP, a process sees its timers expire first."""
 
 
 ACCEPT_AGAIN_S: Final = 0.05
-"""Before the next try where no descriptor is left, or the visitor has gone already."""
+"""Seconds to the next try if no descriptor is left, or the client has gone already."""
 
 _ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals that end a program of ours in order, by names that not every system knows."""
+"""Signals that end a program of ours in order; not every system has all of them."""
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those to be heeded: who started us with one ignored (nohup, a shell's background job) wants it so."""
+    """Return the signals to handle; one that was ignored at our start (nohup, a job in the background) stays so."""
     known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this is called on; None on trio."""
+    """Return the current event loop; None on trio."""
     loop: Any = anyio.lowlevel.current_token().native_token
     return loop if hasattr(loop, "create_task") else None
 
@@ -72,10 +72,7 @@ class TaskRef:
 
 
 def register(how: Callable[..., T], *given: Any) -> T:
-    """Have the loop call something later: `how` is one of its methods, as `call_later` and `add_reader`.
-
-    What is called then, and every task that it begins, can use all of anyio.
-    """
+    """Call a method of the loop that takes a callback, such as `add_reader`; the callback can use all of anyio."""
     context = contextvars.copy_context()
     sniffio = sys.modules.get("sniffio")
     if sniffio is not None and context.get(sniffio.current_async_library_cvar) is None:
@@ -84,7 +81,7 @@ def register(how: Callable[..., T], *given: Any) -> T:
 
 
 async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
-    """Wait at most this long, and look once more then; whether it came."""
+    """Wait at most this long, and once more for a moment; return True if the wait ended."""
     for seconds in (timeout_s, SECOND_LOOK_S):
         with anyio.move_on_after(seconds):
             await wait()
@@ -168,7 +165,7 @@ class Readable:
 
 
 class beside:
-    """Run functions in tasks beside a block, until that is left; what the block raises comes out in no group."""
+    """Runs functions in tasks beside a block, until that ends; the block's exception comes out in no group."""
 
     def __init__(self, *works: Callable[[], Coroutine[Any, Any, object]]) -> None:
         self._works = works
@@ -186,7 +183,7 @@ class beside:
 
 @asynccontextmanager
 async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -> AsyncIterator[None]:
-    """Run a function in a task beside a block; one that does not end within `end_s` of the block's end is left behind.
+    """Run a function in a task beside a block; a task that does not end within `end_s` of the block's end is left.
 
     On trio the block waits for it: there every task has an end.
     """
@@ -211,18 +208,18 @@ VISITORS_WAITING_MAX: Final = 64
 
 
 def listening(host: str) -> socket.socket:
-    """Return a socket as `visited` takes it, on a port of this address that was free. Raises OSError."""
+    """Return a listening socket for `visited`, on a free port of this address. Raises OSError."""
     listener = socket.create_server((host, 0), backlog=VISITORS_WAITING_MAX)
     listener.setblocking(False)
     return listener
 
 
 async def visited(listener: socket.socket, visit: Callable[[socket.socket], Awaitable[object]], most: int) -> None:
-    """Accept connections until cancelled, and have `visit` attend to each in a task, so many at once; the next wait.
+    """Accept connections until cancelled, and call `visit` for each in a task; at most `most` at once, the next wait.
 
     Args:
         listener: listens already, and does not block.
-        visit: the connection is closed when it comes back; what it raises ends all.
+        visit: the connection is closed when it returns; its exception ends all.
     """
     places = anyio.Semaphore(most)
 
@@ -254,7 +251,7 @@ async def _next_visitor(listener: socket.socket) -> socket.socket:
 
 
 async def receive(source: socket.socket, bytes_max: int) -> bytes:
-    """Take what a socket that does not block has, once there is something; nothing where its end has come."""
+    """Return the next bytes of a non-blocking socket; none at its end."""
     while True:
         await anyio.wait_readable(source)
         with suppress(BlockingIOError):
@@ -262,7 +259,7 @@ async def receive(source: socket.socket, bytes_max: int) -> bytes:
 
 
 async def send(sink: socket.socket, data: bytes) -> None:
-    """Hand all of this to a socket that does not block."""
+    """Write all of this to a non-blocking socket."""
     view = memoryview(data)
     while view:
         await anyio.wait_writable(sink)
@@ -276,8 +273,7 @@ async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None 
     It has the caller's context variables.
 
     Args:
-        places: how many such threads there may be at once; one that nobody waits for any more keeps its place. None
-            where the caller bounds them.
+        places: limits such threads; an abandoned one keeps its place. None if the caller limits them.
 
     Raises:
         OSError: no thread can be had.

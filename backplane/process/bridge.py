@@ -1,4 +1,4 @@
-"""A program between an agent and a socket of ours: what comes on stdin goes there, what comes from there to stdout.
+"""Copies stdin to a unix socket of ours, and the socket to stdout.
 
 For agents that start an MCP server as a command. Standard library alone: it runs without our packages.
 """

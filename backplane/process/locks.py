@@ -1,7 +1,4 @@
-"""The lock of an open file: whoever holds it is alive, and whoever comes meanwhile passes by.
-
-A descriptor comes in, yes or no comes out at once. Which file stands for what is its owner's affair.
-"""
+"""Locks an open file; the lock lasts as long as the process that has it, at most."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import fcntl
 
 
 def try_lock(fd: int) -> bool:
-    """Lock a file until the descriptor is closed, by whatever end of the process; False when another has it."""
+    """Lock a file until its descriptor is closed; return False at once if another process has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

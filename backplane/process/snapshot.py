@@ -1,4 +1,4 @@
-"""The processes of a live run, by two looks at the process table a moment apart. Linux only; elsewhere there are none.
+"""Lists the processes of a live run, from two reads of the process table. Linux only; elsewhere it lists none.
 
 A process that may not be inspected, such as another user's, shows less and is no error.
 """

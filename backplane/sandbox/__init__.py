@@ -1,6 +1,5 @@
-"""What holds a host: namespaces by bubblewrap, Landlock, a proxy at the door of its network.
+"""Contains a host: namespaces by bubblewrap, Landlock, a proxy that knows names.
 
-A command and its order go in; what to put around the command comes out, with a label that says
-what is really in force. Each layer is tried before it is relied on. `run` is the way in; nothing
-is imported here, as a run that is not contained shall not pay for it.
+A command and its order go in; the layers around the command come out, with a label of what is in force. Each layer is
+tried before it is used. The way in is `sandbox.sandbox`; nothing is imported here, because many runs need no sandbox.
 """

@@ -1,4 +1,4 @@
-"""Where people's credentials lie, and which of these stores are covered for one run.
+"""Lists where people's credentials lie, and finds the stores to cover in one run.
 
 A store is covered whatever the policy says: a host sees an empty folder or an empty file in its place. An order opens
 some of them by `config.vendor.abp.credentials = ["git"]`, a backend by `credentials = ["git"]` in the configuration.
@@ -81,14 +81,14 @@ Put together from the documentation of each program, 2026-11.
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """What is there of the stores, for one run."""
+    """The stores that exist, for one run."""
 
     places: Mapping[str, bool] = MappingProxyType({})
     """Absolute path, links followed → whether it is a folder."""
     names: tuple[str, ...] = ()
     """The stores they belong to."""
     left_open: tuple[str, ...] = ()
-    """Stores that are there and open to the host."""
+    """Stores that exist and are open to the host."""
 
 
 def read_names(asked: Json, where: str) -> frozenset[str]:
@@ -124,12 +124,12 @@ def cover(
     """Find the stores of this machine, and which of them are covered. Blocking; one look at the disk a place.
 
     Args:
-        root: where the run works; a store around it is open, as somebody asked to work there.
+        root: the workspace; a store around it is open, because the user asked to work there.
         originals: what a staged root is a copy of: the copy has copies of the stores.
         writable: paths that the host may change: a store in one of them, or around one, is open.
         homes: home folders, of the user and of the host.
         kept: names of stores that stay open.
-        given: values of the host's environment: a path that it was given stays open.
+        given: values of the host's environment; a path among them stays open.
     """
     places: dict[str, bool] = {}
     names: dict[str, None] = {}
@@ -153,8 +153,7 @@ def cover(
             for place in (path, *copies):
                 names[name] = None
                 places[place] = os.path.isdir(path)
-    outermost = {path: folder for path, folder in places.items() if not any(below(path, one) for one in places)}
-    return Covered(outermost, tuple(names), tuple(left_open))
+    return Covered(outermost(places), tuple(names), tuple(left_open))
 
 
 def has_stores(folder: str) -> bool:
@@ -180,6 +179,21 @@ def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
     variable, slash, rest = spot[1:].partition("/")
     folders = os.environ.get(variable, "").split(os.pathsep)
     return [folder + slash + rest for folder in folders if folder.startswith("/")]
+
+
+def outermost(found: Mapping[str, bool]) -> dict[str, bool]:
+    """Return these paths without those in a folder among them.
+
+    Args:
+        found: absolute path → whether it is a folder.
+    """
+    kept: dict[str, bool] = {}
+    folder = None
+    for path in sorted(found, key=lambda path: f"{path}/"):
+        if folder is None or not below(path, folder):
+            kept[path] = found[path]
+            folder = path if found[path] else None
+    return kept
 
 
 def within(path: str, folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""What an order demands of the layers, and the refusal of an order whose demands they cannot meet. Pure."""
+"""Reads what an order demands of the layers, and refuses an order whose demands they cannot meet. Pure."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ from backplane.upstream.cost import read_price
 from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
 
 HOST: Final = "127.0.0.2"
-"""Of the loopback, and not the usual one: some programs go there past every other proxy, and so nowhere where a policy
-holds the network."""
+"""A loopback address that is not the usual one: some programs bypass every other proxy for 127.0.0.1, and then reach
+nothing if the network is limited."""
 CONNECTIONS_MAX: Final = 64
-"""Open at once; the next wait at the door. An agent with helpers of its own opens some five."""
+"""Connections at once; the next ones wait. An agent with helpers of its own opens about five."""
 PATHS_MAX: Final = 32
 """Paths that are named in the receipt; requests for others count as `other`."""
 
@@ -50,17 +50,17 @@ _KEY_HEADERS: Final = re.compile(rb"(?:authorization|api-?key|auth-token|subscri
 """Names of headers that are for a key. Put in elsewhere, as in `Origin`, many a service would say it in its answer."""
 
 _SCHEMES: Final = frozenset({b"", b"bearer", b"token", b"key"})
-"""What may stand before a key in its header."""
+"""Words that may precede a key in its header."""
 
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """One of these stands in a request with a body."""
 
 _LOOKS: Final = re.compile(r"sk-ant-(?:[a-z]+\d+-)?|sk-proj-|sk-|AIza|xai-|gsk_")
-"""How keys of known services begin: some programs look."""
+"""Prefixes of the keys of known services; some programs check them."""
 
 
 class KeyUse:
-    """What one run asked of its service through the proxy.
+    """The requests of one run to its service, as the proxy counts them.
 
     Args:
         prices: what the service's model costs, as configured; None where nobody said.
@@ -255,7 +255,7 @@ class _Visit:
             await self._deny(403, "this is a proxy for one service: ask below the path of its address")
             return
         use.note(request, has_key)
-        if not has_key:  # With another key a command would send what it sees to an account of somebody else's.
+        if not has_key:  # With another key a command could send what it sees to another person's account.
             await self._deny(401, "the key that stands in the environment has to come in a header that is for one")
             return
         if use.over is not None:
@@ -306,7 +306,7 @@ class _Visit:
         return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
 
     def _is_below_base(self, url: httpx.URL) -> bool:
-        """Whether it is the service's: a gateway has others beside it, and paths that make new keys."""
+        """Return True if a URL belongs to the service: a gateway has others beside it, and paths that make new keys."""
         base = httpx.URL(self._proxy.base_url).path.rstrip("/")
         return f"{url.path}/".startswith(f"{base}/") and not leads_up(url.raw_path.partition(b"?")[0])
 

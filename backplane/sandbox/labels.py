@@ -1,4 +1,4 @@
-"""What really held a run, in words: one label a kind, never more than was in force. Pure."""
+"""Describes in words what the layers enforced in a run: a label for each kind of access. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from backplane.sandbox.mounts import TOO_MANY, Masks
 from backplane.sandbox.probe import Probe, Probed
 
 GUARD: Final = "guard"
-"""The subreaper that sweeps all descendants; its trial is each start."""
+"""Name of the subreaper that kills all descendants; each start tries it."""
 
 _OTHERS: Final = "limits, priority and processors of this user's other processes, ours too, can be changed"
-"""Where they are in sight: no file is opened for it and no signal sent, so Landlock has no word in it."""
+"""A gap without a process namespace: these system calls open no file and send no signal, so Landlock ignores them."""
 
 TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed host is not seen"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What was put around a host."""
+    """The layers around a host, and what they cover."""
 
     isolation: Isolation
     found: Probe
@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     state_open: bool = False
     """The state folder lies where the host may write, and nothing covers it."""
     processes_max: int | None = None
-    """Processes and threads of it at most, None for no such limit."""
+    """Most processes and threads of the host; None for no limit."""
 
     @property
     def networked(self) -> bool:
@@ -47,7 +47,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def port_only(self) -> bool:
-        """TCP is held by its port and nothing else is."""
+        """True if Landlock limits TCP to the proxy's port, and no namespace limits the rest of the network."""
         return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
 
     def shortfall(self) -> tuple[str, str]:
@@ -62,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return _unusable(self.found.network) if self.networked and not self.found.network.usable else ("", "")
 
     def gaps(self) -> Mapping[Rule, str]:
-        """Rules that the operating system holds, each with what it leaves open."""
+        """Return the rules that the operating system enforces, each with what it leaves open."""
         rules: dict[Rule, str] = {}
         if self.found.bubblewrap.usable or self.found.landlock.usable:
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
@@ -85,7 +85,7 @@ def _unusable(layer: Probed) -> tuple[str, str]:
 
 
 def label(held: Held) -> dict[str, Json]:
-    """The members of `enforcement` that say what contained the host."""
+    """Return the members of `enforcement` that describe the host's sandbox."""
     kinds = {
         "files": _files(held),
         "credentials": _credentials(held),
@@ -96,22 +96,19 @@ def label(held: Held) -> dict[str, Json]:
         "limits": _limits(held),
         "environment": _environment(held),
     }
+    unused = None if held.networked else held.found.network
     layers = [
         {
             "name": layer.name,
-            "state": ("used" if _used(held, layer) else "usable") if layer.usable else "missing",
+            "state": "missing" if not layer.usable else "usable" if layer is unused else "used",
             **({"version": layer.version} if layer.version else {}),
             **({"why": layer.why} if layer.why else {}),
         }
         for layer in held.found.layers()
     ]
-    # Without a mount namespace the host reaches the door of its run, and programs of this user that may knock there.
+    # Without a mount namespace the host can reach the socket of its run's approvals, by other programs of this user.
     approvals = "protected" if held.found.bubblewrap.usable else "unprotected"
     return {"isolation": held.isolation, "layers": layers, "kinds": kinds, "approvals": approvals}
-
-
-def _used(held: Held, layer: Probed) -> bool:
-    return layer.name != "network namespace" or held.networked
 
 
 def _files(held: Held) -> dict[str, Json]:
@@ -152,7 +149,7 @@ def _write_gaps(held: Held) -> list[str]:
 
 
 def _sockets(held: Held) -> dict[str, Json]:
-    """Sockets of other programs on this machine: what can be written through them no rule on files sees."""
+    """Describe sockets of other programs; what a host writes through them, rules on files do not see."""
     by, covers = [], []
     gap = "those with a path"
     if held.found.bubblewrap.usable:
@@ -177,16 +174,12 @@ def _limits(held: Held) -> dict[str, Json]:
 def _network(held: Held) -> dict[str, Json]:
     if not held.networked:
         return _none("the policy has no rules on the network")
-    gaps = [gap for pattern in _patterns(held.profile) for gap in _network_gaps(held, pattern)]
-    if held.found.network.usable:
-        return _state([_by(held.found.network), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
-    if held.port_only:
-        return _state([_by(held.found.landlock), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
-    return {"state": "advisory", "gap": "tools that ask, and what they did is looked at; commands connect freely"}
-
-
-def _patterns(profile: PolicyProfile) -> tuple[str, ...]:
-    return (*profile.allow_network, *profile.deny_network)
+    if not (held.found.network.usable or held.port_only):
+        return {"state": "advisory", "gap": "tools that ask, and what they did is looked at; commands connect freely"}
+    patterns = (*held.profile.allow_network, *held.profile.deny_network)
+    gaps = dict.fromkeys(gap for pattern in patterns for gap in _network_gaps(held, pattern))
+    layer = held.found.network if held.found.network.usable else held.found.landlock
+    return _state([_by(layer), "proxy by names"], list(gaps)) | {"note": TUNNELS}
 
 
 def _network_gaps(held: Held, pattern: str) -> list[str]:
@@ -222,4 +215,4 @@ def _state(by: list[str], gaps: list[str]) -> dict[str, Json]:
 
 
 def _none(why: str) -> dict[str, Json]:
-    return {"state": "none", **({"why": why} if why else {})}
+    return {"state": "none", "why": why}

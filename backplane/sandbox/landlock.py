@@ -1,7 +1,7 @@
-"""Landlock's words: which version the kernel speaks, and the rules for the guard to put on.
+"""Finds Landlock's version in this kernel, and makes the rules that the guard applies.
 
-Only writing is guarded, and TCP where a port is given: reading is bounded by masks (`mounts`), as a
-list of all that an agent may read would be the whole system.
+The rules are about writing, and about TCP if a port is given. Mounts hide what must not be read (`mounts`): a list of
+everything that an agent may read would be the whole system.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 from backplane.process import guard
 
 Rules = tuple[bytes, int, int, list[bytes], list[bytes]]
-"""Arguments of `_guard.confine`."""
+"""Arguments of `guard.confine`."""
 
 VERSION_MIN: Final = 2
-"""The first that lets files move between two folders that may both be written; git needs that."""
+"""The first version in which files can move between two writable folders; git needs that."""
 
 _ASK_VERSION: Final = 1
-"""Flag that asks for the interface's version and makes nothing."""
+"""Flag of a call that only returns the interface's version."""
 
 _WRITE_FILE: Final = 1 << 1
 _TRUNCATE: Final = 1 << 14
@@ -33,18 +33,18 @@ _TRUNCATE_SINCE, NETWORK_SINCE, SCOPES_SINCE = 3, 4, 6
 
 
 def version() -> int:
-    """The version of the running kernel's interface; 0 where there is none or it is refused."""
+    """Return the version of the kernel's interface; 0 if there is none, or it is refused."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, guard._libc("syscall", guard.LANDLOCK_CREATE_RULESET, 0, 0, _ASK_VERSION))
 
 
 def rules(interface: int, writable: list[str], tcp_port: int | None = None) -> Rules:
-    """Rules that leave writing below these paths alone.
+    """Return rules that allow writing only below these paths.
 
     Args:
         interface: `version()`.
-        tcp_port: the one TCP port that may be connected to; None leaves TCP alone.
+        tcp_port: the only TCP port that can be connected to; None for no rule on TCP.
     """
     truncate = _TRUNCATE if interface >= _TRUNCATE_SINCE else 0
     network = _CONNECT_TCP if tcp_port is not None and interface >= NETWORK_SINCE else 0

@@ -1,7 +1,7 @@
-"""File rules as mounts: what of a tree is hidden, what cannot be written.
+"""Turns the policy's rules on files into mounts, which hide paths or make them read-only.
 
-Rules are globs on relative paths, mounts are paths that exist: so a tree is looked through once,
-at the start, and what nobody could know then is the gap, said in words.
+Rules are globs, mounts are existing paths. So a tree is searched once, before the host starts, and paths that are made
+later are a gap, which the receipt names.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import msgspec
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.sandbox.credentials import Covered, below, within
+from backplane.sandbox.credentials import Covered, below, outermost, within
 
 MASKS_MAX: Final = 256
 """Mounts for one run; each takes some 0.1 ms. Rules that need more are left to the next layer."""
 
 FILES_MAX: Final = 200_000
-"""Files looked at for one run; a second's work. A larger tree is left to the next layer."""
+"""Files that are looked at for one run, in about 1 s. A larger tree is left to the next layer."""
 
 LINKED_FILES_MAX: Final = 100_000
-"""Most files looked at behind links to folders, for one run; with more, the link is a gap."""
+"""Files that are looked at behind links to folders, for one run; with more, the link is a gap."""
 
 NAMED_MAX: Final = 5
-"""Most such links that a gap names."""
+"""Number of such links that a gap names."""
 
 HOME_DEPTH: Final = 2
-"""Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
+"""Depth of the search in the home folder: keys and tokens lie in `~/.x/y`."""
 
 HOME_FILES_MAX: Final = 50_000
-"""Entries of these folders that are looked at; a quarter of a second's work. With more, no rule is held there."""
+"""Entries that are looked at there, in about 0.25 s. With more, no rule is enforced there."""
 
 BLANK: Final = str(Path(__file__).with_name("blank"))
-"""An empty file that stands in place of a covered one: programs take it, where `/dev/null` is an error to many."""
+"""An empty file that is mounted over a covered one; `/dev/null` is an error to many programs."""
 
 _PROBE: Final = "\x01"
-"""No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
+"""A name that no file has: a glob that matches it in a folder matches every file of that folder."""
 
 LATER: Final = "what is made during the run"
 LINKS: Final = "links to a folder around the workspace, or to too many files"
@@ -54,18 +54,18 @@ TOO_MANY: Final = (
 
 
 class Masks(msgspec.Struct, frozen=True):
-    """Mounts over a tree, in an order in which they can be made, and what they leave open."""
+    """Mounts over a tree, in an order in which they can be made, and their gaps."""
 
     options: tuple[str, ...] = ()
-    """For bubblewrap."""
+    """Options of bubblewrap."""
     read_gap: str = ""
     write_gap: str = ""
     hidden: frozenset[str] = frozenset()
     """Files and folders that cannot be read, the topmost of each tree."""
     unmatched: tuple[str, ...] = ()
-    """Patterns of `deny_write` that named nothing at the start, so that no mount holds them."""
+    """Patterns of `deny_write` that matched nothing at the start, so that no mount enforces them."""
     complete: bool = True
-    """False when there was too much to cover in the trees: then no rule is held there by these mounts."""
+    """False if there was too much to cover in the trees; then these mounts enforce no rule there."""
     covers_outside: bool = True
     """True if everything that `deny_read` names in the home folders is covered."""
     uncovered: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ class Masks(msgspec.Struct, frozen=True):
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
-"""Globs that name nothing of a copy but what `StateFolder.make_tree` makes first, or all of git's folder."""
+"""Globs that match only the first files of a copy (see `StateFolder.make_tree`), or all of git's folder."""
 
 
 def needs_tree(profile: PolicyProfile) -> bool:
-    """Whether the files of a copy have to be there before it is known what to cover."""
+    """Return True if the mounts can be planned only when the copy is complete."""
     return bool(profile.deny_read) or not _KNOWN_EARLY.issuperset(profile.deny_write)
 
 
@@ -88,13 +88,13 @@ def work_out(
     homes: tuple[str, ...],
     stores: Covered = Covered(),  # noqa: B008  # frozen
 ) -> Masks:
-    """Find what must be covered so that the rules on files hold in `root`, and credentials are out of sight.
+    """Find what must be covered to enforce the rules on files in `root` and to hide credentials. Blocking.
 
     Args:
-        root: absolute, links followed; the place to work in.
+        root: the workspace; absolute, links followed.
         seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
         homes: home folders, of the user and of the agent.
-        stores: credentials, which are covered also where there is too much else to cover.
+        stores: credentials, which are covered even if there is too much else to cover.
     """
     if not (profile.deny_read or profile.deny_write):
         return Masks(_covers(stores.places, stores), hidden=frozenset(stores.places))
@@ -177,28 +177,21 @@ def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool]
 
 
 def _covers(hidden: Mapping[str, bool], stores: Covered) -> tuple[str, ...]:
-    """Return the options that cover these paths; a path in a covered folder needs none."""
-    folders = [path for path, is_folder in hidden.items() if is_folder]
-    return tuple(
-        word
-        for path, is_folder in sorted(hidden.items())
-        if not any(below(path, folder) for folder in folders)
-        for word in _cover(path, is_folder, BLANK if path in stores.places else "/dev/null")
-    )
-
-
-def _cover(path: str, is_folder: bool, blank: str) -> tuple[str, ...]:
-    """Mount something empty over a path. As a `blank`, a device behind a mount without devices cannot be opened."""
-    if is_folder:
-        return ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
-    return ("--ro-bind", blank, path)
+    """Return the options that mount something empty over these paths."""
+    options: list[str] = []
+    for path, is_folder in outermost(hidden).items():
+        if is_folder:
+            options += ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+        else:  # `/dev/null` cannot be opened behind a mount without devices: only a covered store reads as empty.
+            options += ("--ro-bind", BLANK if path in stores.places else "/dev/null", path)
+    return tuple(options)
 
 
 def _unmatched(writes: Globs, root: str, covered: list[str]) -> tuple[str, ...]:
     """Return the patterns that name none of the covered paths."""
     if root in covered:
         return ()
-    paths = [path[len(root) + 1 :] for path in covered if below(path, root)]
+    paths = [path[len(root.rstrip("/")) + 1 :] for path in covered if below(path, root)]
     return tuple(one for one in writes.patterns if not any(_names(_alone(one), path) for path in paths))
 
 
@@ -208,7 +201,7 @@ def _alone(pattern: str) -> Globs:
 
 
 def _names(globs: Globs, path: str) -> bool:
-    """Whether globs name a path, or everything in it."""
+    """Return True if the globs match a path, or everything in it."""
     return globs.matches(path) is not None or globs.matches(f"{path}/{_PROBE}") is not None
 
 
@@ -226,7 +219,7 @@ class _Named(msgspec.Struct):
 
 
 def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]) -> _Named:
-    """Find every path below `root` that the globs name, topmost first, and what it leads to where it is a link.
+    """Find every path below `root` that the globs match, topmost first; of a link, its target.
 
     A folder behind a link is looked through once, under the path of the first link to it.
 
@@ -235,7 +228,7 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
         open_folders: folders that stay open, and so do the folders around them.
 
     Raises:
-        OverflowError: there is too much to look at, or a folder is closed to us that the agent may open.
+        OverflowError: there is too much to look at, or we cannot open a folder that the agent may be able to open.
     """
     named = _Named()
     if not globs:
@@ -271,36 +264,24 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
             elif is_folder and real not in seen and (in_root if below(real, root) else outside):
                 seen.add(real)
                 waiting.append((f"{path}/", real, link or path))
-    return _Named(_outermost(named.found), named.uncovered)
-
-
-def _outermost(found: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the found paths without those in folders that were found themselves."""
-    kept: dict[str, bool] = {}
-    folder = None
-    for path in sorted(found, key=lambda path: f"{path}/"):
-        if folder is None or not below(path, folder):
-            kept[path] = found[path]
-            folder = path if found[path] else None
-    return kept
+    return _Named(outermost(named.found), named.uncovered)
 
 
 _SAME_ANYWHERE: Final = re.compile(r"\*\*/(?:\*?[^*?\[\]{}/]+|[^*?\[\]{}/]+\*)")
-"""A glob that names a file in every folder or in none: behind a link within the tree it names nothing more."""
+"""Globs that match by the file's name alone; behind a link within the tree they match nothing more."""
 
 
 def _lead(entry: os.DirEntry[str]) -> tuple[str | None, bool]:
-    """Follow a link to its end: the path, and whether it is a folder; None for what is not there or on no disk."""
+    """Follow a link: its target, and whether that is a folder; None if there is no target, or it is on no disk."""
     try:
         real = os.path.realpath(entry.path, strict=True)
-    except (OSError, ValueError):  # It leads nowhere, or where neither we nor the agent get in.
+    except (OSError, ValueError):  # There is no target, or neither we nor the agent can reach it.
         return None, False
     return (None, False) if real.startswith(("/proc/", "/dev/")) else (real, os.path.isdir(real))
 
 
 def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """What the globs name in the upper folders of the home folder; outside the root they see absolute paths. Raises as
-    `_named`."""
+    """Yield what the globs, as absolute paths, match in the upper folders of a home folder. Raises as `_named`."""
     count = 0
     waiting = [(home, 0)]
     while waiting:
@@ -323,7 +304,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             return list(found)
     except (PermissionError, FileNotFoundError, NotADirectoryError):  # Closed to us and so to the agent, or gone.
         return []
-    except OSError as error:  # A path that is too long can be gone down step by step.
+    except OSError as error:  # The agent can still reach a path longer than PATH_MAX by `cd`.
         raise OverflowError from error
 
 

@@ -1,7 +1,6 @@
-"""A child in its cage, and the door of its network: the one socket by which it can reach other hosts.
+"""Starts a child in a sandbox whose only way to other hosts is a proxy of ours.
 
-The guard listens inside the namespace and hands the socket out, so no program of ours stands inside.
-What comes through the door is `proxy`'s affair.
+The guard listens inside the network namespace and sends the socket out, so no program of ours runs inside.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from backplane.sandbox.plan import Contained
 from backplane.sandbox.proxy import ConnectionRules, Connections, serve
 
 PORT: Final = 3128
-"""Of the door inside a namespace, where nobody else listens; the usual one of HTTP proxies."""
+"""Port of the proxy inside a namespace, where no one else listens; the usual one of HTTP proxies."""
 
 DOOR_S_MAX: Final = 10.0
-"""For the guard to hand out its socket; it does so before it starts the host."""
+"""Seconds for the guard to send its socket, which it does before it starts the host."""
 
 
 @asynccontextmanager
 async def open_contained(
     command: StartCommand, held: Contained, seen: Connections, *, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
-    """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
+    """Start a child in its sandbox; when the block ends, nothing of it is alive, and its proxy has ended.
 
     Args:
-        seen: filled with what went through the door.
+        seen: filled with the connections through the proxy.
         ready: as for `open_child`.
 
     Raises:
@@ -67,7 +66,7 @@ async def open_contained(
 
 
 def variables(port: int) -> dict[str, str]:
-    """What tells programs of the proxy; every usual spelling, as each knows another one."""
+    """Return the variables that name the proxy, in every usual spelling; programs differ in what they read."""
     address = f"http://127.0.0.1:{port}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     spelled = {spelling: address for name in names for spelling in (name, name.lower())}
@@ -79,7 +78,7 @@ def _line() -> tuple[socket.socket, socket.socket]:
 
 
 async def _receive(line: socket.socket) -> socket.socket:
-    """Take the listening socket that the guard sends."""
+    """Receive the listening socket from the guard."""
     line.setblocking(False)
     numbers = array.array("i")
     with anyio.move_on_after(DOOR_S_MAX):

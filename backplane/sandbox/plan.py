@@ -58,7 +58,7 @@ class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     """The workspace, which the host may write."""
     original: str | None
-    """What a staged root is a copy of; None in place."""
+    """The folder that a staged root is a copy of; None if the run works in place."""
     state: str
     """The control plane's own folder: receipts, journals, other runs."""
     scratch: str
@@ -80,7 +80,7 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     """Landlock's version; 0 for no Landlock."""
     writable: tuple[str, ...] = ()
     label: dict[str, Json] = {}
-    """For the receipt: isolation, layers, kinds."""
+    """Isolation, layers and kinds, for the receipt."""
     hidden_servers: Mapping[str, str] = MappingProxyType({})
     """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
     gaps: Mapping[Rule, str] = MappingProxyType({})

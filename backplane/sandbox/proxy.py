@@ -26,56 +26,56 @@ from backplane.policy.urls import NetworkRule, Target, network_rule, network_rul
 from backplane.process.aio import in_daemon, receive, send, visited
 
 CONNECTIONS_MAX: Final = 128
-"""Open at once; the next wait at the door. A package manager opens some fifty."""
+"""Connections at once; the next ones wait. A package manager opens about 50."""
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of a request's head; servers take 8 to 64 KiB."""
+"""Bytes of a request's head; servers accept 8 to 64 KiB."""
 
 HEAD_S_MAX: Final = 15.0
-"""For a request's head to arrive."""
+"""Seconds for a request's head to arrive."""
 
 CONNECT_S_MAX: Final = 20.0
-"""For name and connection together."""
+"""Seconds for name and connection together."""
 
 IDLE_S_MAX: Final = 600.0
-"""For a connection on which nothing moves: a model may think for minutes before its first word."""
+"""Seconds without data on a connection: a model may need minutes before its first word."""
 
 CHUNK_BYTES: Final = 64 * 1024
-"""Carried at once in each direction; the most that is held here."""
+"""Bytes that are copied at once, in each direction."""
 
 LOOKUPS_MAX: Final = 8
-"""Names looked up at once for one run; the next wait. A resolver may take half a minute, and cannot be stopped."""
+"""Lookups of names at once for one run; the next ones wait. A resolver may take 30 s, and cannot be stopped."""
 
 Names = anyio.CapacityLimiter
-"""Places for looking up names."""
+"""Limits the lookups of names."""
 
 Address = tuple[int, tuple[str | int, ...]]
-"""A family and what is connected to."""
+"""A family, and an address for `connect`."""
 
 ADDRESSES_MAX: Final = 16
-"""Of one name that are tried."""
+"""Addresses of one name that are tried."""
 
 FORBIDDEN: Final = "403 Forbidden"
-"""The status of a connection that a rule forbids; a client gets the rule's words in place of the second word."""
+"""Status of a connection that a rule forbids; the client gets the rule in place of "Forbidden"."""
 
 PHRASE_CHARS_MAX: Final = 1_000
-"""Characters of an answer's reason phrase; of a refused CONNECT many clients show nothing else."""
+"""Characters of an answer's reason phrase; many clients show nothing else of a refused CONNECT."""
 
 _HTTPS_PORT: Final = 443
 
 _NOT_LISTED: Final = Rule("allow_network")
-"""Decides where a list of allowed hosts names another one."""
+"""The rule of a decision about a host that is not in the list of allowed ones."""
 
 DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
-"""For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
+"""Headers of one connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
 
 
 NOTES_MAX: Final = 100
-"""Refusals and hosts that are named in the receipt; all are counted."""
+"""Refusals, and hosts, that the receipt names; it counts all."""
 
 
 class Connections:
-    """What went through the door of one run."""
+    """The connections of one run."""
 
     def __init__(self) -> None:
         self.allowed = 0
@@ -103,7 +103,7 @@ class Connections:
 
 
 class ConnectionRefused(Exception):
-    """A connection that is not made: a status and a reason for whoever asked."""
+    """A refused connection: the status and the reason for the client."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -122,10 +122,10 @@ class ConnectionRules:
         self._endpoints: tuple[NetworkRule, ...] = network_rules(endpoints)
 
     def check_name(self, target: str) -> bool:
-        """Judge what was asked for; True for an endpoint of the backend, whose addresses are its own affair.
+        """Check a target by its name; True for an endpoint of the backend, whose addresses are not checked.
 
         Raises:
-            Refused: forbidden, or not to be read in one way only.
+            ConnectionRefused: the target is forbidden, or ambiguous.
         """
         place = read_target(target)
         if place is None:
@@ -140,7 +140,7 @@ class ConnectionRules:
         return False
 
     def _is_https(self, place: Target) -> bool:
-        """Whether a tunnel is one that a rule on https means: to its own port, or to the one that the rule names."""
+        """Return True if a rule on https allows a tunnel: to port 443, or to the port that the rule names."""
         if place.scheme is not None or place.path is not None:
             return False
         rule = self._policy.decide_connection(f"https://{place.host}:{place.port}/").rule
@@ -149,10 +149,10 @@ class ConnectionRules:
         return place.port in (_HTTPS_PORT, network_rule(rule.pattern).port)
 
     def check_address(self, host: str, address: str, port: int) -> None:
-        """Judge where a name leads: a name that may be asked for must not open the way to an address that may not.
+        """Check an address of a name: an allowed name must not lead to a forbidden address.
 
         Raises:
-            Refused: forbidden.
+            ConnectionRefused: the address is forbidden.
         """
         place = ipaddress.ip_address(address)
         mapped = getattr(place, "ipv4_mapped", None)
@@ -160,7 +160,7 @@ class ConnectionRules:
         text = f"[{place}]:{port}" if place.version == 6 else f"{place}:{port}"
         decision = self._policy.decide_connection(text)
         # With an allow list of names, an address of the open internet is what the name stands for. Others, this
-        # machine's own and its neighbours', must be allowed themselves, or whoever owns the name chooses them.
+        # machine's own and its neighbours', must be allowed themselves, or the owner of the name would choose them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")
         if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
             raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}: {decision.reason}")
@@ -172,17 +172,17 @@ class ConnectionRules:
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What was asked for."""
+    """A request of a client."""
 
     target: str
     host: str
     port: int
     tunnel: bool
     head: bytes = b""
-    """For the server; of a whole request alone."""
+    """Head for the server; empty for a tunnel."""
     body_bytes: int = 0
     rest: bytes = b""
-    """Came with the head already."""
+    """Bytes that arrived with the head."""
 
 
 async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
@@ -193,7 +193,7 @@ async def serve(door: socket.socket, judge: ConnectionRules, connections: Connec
 
 
 _LENGTH_DIGITS_MAX: Final = 18
-"""Of the length of a body; a number of thousands of digits is none that Python reads."""
+"""Digits of the length of a body; Python refuses to read thousands of digits."""
 
 
 async def _attend(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
@@ -202,9 +202,9 @@ async def _attend(client: socket.socket, judge: ConnectionRules, connections: Co
     except ConnectionRefused as refusal:
         connections.deny(str(refusal))
         await _refuse(client, refusal)
-    except OSError:  # Either end has gone; there is nobody to be told.
+    except OSError:  # Either end has closed.
         return
-    except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
+    except Exception as error:  # The outermost edge: an error of one connection ends neither others nor the run.
         connections.deny(f"the proxy failed: {type(error).__name__}")
         await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
     finally:
@@ -308,7 +308,7 @@ def _host_and_port(target: str) -> tuple[str, int]:
 
 
 async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
-    """Resolve, judge every address, and connect to the first that answers."""
+    """Resolve the name, check every address, and connect to the first that answers."""
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
             # The loop's own threads are shared by all runs, and its end waits for each of them.
@@ -326,7 +326,7 @@ async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: 
 
 
 def _look_up(host: str, port: int) -> list[Address]:
-    """Ask the system's resolver; blocks. Raises OSError, and UnicodeError for what is no name."""
+    """Ask the system's resolver; blocks. Raises OSError, and UnicodeError if the host is no name."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     # A Python without IPv6 gives such addresses as numbers.
     return [(family, where) for family, _, _, _, where in found if isinstance(where[0], str)]
@@ -368,7 +368,7 @@ async def _pour(
     idle: anyio.CancelScope,
     both: anyio.CancelScope | None,
 ) -> None:
-    """Carry one direction to its end, then say so to the other side; `both` ends the other direction, too."""
+    """Copy one direction to its end, and close it; `both` is cancelled then, and ends the other direction, too."""
     left = bytes_max
     with suppress(OSError):
         while left != 0:
