@@ -58,9 +58,8 @@ ROOMS = {
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} dialects.ir",
-    "upstream.decompress": "",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
-    "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.decompress upstream.presets",
+    "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
     "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.presets",
     "testing": f"{SHAPES} upstream.presets",
@@ -82,7 +81,7 @@ ROOMS = {
     "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
-    "tools": f"{SHAPES} dialects.ir policy process protocol upstream.clients upstream.decompress",
+    "tools": f"{SHAPES} dialects.ir policy process protocol upstream upstream.clients",
     "agents": (
         f"{SHAPES} agents.options agents.shipped config dialects dialects.ir host policy process protocol tools "
         "upstream upstream.cost upstream.presets"

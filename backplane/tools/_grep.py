@@ -1,6 +1,6 @@
-"""Looks through the lines of files; a program of its own, so that it can be stopped.
+"""Searches the lines of files; a program of its own, because only a process can be stopped.
 
-What to look for comes as JSON on stdin, `file:line:text` goes out. Uses nothing of ours.
+Reads what to search for as JSON from stdin and prints `file:line:text`. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ import sys
 
 FILE_BYTES_MAX = 8 * 1024 * 1024
 LINE_CHARS_MAX = 400
-"""Shown of a line: minified files have lines of megabytes."""
+"""Characters of a line that are printed; minified files have lines of megabytes."""
 SNIFFED_BYTES = 8192
 
 
-def content(root: str, name: str) -> bytes:
-    """The text of a file, folder by folder without following a link; nothing for one that is no text."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    *folders, last = name.split("/")
-    try:
-        for flags, part in [*((os.O_DIRECTORY, folder) for folder in folders), (os.O_NONBLOCK, last)]:
-            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        seen = os.fstat(fd)
+def content(path: str) -> bytes:
+    """Return the bytes of a text file; none for a file that is no text, no regular file or too large."""
+    # Non-blocking, because opening a pipe waits for a writer. A link may lead out of the workspace.
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        seen = os.fstat(file.fileno())
         if not stat.S_ISREG(seen.st_mode) or seen.st_size > FILE_BYTES_MAX:
             return b""
-        data = bytearray()
-        while chunk := os.read(fd, 1 << 20):
-            data += chunk
-    finally:
-        os.close(fd)
-    return b"" if b"\0" in data[:SNIFFED_BYTES] else bytes(data)
+        data = file.read(FILE_BYTES_MAX)
+    return b"" if b"\0" in data[:SNIFFED_BYTES] else data
 
 
 def say(line: str) -> None:
@@ -51,7 +42,7 @@ def main() -> None:
     left = asked["matches_max"]
     for name in asked["files"]:
         try:
-            text = content(asked["root"], name).decode("utf-8", "replace")
+            text = content(os.path.join(asked["root"], name)).decode("utf-8", "replace")
         except OSError:
             continue
         for number, line in enumerate(text.split("\n"), 1):

@@ -19,8 +19,8 @@ from backplane.errors import ConfigError
 from backplane.policy.rules import Policy
 from backplane.tools.places import ToolRefused
 from backplane.tools.results import CallResult, shortened
+from backplane.upstream.client import check_coding
 from backplane.upstream.clients import making_client
-from backplane.upstream.decompress import PackedError, unpacked
 
 FETCH_S_MAX: Final = 30.0
 """For the whole page, redirections included."""
@@ -64,7 +64,7 @@ async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
         raise ToolRefused(f"no answer within {FETCH_S_MAX:g} s") from error
     except ConfigError as error:
         raise ToolRefused(f"the page cannot be fetched: {error.message}") from error
-    except (httpx.HTTPError, httpx.InvalidURL, PackedError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         # Without the address: it may hold a key in its query.
         raise ToolRefused(f"the page cannot be fetched: {type(error).__name__}") from error
 
@@ -89,8 +89,9 @@ async def _page(response: httpx.Response) -> CallResult:
     kind = response.headers.get("content-type", "text/plain").lower()
     if not kind.startswith(_TEXTS) and "+json" not in kind and "+xml" not in kind:
         raise ToolRefused(f"status {response.status_code}, no text but {kind[:80]}")
+    check_coding(response)
     data = bytearray()
-    async for chunk in unpacked(response.aiter_raw(), response.headers.get("content-encoding", "")):
+    async for chunk in response.aiter_bytes():
         data += chunk[: PAGE_BYTES_MAX - len(data)]
         if len(data) >= PAGE_BYTES_MAX:
             break

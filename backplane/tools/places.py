@@ -1,14 +1,14 @@
-"""Files of the workspace, opened so that no link leads out of it.
+"""Files of the workspace: where a path leads, whether the policy allows it, and the file itself.
 
-A path from a model comes in and is followed to its end; it is then opened folder by folder without
-following anything more, so that nobody can put a link in between. What may be read and written is
-the policy's word, asked about the place that was found.
+Links are followed first, so a path that leads out of the workspace is refused. A rule applies to the path as it is
+written and to the place that it leads to. Not prevented: a command that swaps a folder for a link at the same moment;
+it could open the same file itself.
 """
 
 from __future__ import annotations
 
-import errno
 import os
+import secrets
 import stat
 from contextlib import suppress
 from typing import Final
@@ -18,9 +18,8 @@ from backplane.policy.rules import Policy
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest file read or written whole: more than any source file, far below what would trouble the host."""
 
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WHOLE: Final = 64
-"""Names tried for a temporary file."""
+_NAME_CHARS_MAX: Final = 40
+"""Characters of a file's name in its temporary file's name; a name may have 255 bytes."""
 
 
 class ToolRefused(Exception):
@@ -35,10 +34,10 @@ class Tree:
         self.policy = policy
 
     def find(self, path: str) -> str:
-        """Where a path leads, relative to the root, links followed; `.` is the root.
+        """Return the place that a path leads to, relative to the root, links followed; `.` is the root.
 
         Raises:
-            Refused: outside of the workspace, or no path at all.
+            ToolRefused: the place is outside the workspace, or the path cannot be read.
         """
         if not path or "\0" in path:
             raise ToolRefused("the path is empty or has a NUL")
@@ -52,128 +51,75 @@ class Tree:
             raise ToolRefused(f"{path} is outside the workspace")
         return os.path.relpath(found, self.root)
 
-    def _as_written(self, path: str) -> str | None:
-        """Return a path relative to the root, links not followed, as rules apply to it, too; None if it is outside."""
-        found = os.path.relpath(os.path.join(self.root, path), self.root)
-        return None if found.split("/", 1)[0] == ".." else found
+    def _names(self, path: str, place: str) -> tuple[str, str]:
+        """Return the two names that rules apply to: the path relative to the root with its links, and its place."""
+        written = os.path.relpath(os.path.join(self.root, path), self.root)
+        return (place if written.split("/", 1)[0] == ".." else written), place
 
     def may_read(self, place: str) -> str | None:
-        """Why a place may not be read; None when it may."""
+        """Return why a place may not be read, or None if it may."""
         decision = self.policy.decide_read(place, self.root)
         return decision.reason if decision.allowed == "deny" else None
 
     def read(self, path: str) -> bytes:
-        """A whole regular file.
+        """Read a whole regular file.
 
         Raises:
-            Refused: not there, not allowed, no regular file, or over `FILE_BYTES_MAX`.
+            ToolRefused: the file is absent, denied, not regular, or over `FILE_BYTES_MAX`.
         """
         place = self.find(path)
-        denied = self.may_read(self._as_written(path) or place) or self.may_read(place)
-        if denied is not None:
-            raise ToolRefused(f"policy_denied: {denied}")
+        for name in self._names(path, place):
+            if (denied := self.may_read(name)) is not None:
+                raise ToolRefused(f"policy_denied: {denied}")
         try:
-            return self._read(place)
-        except OSError as error:
-            raise _refused(path, error) from error
-
-    def _read(self, place: str) -> bytes:
-        folder, name = self._open_folder(place)
-        try:
-            # Non-blocking, as opening a pipe would wait for somebody to write.
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        finally:
-            os.close(folder)
-        try:
-            kind = stat.S_IFMT(os.fstat(fd).st_mode)
-            if kind == stat.S_IFDIR:
-                raise OSError(errno.EISDIR, "it is a folder; list it with glob")
-            if kind != stat.S_IFREG:
-                raise OSError(errno.EINVAL, "it is no regular file")
-            with open(fd, "rb", closefd=False) as file:
+            # Non-blocking, because opening a pipe waits for a writer.
+            with open(os.open(os.path.join(self.root, place), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                _require_file(path, os.fstat(file.fileno()).st_mode)
                 data = file.read(FILE_BYTES_MAX + 1)
-        finally:
-            os.close(fd)
+        except IsADirectoryError as error:
+            raise ToolRefused(f"{path}: it is a folder; list it with glob") from error
+        except OSError as error:
+            raise ToolRefused(f"{path}: {error.strerror}") from error
         if len(data) > FILE_BYTES_MAX:
-            raise OSError(errno.EFBIG, f"it is over {FILE_BYTES_MAX} bytes; use bash to look at a part")
+            raise ToolRefused(f"{path}: it is over {FILE_BYTES_MAX} bytes; use bash to look at a part")
         return data
 
     def write(self, path: str, data: bytes) -> tuple[str, bool]:
-        """Replace a file at once, or make it with its folders.
+        """Replace a file in one step, or make it with its folders.
 
         Returns:
             Its place, relative to the root, and whether it is new.
 
         Raises:
-            Refused: not allowed, or the system says no.
+            ToolRefused: the policy denies it, or the system refuses it.
         """
         place = self.find(path)
-        for named in (self._as_written(path) or place, place):
-            decision = self.policy.decide_write(named, self.root)
+        for name in self._names(path, place):
+            decision = self.policy.decide_write(name, self.root)
             if decision.allowed == "deny":
                 raise ToolRefused(f"policy_denied: {decision.reason}")
+        target = os.path.join(self.root, place)
+        folder, name = os.path.split(target)
+        temporary = os.path.join(folder, f".{name[:_NAME_CHARS_MAX]}.{secrets.token_hex(6)}")
         try:
-            return place, self._write(place, data)
-        except OSError as error:
-            raise _refused(path, error) from error
-
-    def _write(self, place: str, data: bytes) -> bool:
-        folder, name = self._open_folder(place, make=True)
-        try:
-            mode = _mode(name, folder)
-            temporary, fd = _temporary(name, folder)
+            os.makedirs(folder, exist_ok=True)
+            mode = os.stat(target).st_mode if os.path.lexists(target) else None
+            if mode is not None:
+                _require_file(path, mode)
             try:
-                with open(fd, "wb") as file:
+                with open(temporary, "xb") as file:
                     file.write(data)
                     if mode is not None:
-                        os.fchmod(fd, mode)
-                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder)
-                raise
-        finally:
-            os.close(folder)
-        return mode is None
-
-    def _open_folder(self, place: str, *, make: bool = False) -> tuple[int, str]:
-        """The folder of a place, open, and the name in it. Raises OSError."""
-        *parents, name = place.split("/")
-        fd = os.open(self.root, _FOLDER)
-        for parent in parents:
-            outer = fd
-            try:
-                if make:
-                    with suppress(FileExistsError):
-                        os.mkdir(parent, dir_fd=outer)
-                fd = os.open(parent, _FOLDER, dir_fd=outer)
+                        os.fchmod(file.fileno(), stat.S_IMODE(mode))
+                os.replace(temporary, target)
             finally:
-                os.close(outer)
-        return fd, name
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+        except OSError as error:
+            raise ToolRefused(f"{path}: {error.strerror}") from error
+        return place, mode is None
 
 
-def _mode(name: str, folder: int) -> int | None:
-    """Permissions of a file that is there; None when there is none. Raises OSError for what cannot be replaced."""
-    try:
-        seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(seen.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return stat.S_IMODE(seen.st_mode)
-
-
-def _temporary(name: str, folder: int) -> tuple[str, int]:
-    for number in range(_WHOLE):
-        # Cut, as a name may have 255 bytes and these are added to it.
-        temporary = f".{name[:40]}.{os.getpid()}.{number}"
-        with suppress(FileExistsError):
-            return temporary, os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder
-            )
-    raise OSError(errno.EEXIST, "no name for a temporary file is free")
-
-
-def _refused(path: str, error: OSError) -> ToolRefused:
-    why = "the way there changed meanwhile" if error.errno == errno.ELOOP else error.strerror
-    return ToolRefused(f"{path}: {why}")
+def _require_file(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise ToolRefused(f"{path}: it is no regular file")

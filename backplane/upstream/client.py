@@ -22,7 +22,6 @@ from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import DENIAL, TranslationError
 from backplane.upstream.clients import making_client
-from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
 
@@ -53,7 +52,7 @@ CLOSE_S: Final = 1.0
 IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
 """Documents that say no more than a comment does."""
 
-FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError, PackedError)
+FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
 """What the HTTP library raises, its complaint about letters in headers included."""
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -75,7 +74,7 @@ class ReplyStream:
         self.found = 0
         """Documents so far."""
         self._endpoint = endpoint
-        self._pieces = pieces_of(response)
+        self._pieces = response.aiter_bytes()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
         self._is_timed = True
@@ -261,11 +260,13 @@ class Upstream:
                 response = await client.send(built, stream=True)
                 if response.status_code >= 300:
                     raise UpstreamError(await self._refusal(response))
+                check_coding(response)
                 return response
         except UpstreamError:
             await _close(response)
             raise
         except FOREIGN as error:
+            await _close(response)
             raise UpstreamError(_translated(error, endpoint)) from None
         assert scope.cancelled_caught
         await _close(response)
@@ -276,7 +277,8 @@ class Upstream:
         body = b""
         # A body that is cut says as much as it says.
         with suppress(*FOREIGN):
-            async for data in pieces_of(response):
+            check_coding(response)
+            async for data in response.aiter_bytes():
                 body += data
                 if len(body) >= ERROR_BYTES_MAX:
                     break
@@ -289,9 +291,15 @@ class Upstream:
         return failure
 
 
-def pieces_of(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Give the body as it comes, unpacked. Raises what `FOREIGN` has."""
-    return unpacked(response.aiter_raw(), response.headers.get("content-encoding", ""))
+CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+"""Values of `content-encoding` that are read. A body that is packed twice can grow a million times in one step."""
+
+
+def check_coding(response: httpx.Response) -> None:
+    """Refuse a body that is packed in another way. Raises `httpx.DecodingError`."""
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    if coding not in CODINGS:
+        raise httpx.DecodingError(f"it is packed as {coding[:40]!r}, which was not asked for")
 
 
 async def _close(response: httpx.Response | None) -> None:
@@ -328,8 +336,8 @@ def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
         # The library's words repeat the header, and with it the key.
         text = f"{where} or one of its headers holds letters that cannot be sent"
         return UpstreamFailure(code="config_invalid", message=text)
-    if isinstance(error, PackedError):
-        return UpstreamFailure(code="dialect_mapping_failed", message=str(error))
+    if isinstance(error, httpx.DecodingError):
+        return UpstreamFailure(code="dialect_mapping_failed", message=f"the answer cannot be unpacked: {error}")
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
         return UpstreamFailure(code="backend_timeout", message=text, may_pass=True)

@@ -20,9 +20,8 @@ import msgspec
 from backplane.dialects.framing import UNREADABLE
 from backplane.errors import ConfigError
 from backplane.upstream.baseurl import AddressVerdict, Check, candidates, key_doubts, path_doubts, read_answer
-from backplane.upstream.client import causes, pieces_of
+from backplane.upstream.client import causes, check_coding
 from backplane.upstream.clients import making_client
-from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean
 
@@ -127,7 +126,7 @@ class AddressTrial:
                 "POST", url, json=body_of(endpoint, request, stream=True), headers=headers_of(endpoint, stream=True)
             ) as response:
                 head = await _head(response, HEAD_BYTES_MAX)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, PackedError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return AddressVerdict("down", explain(error, endpoint))
         except UnicodeEncodeError:
             fact = "the key or a header has signs that no header may have"
@@ -161,7 +160,8 @@ def _is_weaker(before: str, after: str) -> bool:
 
 async def _head(response: httpx.Response, bytes_max: int, *, is_whole: bool = False) -> bytes:
     head = b""
-    async for data in pieces_of(response):
+    check_coding(response)
+    async for data in response.aiter_bytes():
         head += data
         if len(head) >= bytes_max or (not is_whole and _has_event(head)):
             break
