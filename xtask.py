@@ -286,6 +286,10 @@ def docs(args: list[str]) -> NoReturn:
     become(environment(), os.path.join(ROOT, "docs", "build.py"), *args)
 
 
+def prices(args: list[str]) -> NoReturn:
+    become(environment(), os.path.join(ROOT, "docs", "prices.py"), *args)
+
+
 def stats(args: list[str]) -> NoReturn:
     """Count lines, doubles and lengths; with `--walk` the way of an order and an event through the package, too."""
     python = environment() if "--walk" in args else sys.executable
@@ -380,6 +384,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     ),
     "pictures": (pictures, "draw docs/pictures/ anew, by Debian's chromium"),
     "docs": (docs, "make the site of README, guide, contracts, examples and docstrings in .cache/site/, by mkdocs"),
+    "prices": (prices, "write the table of list prices anew from the package genai-prices"),
     "stats": (stats, "the shape of the code in numbers; --walk follows an order through it"),
 }
 

@@ -58,6 +58,7 @@ ROOMS = {
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} dialects.ir",
+    "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
     "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials "
@@ -68,7 +69,8 @@ ROOMS = {
     "agents.shipped": "agents.options errors",
     "routing": f"{SHAPES} policy upstream.cost",
     "routing.driver": (
-        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets view"
+        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets "
+        "upstream.prices view"
     ),
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
@@ -84,7 +86,7 @@ ROOMS = {
     "tools": f"{SHAPES} dialects.ir policy process protocol upstream upstream.clients",
     "agents": (
         f"{SHAPES} agents.options agents.shipped config dialects dialects.ir host policy process protocol tools "
-        "upstream upstream.cost upstream.presets"
+        "upstream upstream.cost upstream.presets upstream.prices"
     ),
     "hosts": f"{SHAPES} agents agents.options config contract.light host process",
     # the front doors
@@ -92,7 +94,7 @@ ROOMS = {
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
         "schemas workspace"
     ),
-    "view.load": f"{SHAPES} process process.table receipts routing upstream.cost view",
+    "view.load": f"{SHAPES} process process.table receipts routing upstream.prices view",
     "web": f"{SHAPES} receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.serve": f"{SHAPES} host receipts receipts.build runtime scale serve",
@@ -152,7 +154,6 @@ THIRD_PARTY = {
     "httpx": {"upstream", "tools", "agents", "scale", "sandbox"},
     "h11": {"testing", "sandbox"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
-    "genai_prices": {"upstream"},  # an extra: prices beyond our own table
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue
     "sqlalchemy": {"scale"},  # comes with it

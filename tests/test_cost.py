@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from backplane.dialects.ir import TokenCounts
 from backplane.errors import ConfigError
-from backplane.upstream.cost import _TABLE, MICROS, Price, Spent, actual, price_of, read_price
+from backplane.upstream.cost import MICROS, Price, Spent, actual, read_price
+from backplane.upstream.prices import known_models, price_of
 
 PRICE = Price(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)
 COUNTS = st.integers(0, 10**9)
@@ -36,7 +37,7 @@ def test_a_model_without_a_row_has_no_cost() -> None:
 
 
 def test_every_price_has_its_source_and_its_day() -> None:
-    for model in _TABLE:
+    for model in known_models():
         price = price_of(model)
         assert price is not None
         assert "." in price.source

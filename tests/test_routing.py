@@ -27,8 +27,8 @@ from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limi
 from backplane.routing.failover import ATTEMPTS_MAX, FailoverAttempt, moves_on
 from backplane.routing.router import RoutingDecision
 from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_route, read_strategy
-from backplane.upstream.cost import Price, price_of
-from backplane.upstream.prices import facts_of
+from backplane.upstream.cost import Price
+from backplane.upstream.prices import facts_of, price_of
 from tests import routing_by_the_page as page
 from tests.all.faults import sizes
 from tests.peers import ROOT
@@ -517,8 +517,8 @@ def test_an_order_goes_on_elsewhere_before_an_effect_and_three_times_at_most(
     assert moves_on(attempts, failed) == goes_on
 
 
-def test_the_price_of_a_models_own_vendor_is_that_of_our_table() -> None:
-    ours = price_of("claude-opus-5")
-    assert ours is not None
-    assert facts_of("claude-opus-5", None).price == ours
-    assert facts_of("a-model-of-nobody", None).price is None
+def test_a_model_has_the_price_and_the_window_of_its_own_vendor() -> None:
+    known = facts_of("claude-sonnet-5-5")
+    assert (known.price, known.context_tokens) == (price_of("claude-sonnet-5-5-20261001"), 1_000_000)
+    assert known.price is not None
+    assert facts_of("a-model-of-nobody").price is None

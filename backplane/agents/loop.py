@@ -45,9 +45,10 @@ from backplane.tools.places import ToolRefused
 from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
-from backplane.upstream.cost import MICROS, Spent, most, price_of
+from backplane.upstream.cost import MICROS, Spent, most
 from backplane.upstream.endpoint import endpoint_of
 from backplane.upstream.presets import OPTIONS, Service, read_options
+from backplane.upstream.prices import price_of
 
 TURNS_MAX: Final = 250
 """Turns where the order names no limit; long tasks take fifty, and a loop has to end."""

@@ -172,7 +172,7 @@ def _models(name: str, declared: BackendSettings, agent: ShippedAgent | None, se
 
 def _model(name: str | None, own: Price | None, base_url: str | None, known_service: bool, settings: Settings) -> Model:
     configured = settings.routing.models.get(name) if name is not None else None
-    facts = facts_of(name, base_url) if name is not None and known_service else ModelFacts()
+    facts = facts_of(name) if name is not None and known_service and base_url is None else ModelFacts()
     price, context_tokens, output_tokens = own or facts.price, facts.context_tokens, None
     if configured is not None:
         if configured.prices is not None:

@@ -1,4 +1,4 @@
-"""What tokens cost: a dated table of list prices, and sums of usage and money. Pure.
+"""What tokens cost: prices of a configuration, and sums of usage and money. Pure. List prices stand in `prices`.
 
 Money is an integer in millionths of a dollar. What is not known stays unknown: a model without a
 row has no price, a turn without counters makes the sum unknown, and neither is ever zero.
@@ -6,7 +6,6 @@ row has no price, a turn without counters makes the sum unknown, and neither is 
 
 from __future__ import annotations
 
-import re
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Final
 
@@ -42,99 +41,12 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Day on which the source said so."""
 
 
-def _usd(input: str, output: str, read: str | None = None, write: str | None = None) -> Price:
-    prices = (input, output, read, write)
-    plain, made, cached, kept = (None if price is None else micros(Decimal(price)) for price in prices)
-    assert plain is not None
-    assert made is not None
-    return Price(input=plain, output=made, cache_read=cached, cache_write=kept)
-
-
 def micros(usd: Decimal) -> int:
     """An amount in dollars as millionths, rounded to the nearest."""
     return int((usd * MICROS).to_integral_value(ROUND_HALF_UP))
 
 
-_CLAUDE: Final = "platform.claude.com/docs/en/about-claude/pricing"
-_OPENAI: Final = "developers.openai.com/api/docs/pricing"
-_GEMINI: Final = "ai.google.dev/gemini-api/docs/pricing"
-_KIMI: Final = "platform.kimi.ai/docs/pricing"
-_READ_ON: Final = "2026-11-22"
-
-_LONG_OPENAI: Final = 272_000
-_LONG_GEMINI: Final = 200_000
-_LONG_HAIKU: Final = 100_000
-
-
-class _Row(msgspec.Struct, frozen=True):
-    """One line of the table, in dollars for a million tokens as the vendors print them."""
-
-    source: str
-    prices: Price
-    long_tokens: int | None = None
-    long: Price | None = None
-
-
-_TABLE: Final[dict[str, _Row]] = {
-    "claude-fable-5-1": _Row(_CLAUDE, _usd("10", "50", "0.25", "12.50")),
-    "claude-fable-5": _Row(_CLAUDE, _usd("10", "50", "1", "12.50")),
-    "claude-opus-5-5": _Row(_CLAUDE, _usd("4", "20", "0.20", "5")),
-    "claude-opus-5": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
-    "claude-opus-4-8": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
-    "claude-opus-4-7": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
-    "claude-opus-4-6": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
-    "claude-opus-4-5": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
-    "claude-sonnet-5-5": _Row(_CLAUDE, _usd("2", "10", "0.10", "2.50")),
-    "claude-sonnet-5": _Row(_CLAUDE, _usd("2", "10", "0.20", "2.50")),
-    "claude-sonnet-4-6": _Row(_CLAUDE, _usd("3", "15", "0.30", "3.75")),
-    "claude-sonnet-4-5": _Row(_CLAUDE, _usd("3", "15", "0.30", "3.75")),
-    "claude-haiku-5-5": _Row(
-        _CLAUDE,
-        _usd("0.10", "0.50", "0.01", "0.125"),
-        _LONG_HAIKU,
-        _usd("0.50", "2.50", "0.05", "0.625"),
-    ),
-    "claude-haiku-4-5": _Row(_CLAUDE, _usd("1", "5", "0.10", "1.25")),
-    "gpt-6.1-sol": _Row(_OPENAI, _usd("2", "10", "0.10", "2.50"), _LONG_OPENAI, _usd("4", "15", "0.20", "5")),
-    "gpt-6-sol": _Row(_OPENAI, _usd("2", "10", "0.20", "2.50"), _LONG_OPENAI, _usd("4", "15", "0.40", "5")),
-    "gpt-6-luna": _Row(
-        _OPENAI, _usd("0.10", "0.50", "0.01", "0.125"), _LONG_OPENAI, _usd("0.20", "0.75", "0.02", "0.25")
-    ),
-    "gpt-5.5": _Row(_OPENAI, _usd("5", "30", "0.50")),
-    "gpt-5.4": _Row(_OPENAI, _usd("2.50", "15", "0.25")),
-    "gpt-5.4-mini": _Row(_OPENAI, _usd("0.75", "4.50", "0.075")),
-    "gpt-5.4-nano": _Row(_OPENAI, _usd("0.20", "1.25", "0.02")),
-    "gpt-5.2": _Row(_OPENAI, _usd("1.75", "14", "0.175")),
-    "gpt-5-mini": _Row(_OPENAI, _usd("0.25", "2", "0.025")),
-    "gemini-3.8-flash": _Row(_GEMINI, _usd("0.75", "3.75", "0.075")),
-    "gemini-3.5-flash": _Row(_GEMINI, _usd("1.50", "9")),
-    "gemini-3.5-flash-lite": _Row(_GEMINI, _usd("0.30", "2.50")),
-    "gemini-3.1-pro-preview": _Row(_GEMINI, _usd("2", "12"), _LONG_GEMINI, _usd("4", "18")),
-    "kimi-k3": _Row(_KIMI, _usd("3", "15", "0.30")),
-    "kimi-k3.1-pro": _Row(_KIMI, _usd("2", "10", "0.20", "2")),
-}
-"""Model → list prices, read on `_READ_ON`, partly as third parties quote them; other services of the same model and
-other tiers of these have prices of their own. Old models leave the vendors' pages, so a row may go when its does."""
-
-_DATED: Final = re.compile(r"-20\d{2}-?\d{2}-?\d{2}$")
-
-
-def price_of(model: str) -> Price | None:
-    """The list price of a model at its own vendor; None where it is not known."""
-    name = model.removeprefix("models/")
-    row = _TABLE.get(name) or _TABLE.get(_DATED.sub("", name))
-    if row is None:
-        return None
-    replace = msgspec.structs.replace
-    return replace(row.prices, source=row.source, read_on=_READ_ON, long_tokens=row.long_tokens, long=row.long)
-
-
 _NAMES: Final = ("input", "output", "cache_read", "cache_write")
-
-
-def known_models() -> tuple[str, ...]:
-    """Names of the models that the table knows."""
-    return tuple(_TABLE)
 
 
 def read_price(value: object, where: str) -> Price:

@@ -1,17 +1,15 @@
-"""Prices and limits of a model: our dated table first, then the package `genai-prices` where it is installed."""
+"""List prices and windows of the vendors' models, from `prices.json`, which `xtask.py prices` writes."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from decimal import Decimal
-from importlib import import_module
-from typing import Any, Final
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from backplane.upstream.cost import Price, micros, price_of
-
-PACKAGE: Final = "genai-prices"
+from backplane.upstream.cost import Price
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,39 +20,35 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of a request and its answer together."""
 
 
-def facts_of(model: str, base_url: str | None) -> ModelFacts:
-    """Look a model up.
-
-    Args:
-        base_url: its service where that is not the model's own vendor, whose prices are others; None for the vendor.
-    """
-    own = price_of(model) if base_url is None else None
-    found = _of_package(model, base_url)
-    return found if own is None else msgspec.structs.replace(found, price=own)
+class _Table(msgspec.Struct, frozen=True):
+    source: str
+    read_on: str
+    models: dict[str, ModelFacts]
 
 
-def _of_package(model: str, base_url: str | None) -> ModelFacts:
-    """What the package says: a quarter of a second to load, so only for who asks."""
-    try:
-        package = import_module("genai_prices")
-        snapshot = import_module("genai_prices.data_snapshot").get_snapshot()
-    except ImportError:
-        return ModelFacts()
-    try:
-        _, row = snapshot.find_provider_model(model, None, None, base_url)
-    except LookupError:
-        return ModelFacts()
-    prices = row.get_prices(datetime.now(UTC))
-    sent, made = _micros(prices.input_mtok), _micros(prices.output_mtok)
-    if sent is None or made is None:
-        return ModelFacts(context_tokens=row.context_window)
-    read, write = _micros(prices.cache_read_mtok), _micros(prices.cache_write_mtok)
-    source = f"{PACKAGE} {package.__version__}"
-    price = Price(input=sent, output=made, cache_read=read, cache_write=write, source=source)
-    return ModelFacts(price=price, context_tokens=row.context_window)
+_DATED: Final = re.compile(r"-(latest|20\d{2}-?\d{2}-?\d{2})$")
 
 
-def _micros(price: Any) -> int | None:
-    """A price of the package, of whose tiers the first counts here, in millionths of a dollar."""
-    price = getattr(price, "base", price)
-    return micros(price) if isinstance(price, Decimal) else None
+@cache
+def _table() -> _Table:
+    return msgspec.json.decode(Path(__file__).with_name("prices.json").read_bytes(), type=_Table)
+
+
+def known_models() -> tuple[str, ...]:
+    """Return the names of the models in the table."""
+    return tuple(_table().models)
+
+
+def facts_of(model: str) -> ModelFacts:
+    """Look a model up, by its name with or without a date."""
+    table, name = _table(), model.removeprefix("models/")
+    found = table.models.get(name) or table.models.get(_DATED.sub("", name)) or ModelFacts()
+    if found.price is None:
+        return found
+    price = msgspec.structs.replace(found.price, source=table.source, read_on=table.read_on)
+    return msgspec.structs.replace(found, price=price)
+
+
+def price_of(model: str) -> Price | None:
+    """Return the list price of a model at its own vendor, or None if it is unknown."""
+    return facts_of(model).price

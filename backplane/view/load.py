@@ -107,7 +107,7 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
     if run.state == "ended" and store.find(run.run_id).trace_bytes <= CHECKED_BYTES_MAX:
         faults = [one.fact for one in store.verify(run.run_id)]
     if picture.ended is not None and picture.ended.code == "backend_model_not_found":
-        from backplane.upstream.cost import known_models
+        from backplane.upstream.prices import known_models
 
         models = known_models()
     return Moment(

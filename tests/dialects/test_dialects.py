@@ -24,7 +24,7 @@ from backplane.dialects import (
 )
 from backplane.dialects.codec import MADE_ID, snake
 from backplane.errors import ConfigError, TranslationError
-from backplane.upstream.cost import price_of
+from backplane.upstream.prices import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
 
 SHAPE = [

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import time
 from datetime import UTC, datetime
-from typing import Any
 
-import anyio
 import pytest
 
 from backplane.testing import Call, Fault, Turn

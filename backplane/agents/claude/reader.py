@@ -19,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.deltas import BROKEN
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
-from backplane.upstream.cost import price_of
+from backplane.upstream.prices import price_of
 
 SILENT: Final = frozenset(
     {"status", "session_state_changed", "hook_started", "hook_progress", "ui_invalidate", "thinking_tokens"}

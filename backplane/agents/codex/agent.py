@@ -29,7 +29,7 @@ from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
-from backplane.upstream.cost import price_of
+from backplane.upstream.prices import price_of
 from backplane.upstream.rewrites import is_strict
 
 if TYPE_CHECKING:

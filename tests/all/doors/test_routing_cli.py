@@ -19,7 +19,6 @@ from backplane.receipts.store import Store
 from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, FailoverAttempt, first_effect, moves_on
 from backplane.testing import ModelServer
-from backplane.upstream.prices import facts_of
 from tests.in_process import in_process
 from tests.receipt_writer import past_run
 from tests.runs import HELLO, PRELUDE
@@ -314,17 +313,6 @@ def test_a_run_counts_for_the_model_of_its_receipt(
 
 
 # Prices and pauses ----------------------------------------------------------------------------------------------------
-
-
-def test_the_package_of_prices_knows_windows_and_other_services() -> None:
-    pytest.importorskip("genai_prices", reason="needs genai_prices: not installed")
-    known = facts_of("claude-sonnet-5-5", None)
-    assert known.price is not None
-    assert known.price.source.startswith("platform.claude.com")
-    assert known.context_tokens == 1_000_000
-    other = facts_of("gpt-5-mini", "https://openrouter.ai/api/v1").price
-    assert other is None or other.source.startswith("genai-prices ")
-    assert facts_of("no-such-model-anywhere", None).price is None
 
 
 def test_the_pause_that_a_service_asks_for_is_in_the_receipt_and_closes_its_backend(
