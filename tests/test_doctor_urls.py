@@ -76,6 +76,12 @@ def test_a_base_with_its_version_whose_path_answers_an_event_stream_is_right(pro
     assert path.endswith(end)
 
 
+def test_a_protocol_that_is_not_spoken_there_is_told_with_the_one_that_is() -> None:
+    with playing(keys=(KEY,), protocols=("openai_compatible",)) as server:
+        found = check("anthropic", server.base_url("openai_compatible"))
+    assert (found[-1].state, found[-1].fix) == ("missing", "protocol openai_compatible")
+
+
 def test_an_answer_that_does_not_stream_is_a_note() -> None:
     with playing(replace(one_document("anthropic", Turn(text="ok")), times=None)) as server:
         (found,) = check("anthropic", server.base_url("anthropic"))
@@ -113,18 +119,6 @@ def test_what_is_typed_wrong_is_seen_without_a_request(protocol: str, given: str
     assert [one.state for one in found[:1]] == ([state] if state else [])
     version = "/v1beta" if protocol == "gemini_ai_studio" else "/v1"
     assert all(f"base_url = 'https://a.example{version}'" in one.fix for one in found[:1])
-
-
-@pytest.mark.parametrize(
-    ("body", "protocols"),
-    [
-        ({"type": "error", "error": {"type": "not_found_error", "message": "x"}}, ("anthropic",)),
-        ([{"error": {"code": 404, "message": "x", "status": "NOT_FOUND"}}], ("gemini_ai_studio",)),
-        ({"detail": "Not Found"}, ()),
-    ],
-)
-def test_an_error_has_the_form_of_its_protocol(body: Any, protocols: tuple[str, ...]) -> None:
-    assert baseurl.error_forms(body) == protocols
 
 
 def test_a_web_page_is_told_as_one() -> None:

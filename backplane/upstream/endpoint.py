@@ -63,7 +63,7 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
 """One of these among the settings' headers stands in place of the key."""
 
-_VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
+VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
     if own:
         path = path if path.endswith(own) else path + own
     else:
-        if not _VERSION.search(path):
+        if not VERSION.search(path):
             path += "/v1beta"
         name = model if "/" in model else f"models/{model}"
         path += f"/{quote(name, safe='/-._~:@')}:{'streamGenerateContent' if stream else 'generateContent'}"

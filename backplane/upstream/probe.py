@@ -1,45 +1,44 @@
-"""A trial of a base address: one small streamed request, and where that finds nothing, the likely other addresses.
+"""A trial of a base address: one small streamed request, and if it fails for the address, the likely other ones.
 
-Only on demand: it costs some tokens. The key goes to no other host than the one it was given for, and never from
-https to http. What answers mean is `baseurl`'s.
+It runs on demand, because it can cost some tokens. The key is sent only to the host that it was given for, and never
+over http where https was asked for.
 """
 
 from __future__ import annotations
 
-import errno
+import re
 import socket
 import ssl
 from datetime import UTC, datetime
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import httpx
 import msgspec
 
-from backplane.dialects.framing import UNREADABLE
+from backplane.dialects import framing
 from backplane.errors import ConfigError
-from backplane.upstream.baseurl import AddressVerdict, Check, candidates, key_doubts, path_doubts, read_answer
-from backplane.upstream.client import causes, check_coding
+from backplane.upstream.baseurl import Check, candidates, cut_tails, key_doubts, path_doubts
+from backplane.upstream.client import FOREIGN, causes, check_coding
 from backplane.upstream.clients import making_client
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
-from backplane.upstream.failure import clean
+from backplane.upstream.failure import clean, failure_of
 
 PROBE_S: Final = 60.0
-"""For all of it: a local server loads its model in less, and a person waits no longer."""
+"""Seconds for the whole trial: a local server loads its model in less, and a person waits no longer."""
 
-CONNECT_S: Final = 5.0
 FIRST_BYTE_S: Final = 20.0
-"""Shorter than a run's: this asks for one word."""
+"""Seconds to the first byte of an answer; less than a run's limit, as one word is asked for."""
 
 HEAD_BYTES_MAX: Final = 16 * 1024
-"""Read of an answer: the first event of a stream or any error stands in it."""
-
-LIST_BYTES_MAX: Final = 1024 * 1024
-"""Read of a list of models; the longest known have some hundred."""
+"""Bytes read of an answer; the first event of a stream and any error are shorter."""
 
 UNKNOWN_MODEL: Final = "unnamed"
-"""Asked for when no model is named and none is listed: the refusal says as much about the address."""
+"""Model of the request if none is named: a refusal of it shows that address and key are right."""
+
+SAID_CHARS_MAX: Final = 200
+"""Characters of a service's words that are shown."""
 
 REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "openai_compatible": {"messages": [{"role": "user", "content": "Say ok."}]},
@@ -47,171 +46,198 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "anthropic": {"messages": [{"role": "user", "content": "Say ok."}], "max_tokens": 1},
     "gemini_ai_studio": {"contents": [{"role": "user", "parts": [{"text": "Say ok."}]}]},
 }
-"""The smallest request of each protocol. Chat names no limit: services differ in what they call it."""
+"""The smallest request of each protocol. Chat has no limit, as services differ in its name."""
+
+_TITLE: Final = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
+
+
+class AddressVerdict(msgspec.Struct, frozen=True):
+    """What an answer shows about the address that it came from."""
+
+    kind: Literal["right", "key", "wrong", "down"]
+    """`right`: the API is there, whatever else is amiss; `key`: it refuses the key; `wrong`: another address is meant;
+    `down`: nothing answers."""
+    check: Check
 
 
 async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "") -> list[Check]:
     """Try an endpoint and say what is wrong with it and what would be right.
 
     Args:
-        model: None takes the first that the service lists.
-        key_env: the variable that the key is from, for what is said.
+        model: model to ask (default: `UNKNOWN_MODEL`).
+        key_env: name of the key's variable, for the texts.
 
     Returns:
-        At least one check; none of them names a key.
+        At least one check; no check shows a key.
     """
-    unsafe = key_doubts(endpoint.base_url, has_key=endpoint.api_key is not None)
-    if unsafe:
-        # A trial would do what is wrong.
-        return unsafe
-    with anyio.move_on_after(PROBE_S) as scope:
-        timeout = httpx.Timeout(endpoint.first_byte_s, connect=endpoint.connect_s)
+    if unsafe := key_doubts(endpoint.base_url, has_key=endpoint.api_key is not None):
+        return unsafe  # A request would do what is wrong.
+    with anyio.move_on_after(PROBE_S):
         try:
             with making_client():
-                client = httpx.AsyncClient(timeout=timeout)
+                client = httpx.AsyncClient(timeout=httpx.Timeout(endpoint.first_byte_s, connect=endpoint.connect_s))
         except ConfigError as error:
             return [Check("missing", error.message, error.hint or "")]
         async with client:
-            trial = AddressTrial(client, model, key_env)
-            first = await trial.ask(endpoint)
-            if first.kind in ("works", "reached", "busy"):
-                # It works as it stands, whatever it looks like.
-                return [first.check]
+            first = await _ask(client, endpoint, model, key_env)
+            if first.kind == "right":
+                return [first.check]  # It works as it is, whatever it looks like.
             doubts = path_doubts(endpoint.protocol, endpoint.base_url)
-            better = await trial.find(endpoint, first) if first.kind in ("elsewhere", "key") else None
+            better = await _better(client, endpoint, model, key_env) if first.kind == "wrong" else None
             fix = better or first.check.fix or next((check.fix for check in doubts), "check the whole address")
             return [*doubts, msgspec.structs.replace(first.check, fix=fix)]
-    assert scope.cancelled_caught
-    fact = f"{cut_urls(endpoint.base_url)} was not done within {PROBE_S:g} s"
-    return [Check("missing", fact, "try again, or ask whoever runs it")]
+    fact = f"{cut_urls(endpoint.base_url)} took over {PROBE_S:g} s"
+    return [Check("missing", fact, "try again later, or ask the service's owner")]
 
 
-class AddressTrial:
-    """Small requests over one client.
-
-    Args:
-        model: as for `probe`.
-        key_env: as for `probe`.
-    """
-
-    def __init__(self, client: httpx.AsyncClient, model: str | None, key_env: str) -> None:
-        self.client = client
-        self.model = model
-        self.key_env = key_env
-
-    async def find(self, endpoint: Endpoint, first: AddressVerdict) -> str | None:
-        """Return what would be right: another base, or another protocol at this one; None when nothing answers."""
-        if first.kind == "elsewhere":
-            for base_url in candidates(endpoint.protocol, endpoint.base_url):
-                if _is_weaker(endpoint.base_url, base_url):
-                    continue
-                verdict = await self.ask(msgspec.structs.replace(endpoint, base_url=base_url))
-                if verdict.kind in ("works", "reached", "busy", "key") and not verdict.speaks:
-                    return f"base_url = {base_url!r}"
-        for protocol in (*first.speaks, *(name for name in PROTOCOLS if name not in first.speaks)):
-            if protocol == endpoint.protocol or (first.kind == "key" and protocol not in first.speaks):
-                continue
-            verdict = await self.ask(msgspec.structs.replace(endpoint, protocol=protocol))
-            if verdict.kind == "works" or (verdict.kind == "key" and not verdict.speaks and first.speaks):
-                return f"protocol {protocol}"
-        return None
-
-    async def ask(self, endpoint: Endpoint) -> AddressVerdict:
-        """Send one request and read what it says about the address."""
-        try:
-            model = self.model or await self._first_model(endpoint) or UNKNOWN_MODEL
-            request = {"model": model, **REQUESTS[endpoint.protocol]}
-            url = address(endpoint, model, stream=True)
-            async with self.client.stream(
-                "POST", url, json=body_of(endpoint, request, stream=True), headers=headers_of(endpoint, stream=True)
-            ) as response:
-                head = await _head(response, HEAD_BYTES_MAX)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            return AddressVerdict("down", explain(error, endpoint))
-        except UnicodeEncodeError:
-            fact = "the key or a header has signs that no header may have"
-            return AddressVerdict("down", Check("missing", fact, "copy the key again, without what stands around it"))
-        key = (self.key_env, endpoint.api_key)
-        now = datetime.now(UTC)
-        return read_answer(endpoint.protocol, url, response.status_code, response.headers, head, key, now)
-
-    async def _first_model(self, endpoint: Endpoint) -> str | None:
-        """The first model that the service lists, None when it lists none in a form that is known."""
-        url = address(endpoint, "x", stream=False)
-        base = url.partition("?")[0].removesuffix(PROTOCOLS[endpoint.protocol].path).partition("/models/")[0]
-        async with self.client.stream("GET", f"{base}/models", headers=headers_of(endpoint, stream=False)) as response:
-            body = await _head(response, LIST_BYTES_MAX, is_whole=True)
-        try:
-            listed = msgspec.json.decode(body)
-        except UNREADABLE:
-            return None
-        entries = (listed.get("data") or listed.get("models")) if isinstance(listed, dict) else None
-        for entry in entries if isinstance(entries, list) else ():
-            name = (entry.get("id") or entry.get("name")) if isinstance(entry, dict) else None
-            if isinstance(name, str):
-                return name
-        return None
+async def _better(client: httpx.AsyncClient, endpoint: Endpoint, model: str | None, key_env: str) -> str | None:
+    """Return what would be right: another base, or another protocol at this one; None if nothing answers."""
+    is_safe = endpoint.base_url.startswith("https:")
+    for base_url in candidates(endpoint.protocol, endpoint.base_url):
+        if is_safe and not base_url.startswith("https:"):
+            continue
+        verdict = await _ask(client, msgspec.structs.replace(endpoint, base_url=base_url), model, key_env)
+        if verdict.kind in ("right", "key"):
+            return f"base_url = {base_url!r}"
+    for protocol in PROTOCOLS:
+        verdict = await _ask(client, msgspec.structs.replace(endpoint, protocol=protocol), model, key_env)
+        if verdict.kind == "right":
+            return f"protocol {protocol}"
+    return None
 
 
-def _is_weaker(before: str, after: str) -> bool:
-    """Whether a key that was given for https would go out without it."""
-    return before.startswith("https:") and not after.startswith("https:")
+async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, model: str | None, key_env: str) -> AddressVerdict:
+    """Send one request and read what it shows about the address."""
+    name = model or UNKNOWN_MODEL
+    url = address(endpoint, name, stream=True)
+    body = msgspec.json.encode(body_of(endpoint, {"model": name, **REQUESTS[endpoint.protocol]}, stream=True))
+    try:
+        headers = headers_of(endpoint, stream=True)
+        async with client.stream("POST", url, content=body, headers=headers) as response:
+            head = await _head(response)
+    except FOREIGN as error:
+        return AddressVerdict("down", explain(error, endpoint))
+    return _read(endpoint, cut_urls(url), response, head, key_env)
 
 
-async def _head(response: httpx.Response, bytes_max: int, *, is_whole: bool = False) -> bytes:
-    head = b""
+async def _head(response: httpx.Response) -> bytes:
+    """Return the body's beginning: up to the first whole event, as a stream may stay open for long after it."""
     check_coding(response)
+    head = b""
     async for data in response.aiter_bytes():
         head += data
-        if len(head) >= bytes_max or (not is_whole and _has_event(head)):
+        blocks = head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]
+        if len(head) >= HEAD_BYTES_MAX or any(b"data:" in block for block in blocks):
             break
-    return head[:bytes_max]
+    return head[:HEAD_BYTES_MAX]
 
 
-def _has_event(head: bytes) -> bool:
-    """Whether a whole event with data has come: a stream may stay open for long after it."""
-    blocks = head.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]
-    return any(b"data:" in block for block in blocks)
+# What an answer shows -------------------------------------------------------------------------------------------------
 
 
-# What did not even answer ---------------------------------------------------------------------------------------------
+def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes, key_env: str) -> AddressVerdict:
+    status, text = response.status_code, head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if 300 <= status < 400:
+        return _wrong(*_redirected(where, response.headers.get("location", "")))
+    if status == 407:
+        check = Check("missing", "a proxy on the way asks for a login", "put name and password into HTTPS_PROXY")
+        return AddressVerdict("down", check)
+    if media_type == "text/html" or text[:1] == "<":
+        return _wrong(*_page(where, status, clean(text, endpoint.key)))
+    if status < 300:
+        return _answered(where, media_type, head, endpoint.key)
+    failure = failure_of(status, response.headers, head, datetime.now(UTC), endpoint.key)
+    said = failure.message[:SAID_CHARS_MAX]
+    if failure.code == "backend_auth_failed":
+        fix = f"put a valid key into {key_env}" if key_env else "name the variable that holds the key: --key-env NAME"
+        fact = f"{where} refuses the key in {key_env}: {said}" if key_env else f"{where} wants a key: {said}"
+        return AddressVerdict("key", Check("missing", fact, fix))
+    # Some services label a path that does not exist as an unknown model; their words differ.
+    is_model = failure.code == "backend_model_not_found" and "model" in said.lower()
+    if text[:1] not in ("{", "[") or (status in (404, 405) and not is_model):
+        return _wrong(f"nothing for {endpoint.protocol} at {where}: {said}")
+    if status == 429:
+        wait = f"; wait {failure.retry_after_s:g} s" if failure.retry_after_s is not None else ""
+        return _right("note", f"{where} is right; limited now: {said}", f"raise the limit at the service{wait}")
+    if status >= 500:
+        return _right("missing", f"{where} was reached and fails: {said}", "try again later")
+    return _right("note", f"{where} was reached; {said}", "name a model with --model")
+
+
+def _right(state: Literal["ok", "note", "missing"], fact: str, fix: str = "") -> AddressVerdict:
+    return AddressVerdict("right", Check(state, fact, fix))
+
+
+def _wrong(fact: str, fix: str = "") -> AddressVerdict:
+    return AddressVerdict("wrong", Check("missing", fact, fix))
+
+
+def _redirected(where: str, location: str) -> tuple[str, str]:
+    target, parts = urlsplit(location), urlsplit(where)
+    path, tails = cut_tails(target.path)
+    fact = f"{where} redirects to {cut_urls(location) or 'nowhere'}; keys are not sent there"
+    if not tails and path.rstrip("/") != parts.path.rstrip("/"):
+        return fact, ""
+    base = urlunsplit((target.scheme or parts.scheme, target.netloc or parts.netloc, path, "", ""))
+    return fact, f"base_url = {base!r}"
+
+
+def _page(where: str, status: int, text: str) -> tuple[str, str]:
+    if "https port" in text.lower():
+        return f"{where} speaks https, not http", f"write https: {where.replace('http:', 'https:', 1)}"
+    found = _TITLE.search(text)
+    title = f" ({' '.join(found[1].split())[:SAID_CHARS_MAX]!r})" if found else ""
+    fact = f"{where} answers {status} with a web page{title}: a proxy, a login or a site, but no API"
+    return fact, "check base_url, HTTPS_PROXY and NO_PROXY"
+
+
+def _answered(where: str, media_type: str, head: bytes, secret: str | None) -> AddressVerdict:
+    reader = framing.Detecting()
+    documents = [*reader.feed(head), *reader.finish()]
+    if not documents:
+        words = clean(head.decode("utf-8", "replace"), secret)[:SAID_CHARS_MAX]
+        return _wrong(f"{where} answers {media_type or 'no content type'}, but no JSON: {words!r}", "check base_url")
+    first = documents[0]
+    if isinstance(first, dict) and first.get("error"):
+        words = clean(str(first["error"]), secret)[:SAID_CHARS_MAX]
+        return _right("note", f"{where} was reached; it failed: {words}", "name a model with --model")
+    if media_type == "text/event-stream" or head.lstrip()[:5] in (b"data:", b"event"):
+        return _right("ok", f"{where} answers text/event-stream")
+    fact = f"{where} answers {media_type} and not text/event-stream; a proxy may have removed ?alt=sse"
+    return _right("note", fact, "use it without streaming: stream = false")
+
+
+# No answer ------------------------------------------------------------------------------------------------------------
+
+SYMPTOMS: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...]] = (
+    (socket.gaierror, "no address is known for {host} (DNS)", "check the name and the network"),
+    (ssl.SSLCertVerificationError, "the certificate of {host} is not valid: {words}",
+        "set SSL_CERT_FILE to the authority's certificate, or correct the name"),
+    (ssl.SSLError, "{where} does not speak https on this port: {words}", "it may speak plain http: {other}"),
+    (ConnectionRefusedError, "nothing listens at {where}", "start the server, or check the port"),
+    (httpx.ProxyError, "the proxy refused or broke the connection", "check HTTPS_PROXY and NO_PROXY"),
+    (httpx.ConnectTimeout, "no connection to {where} in time",
+        "check host and port; a firewall or a missing proxy (HTTPS_PROXY) does this"),
+    (httpx.TimeoutException, "{where} took the connection and sent nothing in time",
+        "check that it is the API's port and that the model is loaded"),
+    ((httpx.RemoteProtocolError, httpx.ReadError), "{where} took the connection and closed it without an answer",
+        "check host, port and scheme: {other}"),
+    (UnicodeEncodeError, "the key or a header holds letters that no header may have", "copy the key again, alone"),
+    (Exception, "{where} cannot be asked: {words}", "check base_url, the headers, the network and HTTPS_PROXY"),
+)  # fmt: skip
+"""Exception beneath the HTTP library's → fact and fix; the first row that fits counts."""
 
 
 def explain(error: Exception, endpoint: Endpoint) -> Check:
     """Say why nothing answered."""
     where = cut_urls(endpoint.base_url)
-    parts = urlsplit(endpoint.base_url)
-    for cause in causes(error):
-        if (check := _of_the_network(cause, where, parts.hostname or "")) is not None:
-            return check
-    if isinstance(error, httpx.ProxyError):
-        return Check("missing", "the proxy refused or broke the connection", "check HTTPS_PROXY and NO_PROXY")
-    if isinstance(error, httpx.ConnectTimeout):
-        fact = f"no connection to {where} within {endpoint.connect_s:g} s"
-        return Check("missing", fact, "check host and port; a firewall or a missing proxy (HTTPS_PROXY) does this")
-    if isinstance(error, httpx.TimeoutException):
-        fact = f"{where} took the connection and said nothing for {endpoint.first_byte_s:g} s"
-        return Check("missing", fact, "check that it is the API's port, and that the model is loaded")
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        fact = f"{where} took the connection and broke it without an answer"
-        if parts.scheme == "http":
-            return Check("missing", fact, f"it may speak https: {where.replace('http:', 'https:', 1)}")
-        return Check("missing", fact, "check host and port, and what stands between")
-    words = clean(str(error) or type(error).__name__, endpoint.api_key)
-    return Check("missing", f"{where} or a header cannot be used: {words}", "check base_url and the key for odd signs")
-
-
-def _of_the_network(cause: BaseException, where: str, host: str) -> Check | None:
-    if isinstance(cause, socket.gaierror):
-        return Check("missing", f"no address is known for {host} (DNS)", "check the name, and that there is a network")
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        fact = f"the certificate of {host} does not hold: {getattr(cause, 'verify_message', cause)}"
-        return Check("missing", fact, "set SSL_CERT_FILE to the authority's certificate, or correct the name")
-    if isinstance(cause, ssl.SSLError):
-        fact = f"{where} does not speak https on this port ({cause.reason or 'TLS failed'})"
-        return Check("missing", fact, f"it may speak plain http: {where.replace('https:', 'http:', 1)}")
-    if isinstance(cause, ConnectionRefusedError):
-        return Check("missing", f"nothing listens at {where}", "start the server, or check the port")
-    if isinstance(cause, OSError) and cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        return Check("missing", f"there is no way to {host} from here", "check the network, and HTTPS_PROXY")
-    return None
+    to_https = where.startswith("http:")
+    other = where.replace("http:", "https:", 1) if to_https else where.replace("https:", "http:", 1)
+    found, fact, fix = next(
+        (cause, fact, fix) for kind, fact, fix in SYMPTOMS for cause in reversed([*causes(error)])
+        if isinstance(cause, kind)
+    )  # fmt: skip
+    words = clean(str(found) or type(found).__name__, endpoint.key)
+    values = {"where": where, "host": urlsplit(where).hostname or "", "words": words, "other": other}
+    return Check("missing", fact.format(**values), fix.format(**values))
