@@ -198,7 +198,7 @@ async def test_keys_travel_in_the_environment_and_count_as_secrets() -> None:
         ({"protocol": "anthropic", "base_url": "https://x/v1?key=secret"}, "base_url"),
         ({"protocol": "anthropic", "base_url": "http://example.com/v1", "key_env": "K"}, "plain http"),
         ({"protocol": "anthropic", "base_url": "http://example.com/v1", "headers": {"x": "$K"}}, "plain http"),
-        ({"preset": "ollama", "idle_s": 0}, "a time"),
+        ({"preset": "ollama", "timeout_s": 0}, "timeout_s"),
         ({"preset": "ollama", "max_output_tokens": 0}, "max_output_tokens"),
     ],
 )

@@ -182,7 +182,6 @@ def endpoint_of(service: Service, variables: Mapping[str, str]) -> Endpoint:
         },
         key_in_query=service.key_in_query,
         query=service.query,
-        connect_s=service.connect_s,
-        first_byte_s=service.first_byte_s,
-        idle_s=service.idle_s,
+        first_byte_s=service.timeout_s,
+        idle_s=service.timeout_s,
     )

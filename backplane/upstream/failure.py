@@ -1,15 +1,17 @@
-"""What went wrong at a model's service: an answer's status and body, or a broken connection, as one of our codes.
+"""What a failure means: status, labels and words of a service or of a vendor's agent → one of our codes. Pure.
 
-Pure: the clock comes in as an argument. The seven codes of the provider interface are a column of the table of
-codes (`errors.CODES`), so each failure has both.
+A denial by our own proxies counts first, then a label, a status and the words. Numbers among words do not count.
+The seven codes of the provider interface are a column of the table of codes (`errors.CODES`).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from math import isnan
 from typing import Any, Final
 
 import msgspec
@@ -72,18 +74,6 @@ class UpstreamError(BackendError):
         self.turn: Any = None
         """What had come of the answer before, as a `turn.Turn`; None when nothing had."""
 
-    @property
-    def provider_code(self) -> str:
-        return self.failure.provider_code
-
-    @property
-    def status(self) -> int | None:
-        return self.failure.status
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.failure.retry_after_s
-
     def __reduce__(self) -> tuple[object, ...]:
         return (UpstreamError, (self.failure, self.hint))
 
@@ -105,34 +95,21 @@ HINTS: Final[dict[str, str]] = {
 BUSY: Final = "the service answers that it cannot work now: try again later, or take another model"
 
 LABELS: Final[dict[str, str]] = {
-    "authentication_error": "backend_auth_failed",
-    "permission_error": "backend_auth_failed",
-    "permission_denied": "backend_auth_failed",
-    "unauthenticated": "backend_auth_failed",
-    "invalid_api_key": "backend_auth_failed",
-    "api_key_invalid": "backend_auth_failed",
-    "invalid_authentication_error": "backend_auth_failed",
-    "rate_limit_error": "backend_rate_limited",
-    "rate_limit_exceeded": "backend_rate_limited",
-    "rate_limit_reached_error": "backend_rate_limited",
-    "insufficient_quota": "backend_rate_limited",
-    "resource_exhausted": "backend_rate_limited",
-    "context_length_exceeded": "backend_context_length",
-    "exceed_context_size_error": "backend_context_length",
-    "request_too_large": "backend_context_length",
-    "model_not_found": "backend_model_not_found",
-    "content_filter": "backend_content_filtered",
-    "content_policy_violation": "backend_content_filtered",
-    "overloaded_error": "backend_unavailable",
-    "api_error": "backend_unavailable",
-    "server_error": "backend_unavailable",
-    "internal_server_error": "backend_unavailable",
-    "unavailable": "backend_unavailable",
-    "internal": "backend_unavailable",
-    "timeout_error": "backend_timeout",
-    "deadline_exceeded": "backend_timeout",
+    label: code
+    for code, labels in {
+        "backend_auth_failed": "authentication_error permission_error permission_denied unauthenticated "
+        "invalid_api_key api_key_invalid invalid_authentication_error",
+        "backend_rate_limited": "rate_limit_error rate_limit_exceeded rate_limit_reached_error insufficient_quota "
+        "resource_exhausted",
+        "backend_context_length": "context_length_exceeded exceed_context_size_error request_too_large",
+        "backend_model_not_found": "model_not_found",
+        "backend_content_filtered": "content_filter content_policy_violation",
+        "backend_unavailable": "overloaded_error api_error server_error internal_server_error unavailable internal",
+        "backend_timeout": "timeout_error deadline_exceeded",
+    }.items()
+    for label in labels.split()
 }
-"""The services' own words → our code (references of the four vendors and of Moonshot, read November 2026)."""
+"""A service's label → our code (references of the four vendors and of Moonshot, read November 2026)."""
 
 LASTING: Final = frozenset({"insufficient_quota"})
 """Words for what no waiting mends, although the status says so."""
@@ -179,6 +156,20 @@ STATUSES: Final[dict[int, str]] = {
 a wrong address or model, which services do not tell apart."""
 
 
+WORDS: Final[tuple[tuple[str, str], ...]] = (
+    ("backend_auth_failed",
+        "api key|bad key|unauthor|forbidden|authentic|log in|logged (in|out)|environment variable"),
+    ("backend_rate_limited", "rate[ _]limit|too many requests|quota|slow down"),
+    ("backend_context_length", "context[ _]length|context (window|limit)|maximum context|too long"),
+    ("backend_model_not_found", "model[ _]not[ _]found|(no such|unknown) model|does not exist"),
+    ("backend_timeout", "timed out|timeout"),
+)  # fmt: skip
+"""Code ← pattern of an agent's text that has neither label nor status; the first row that fits counts."""
+
+STATUS_MEMBERS: Final = ("status", "statusCode", "status_code", "code")
+"""Members of an error that may hold an HTTP status."""
+
+
 def failure_of(
     status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None
 ) -> UpstreamFailure:
@@ -189,37 +180,36 @@ def failure_of(
         secret: the key, which some services repeat in their message.
     """
     document = _decode(body)
-    labels, words = labels_of(document), message_of(document)
+    words = message_of(document)
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
-    code = code_of(status, labels, words[:WORDS_CHARS_MAX])
-    answered = "" if words.startswith(DENIAL) else f"the service answered {status}{': ' if words else ''}"
-    return UpstreamFailure(
-        code=code,
-        message=clean(f"{answered}{words}", secret),
-        status=status,
-        labels=labels,
-        place=place_of(document),
-        retry_after_s=retry_after_s(headers, document, now),
-        # Only 429 is a limit that a pause lifts; a quota that a service refuses as a bad request is used up.
-        may_pass=CODES[code].retryable
-        and not LASTING.intersection(labels)
-        and not (code == "backend_rate_limited" and status in READ_WORDS),
-    )
+    begin = "" if words.startswith(DENIAL) else f"the service answered {status}{': ' if words else ''}"
+    found = _failure(status, document, words, begin, secret)
+    return msgspec.structs.replace(found, retry_after_s=retry_after_s(headers, document, now))
 
 
 def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailure:
-    """Read an error that came in the middle of a stream, where the status had already been said."""
-    labels = labels_of(raw)
-    code = code_of(200, labels, message[:WORDS_CHARS_MAX])
+    """Read an error inside a stream, whose status was 200."""
+    return _failure(200, raw, message, "the service failed while it answered: ", secret)
+
+
+def _failure(status: int, document: Json, words: str, begin: str, secret: str | None) -> UpstreamFailure:
+    labels = labels_of(document)
+    code = _code_of_answer(status, labels, words[:WORDS_CHARS_MAX])
+    # Only 429 is a limit that a pause lifts; a quota that a service refuses as a bad request is used up.
+    is_used_up = code == "backend_rate_limited" and status in READ_WORDS - {200}
     return UpstreamFailure(
-        code=code, message=clean(f"the service failed while it answered: {message}", secret), status=200,
-        labels=labels, may_pass=CODES[code].retryable and not LASTING.intersection(labels),
-    )  # fmt: skip
+        code=code,
+        message=clean(f"{begin}{words}", secret),
+        status=status,
+        labels=labels,
+        place=place_of(document),
+        may_pass=CODES[code].retryable and not LASTING.intersection(labels) and not is_used_up,
+    )
 
 
-def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
-    """Choose the code: a denial by our own proxy, then the service's own label, its words, the status."""
+def _code_of_answer(status: int, labels: tuple[str, ...], words: str) -> str:
+    """Choose the code of a service's answer: a denial by our own proxy, then its label, its words, its status."""
     if words.startswith(DENIAL):
         return "policy_denied"
     if status == 200:
@@ -228,17 +218,45 @@ def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
         # Some services give every failure the label of a fault of their own.
         if label in LABELS and not (LABELS[label] == "backend_unavailable" and 400 <= status < 500):
             return LABELS[label]
-    if status in READ_WORDS:
-        for code, pattern in PATTERNS:
-            if re.search(pattern, words, re.IGNORECASE):
-                return code
+    if status in READ_WORDS and (code := _by_words(PATTERNS, words)) is not None:
+        return code
     if 300 <= status < 400:
         return "backend_model_not_found"
-    if status in STATUSES:
-        return STATUSES[status]
-    if status == 200:
-        return "backend_unavailable"
-    return INVALID if 400 <= status < 500 else "backend_unavailable"
+    return STATUSES.get(status) or (INVALID if 400 <= status < 500 else "backend_unavailable")
+
+
+def code_of(words: str, *labels: object, status: int | None = None, own: Mapping[str, str] = LABELS) -> str:
+    """Choose the code of a failure that a vendor's agent reports.
+
+    Args:
+        words: the agent's text.
+        labels: the agent's labels of the failure, the most specific first.
+        status: HTTP status of the agent's model service.
+        own: the agent's label → our code.
+    """
+    if DENIAL in words:
+        return "policy_denied"
+    for label in labels:
+        if isinstance(label, str) and label in own:
+            return own[label]
+    number = next((one for one in (status, status_in(words)) if one in STATUSES), None)
+    return STATUSES[number] if number is not None else _by_words(WORDS, words) or "backend_unavailable"
+
+
+def status_in(words: str) -> int | None:
+    """Return the HTTP status in a JSON error inside a text; None if there is none."""
+    start = words.find("{")
+    try:
+        found = json.JSONDecoder().raw_decode(words, start)[0] if start >= 0 else None
+    except (ValueError, RecursionError):
+        return None
+    inner = found.get("error") if isinstance(found, dict) else None
+    members = [one.get(name) for one in (found, inner) if isinstance(one, dict) for name in STATUS_MEMBERS]
+    return next((one for one in members if type(one) is int and one in STATUSES), None)
+
+
+def _by_words(table: tuple[tuple[str, str], ...], words: str) -> str | None:
+    return next((code for code, pattern in table if re.search(pattern, words, re.IGNORECASE)), None)
 
 
 def _decode(body: bytes) -> Json:
@@ -267,9 +285,13 @@ def labels_of(document: Json) -> tuple[str, ...]:
     if not isinstance(error, dict):
         return ()
     found = [error.get(name) for name in ("code", "type", "status", "reason")]
-    details = error.get("details")
-    found += [one.get("reason") for one in (details if isinstance(details, list) else ()) if isinstance(one, dict)]
+    found += [detail.get("reason") for detail in _details(error)]
     return tuple(dict.fromkeys(str(label).lower()[:LABEL_CHARS_MAX] for label in found if isinstance(label, str | int)))
+
+
+def _details(error: Json) -> list[dict[str, Any]]:
+    details = error.get("details") if isinstance(error, dict) else None
+    return [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
 
 
 def place_of(document: Json) -> str:
@@ -304,43 +326,33 @@ def clean(text: str, secret: str | None = None) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str], document: Json, now: datetime) -> float | None:
-    """Return how long the service asks to wait, in seconds; None when it does not say.
+    """Return how long the service asks to wait, in seconds; None if it does not say.
 
-    Headers first (milliseconds, seconds, or a date), then the detail with which Gemini says it in its body.
+    Headers count first (milliseconds, seconds, or a date), then the detail that Gemini has in its body.
     """
     found = _number(headers.get("retry-after-ms"))
     if found is not None:
-        return _bounded(found / 1000)
-    said = headers.get("retry-after")
-    found = _number(said)
-    if found is None and said:
-        found = _until(said, now)
-    if found is None:
-        error = _error(document)
-        details = error.get("details") if isinstance(error, dict) else None
-        delays = [one.get("retryDelay") for one in (details if isinstance(details, list) else ())
-                  if isinstance(one, dict)]  # fmt: skip
+        found /= 1000
+    elif (said := headers.get("retry-after")) is not None:
+        found = _until(said, now) if (number := _number(said)) is None else number
+    else:
+        delays = [detail.get("retryDelay") for detail in _details(_error(document))]
         found = next((_number(delay.removesuffix("s")) for delay in delays if isinstance(delay, str)), None)
-    return None if found is None else _bounded(found)
+    return None if found is None else min(max(found, 0.0), RETRY_AFTER_S_MAX)
 
 
 def _number(text: str | None) -> float | None:
     try:
-        found = float(text) if text else None
+        found = float(text or "nan")
     except ValueError:
         return None
-    return found if found is not None and found == found else None
+    return None if isnan(found) else found
 
 
 def _until(said: str, now: datetime) -> float | None:
+    """Return the seconds until a date; None if the text is not a date."""
     try:
         when = parsedate_to_datetime(said)
     except (ValueError, OverflowError):
         return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return (when - now).total_seconds()
-
-
-def _bounded(seconds: float) -> float:
-    return min(max(seconds, 0.0), RETRY_AFTER_S_MAX)
+    return (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds()

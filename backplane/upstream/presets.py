@@ -99,12 +99,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
     listed: bool = False
-    connect_s: float = 10.0
-    """Seconds to connect: a service that is up answers within one, a busy proxy within some."""
-    first_byte_s: float = 240.0
-    """Seconds until an answer begins: models think for minutes; a control plane gives up a silent run after five."""
-    idle_s: float = 120.0
-    """Seconds between two pieces of an answer."""
+    timeout_s: float = 240.0
+    """Longest silence before an answer and between two pieces of it; a control plane ends a silent run after five
+    minutes."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -191,9 +188,8 @@ def _checked(service: Service, where: str) -> Service:
         raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
     if service.dialect is not None and service.protocol != "openai_compatible":
         raise _invalid(f"{where}.dialect is for the protocol openai_compatible alone", "leave it out")
-    times = (service.connect_s, service.first_byte_s, service.idle_s)
-    if not all(0 < time_s <= 86_400 for time_s in times):
-        raise _invalid(f"{where}: a time is not above 0 s and at most a day", "correct connect_s, first_byte_s, idle_s")
+    if not 0 < service.timeout_s <= 86_400:
+        raise _invalid(f"{where}.timeout_s is not above 0 s and at most a day", "leave it out for the default")
     if service.max_output_tokens is not None and service.max_output_tokens < 1:
         raise _invalid(f"{where}.max_output_tokens is not above 0", "leave it out for the service's own")
     return service

@@ -147,7 +147,7 @@ def test_a_wrong_path_is_told_from_a_model_that_is_not_there(protocol: str) -> N
 
     with ModelServer(Script(turns=(Turn(text="ok"),), prefix="/v1")) as server, pytest.raises(UpstreamError) as caught:
         anyio.run(bounded, ask, server)
-    assert caught.value.status == 404
+    assert caught.value.failure.status == 404
     assert caught.value.code == "backend_model_not_found"
 
 

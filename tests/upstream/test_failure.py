@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract.canonical import Json
-from backplane.errors import CODES
+from backplane.errors import CODES, DENIAL
 from backplane.upstream.endpoint import cut_urls
-from backplane.upstream.failure import LABELS, STATUSES, UpstreamError, UpstreamFailure, failure_of, retry_after_s
+from backplane.upstream.failure import (
+    LABELS, STATUSES, UpstreamError, UpstreamFailure, code_of, failure_of, retry_after_s,
+)  # fmt: skip
 
 NOW = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 SEVEN = {"authentication_failed", "rate_limited", "context_length_exceeded", "invalid_request", "model_unavailable",
@@ -173,3 +175,21 @@ def test_an_error_survives_a_pickle() -> None:
     failure = UpstreamFailure(code="backend_rate_limited", message="slow", status=429, retry_after_s=3.0)
     again = pickle.loads(pickle.dumps(UpstreamError(failure)))
     assert (again.failure, again.code, again.retryable) == (failure, "backend_rate_limited", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "labels", "status", "code"),
+    [
+        (f"403 {DENIAL}: it is forbidden", ("quota",), 429, "policy_denied"),
+        ("it failed after 413 lines", ("quota",), None, "backend_rate_limited"),
+        ("it failed", ({"x": 1}, "other"), 404, "backend_model_not_found"),
+        ('API Error: {"error": {"code": 429}}', (), None, "backend_rate_limited"),
+        ('{"lines": 429}', (), None, "backend_unavailable"),
+        ("401 Unauthorized", (), None, "backend_auth_failed"),
+        ("error 429", (), None, "backend_unavailable"),
+    ],
+)
+def test_an_agents_failure_has_the_code_of_its_label_its_status_or_its_words(
+    words: str, labels: tuple[Any, ...], status: int | None, code: str
+) -> None:
+    assert code_of(words, *labels, status=status, own={"quota": "backend_rate_limited"}) == code

@@ -245,7 +245,11 @@ def test_a_status_is_a_typed_error_and_is_repeated_only_where_it_may_pass(protoc
     code, provider_code, may_pass = STATUSES[status]
     fault = Fault(status=status, message="it will not")
     done = talk(protocol, [Turn(fault=fault, times=None)], tries_max=2)
-    assert (done.failed.code, done.failed.provider_code, done.failed.status) == (code, provider_code, status)
+    assert (done.failed.code, done.failed.failure.provider_code, done.failed.failure.status) == (
+        code,
+        provider_code,
+        status,
+    )
     assert CODES[done.failed.code].provider_code == provider_code
     repeats = [retry for retry in done.carried("retry") if retry["step"] is None]
     assert len(repeats) == (1 if may_pass else 0)
@@ -265,4 +269,8 @@ def test_what_may_pass_is_tried_again_after_the_time_that_was_asked_for(protocol
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nobody_waits_longer_than_half_a_minute(protocol: str) -> None:
     done = talk(protocol, [Turn(fault=Fault(status=429, headers={"retry-after": "3600"}))])
-    assert (done.failed.code, done.failed.retry_after_s, len(done.requests)) == ("backend_rate_limited", 3600.0, 1)
+    assert (done.failed.code, done.failed.failure.retry_after_s, len(done.requests)) == (
+        "backend_rate_limited",
+        3600.0,
+        1,
+    )
