@@ -151,7 +151,7 @@ def test_a_refused_and_a_missing_key_are_told_by_their_variable(protocol: Any) -
         missing = check(protocol, server.base_url(protocol), key=None)
     assert (found[-1].state, missing[-1].state) == ("missing", "missing")
     assert "MY_KEY" in found[-1].fix
-    assert "--key-env" in missing[-1].fix
+    assert "key_env" in missing[-1].fix
 
 
 def test_a_service_that_repeats_the_key_does_not_get_it_printed() -> None:

@@ -150,7 +150,7 @@ def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes,
     failure = failure_of(status, response.headers, head, datetime.now(UTC), endpoint.key)
     said = failure.message[:SAID_CHARS_MAX]
     if failure.code == "backend_auth_failed":
-        fix = f"put a valid key into {key_env}" if key_env else "name the variable that holds the key: --key-env NAME"
+        fix = f"put a valid key into {key_env}" if key_env else "set key_env to the variable that holds the key"
         fact = f"{where} refuses the key in {key_env}: {said}" if key_env else f"{where} wants a key: {said}"
         return AddressVerdict("key", Check("missing", fact, fix))
     # Some services label a path that does not exist as an unknown model; their words differ.
@@ -162,7 +162,7 @@ def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes,
         return _right("note", f"{where} is right; limited now: {said}", f"raise the limit at the service{wait}")
     if status >= 500:
         return _right("missing", f"{where} was reached and fails: {said}", "try again later")
-    return _right("note", f"{where} was reached; {said}", "name a model with --model")
+    return _right("note", f"{where} was reached; {said}", "set model to one that the service lists")
 
 
 def _right(state: Literal["ok", "note", "missing"], fact: str, fix: str = "") -> AddressVerdict:
@@ -201,7 +201,7 @@ def _answered(where: str, media_type: str, head: bytes, secret: str | None) -> A
     first = documents[0]
     if isinstance(first, dict) and first.get("error"):
         words = clean(str(first["error"]), secret)[:SAID_CHARS_MAX]
-        return _right("note", f"{where} was reached; it failed: {words}", "name a model with --model")
+        return _right("note", f"{where} was reached; it failed: {words}", "set model to one that the service lists")
     if media_type == "text/event-stream" or head.lstrip()[:5] in (b"data:", b"event"):
         return _right("ok", f"{where} answers text/event-stream")
     fact = f"{where} answers {media_type} and not text/event-stream; a proxy may have removed ?alt=sse"

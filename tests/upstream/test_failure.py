@@ -15,8 +15,14 @@ from backplane.contract.canonical import Json
 from backplane.errors import CODES, DENIAL
 from backplane.upstream.endpoint import cut_urls
 from backplane.upstream.failure import (
-    LABELS, STATUSES, UpstreamError, UpstreamFailure, code_of, failure_of, retry_after_s,
-)  # fmt: skip
+    LABELS,
+    STATUSES,
+    UpstreamError,
+    UpstreamFailure,
+    code_of,
+    failure_of,
+    retry_after_s,
+)
 
 NOW = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 SEVEN = {"authentication_failed", "rate_limited", "context_length_exceeded", "invalid_request", "model_unavailable",
