@@ -105,6 +105,7 @@ async def conversation(count: int) -> float:
     """One turn of a session whose backend the router chose; CPU seconds of it."""
     from backplane.api import TaskRouter
     from backplane.config import BackendSettings
+    from backplane.contract.events import AssistantDelta
     from backplane.providers import SessionConfig
     from backplane.routing import TaskDescriptor
 
@@ -118,7 +119,7 @@ async def conversation(count: int) -> float:
         session, _ = await TaskRouter(plane).create_session_for_task(TaskDescriptor(), config)
         async with session:
             async for event in session.send_message("bench"):
-                seen += event.type == "text_delta"
+                seen += isinstance(event, AssistantDelta)
     assert seen == count, seen
     return time.process_time() - began
 

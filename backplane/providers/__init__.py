@@ -1,6 +1,6 @@
-"""Conversations over every backend: providers, sessions, and what they tell.
+"""Conversations over every backend: providers, sessions and their streams. Each turn is an order with a receipt.
 
-Every turn is an order with a receipt. The unified agent's events and inputs are in `unified`.
+`as_messages` and `as_unified` show a stream under the names of two other interfaces.
 """
 
 from backplane.contract.conversation import (
@@ -16,7 +16,6 @@ from backplane.contract.conversation import (
     UserMessage,
 )
 from backplane.contract.pictures import image_from
-from backplane.providers import unified
 from backplane.providers.events import (
     ErrorEvent,
     MessageDoneEvent,
@@ -32,6 +31,7 @@ from backplane.providers.orders import SessionConfig
 from backplane.providers.registry import Provider, ProviderRegistry
 from backplane.providers.session import Session, TurnOptions, TurnOutcome
 from backplane.providers.tools import HandlerResult, ToolDefinition
+from backplane.providers.views import UnifiedEvent, as_messages, as_unified, prompt
 
 __all__ = [
     "AgentMessage",
@@ -60,7 +60,10 @@ __all__ = [
     "ToolUseStartEvent",
     "TurnOptions",
     "TurnOutcome",
+    "UnifiedEvent",
     "UserMessage",
+    "as_messages",
+    "as_unified",
     "image_from",
-    "unified",
+    "prompt",
 ]

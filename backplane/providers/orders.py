@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -61,8 +61,8 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
             the folder as it is: each turn's result is its patch, for `ControlPlane.apply`, and the next turn begins
             without it.
         policy: a profile, the name of a shipped one, or the path of a file; None is the configured one.
-        on_ask: answers approvals, a plain or `async` function from `Approval` to `Decision`; None leaves them to
-            `send_input` where `receive_events` is used, else to the ask's default.
+        on_ask: answers approvals, a plain or `async` function from `Approval` to `Decision`; `stream` has them wait for
+            `Session.answer` while the stream is read; None leaves them to their defaults.
         hooks: asked before tools run and after.
         save: keep the session in the state folder, so that another process can go on with it.
     """
@@ -80,7 +80,7 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     lane: Lane | None = None
     policy: PolicyProfile | str | None = None
-    on_ask: OnAsk | None = None
+    on_ask: OnAsk | Literal["stream"] | None = None
     hooks: Sequence[Hook] = ()
     save: bool = True
 
@@ -98,8 +98,10 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
             wrong = [one for one in value if not isinstance(one, kinds)]
             if wrong:
                 raise ConfigError("config_invalid", f"SessionConfig.{name} has {wrong[0]!r:.80}", hint=fix)
-        if self.on_ask is not None and not callable(self.on_ask):
-            raise ConfigError("config_invalid", "SessionConfig.on_ask is no function", hint="one from an Approval")
+        if self.on_ask not in (None, "stream") and not callable(self.on_ask):
+            raise ConfigError(
+                "config_invalid", "SessionConfig.on_ask is no function", hint='one from an Approval, or "stream"'
+            )
 
 
 KEPT: Final = (

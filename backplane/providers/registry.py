@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol
+from typing import Any, Final, ParamSpec
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from backplane.config import Settings
-from backplane.contract.capability import Requirement, Requirements, read_manifest
+from backplane.contract.capability import Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError
@@ -22,7 +22,7 @@ from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
 from backplane.providers.orders import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, going_on
 from backplane.providers.session import Session, new_file
-from backplane.providers.unified import ProviderCapabilities
+from backplane.routing.task import TaskDescriptor
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
@@ -71,11 +71,23 @@ def _starts(method: Callable[P, Coroutine[Any, Any, Session]]) -> Callable[P, Se
     return start
 
 
-class HasRequirements(Protocol):
-    """What is asked of a provider, as `routing.TaskDescriptor` has it."""
+class ProviderCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says; None is unknown."""
 
-    @property
-    def requirements(self) -> Sequence[Requirement]: ...
+    supports_tools: bool | None = None
+    supports_mcp: bool | None = None
+    supports_hooks: bool | None = None
+    supports_interrupts: bool | None = None
+    supports_streaming: bool | None = None
+    supports_file_editing: bool | None = None
+    supports_shell_exec: bool | None = None
+    supports_web_search: bool | None = None
+    supports_code_review: bool | None = None
+    supports_reasoning: bool | None = None
+    available_models: tuple[str, ...] | None = None
+    max_context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    rate_limit: int | None = None
 
 
 class Provider:
@@ -126,11 +138,11 @@ class Provider:
         """What drives the conversation, as its host calls itself (`claude`, `api`, …); None before `prepare`."""
         return self._can.host if self._can is not None else None
 
-    def can_handle_task(self, task: HasRequirements) -> bool | None:
+    def can_handle_task(self, task: TaskDescriptor) -> bool | None:
         """Tell whether the manifest satisfies all that a task requires; None before `prepare`."""
         if self._can is None:
             return None
-        return negotiate(Requirements(tuple(task.requirements)), read_manifest(self._can.levels)).satisfied
+        return negotiate(Requirements(task.requirements), read_manifest(self._can.levels)).satisfied
 
     async def validate(self) -> bool:
         """Tell whether its program is there and says a valid hello. Keys are not tried: only a turn can do that."""

@@ -10,17 +10,18 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
 
 import anyio
 import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from backplane.contract.approval import Decision
+from backplane.contract.approval import Decision, misfit
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
     AgentMessage,
@@ -36,10 +37,10 @@ from backplane.contract.conversation import (
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta, ToolCall
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
-from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError, require_type
+from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
 from backplane.process.aio import OwnTask
-from backplane.providers import reading, unified
-from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
+from backplane.providers import reading
+from backplane.providers.events import ErrorEvent, MessageDoneEvent
 from backplane.providers.failures import ProviderError
 from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
@@ -56,10 +57,11 @@ from backplane.runtime.orders import answer_of, make_order, read_policy
 from backplane.runtime.run import Run
 
 if TYPE_CHECKING:
-    from backplane.providers.registry import Provider
+    from backplane.providers.registry import Provider, ProviderCapabilities
     from backplane.providers.store import Saved
 
-EventT = TypeVar("EventT")
+Said = str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage]
+"""What a program can send: words, or the results of calls that were handed to it."""
 
 _Results = Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
 _SAID: Final[Any] = str | UserMessage | ToolResultMessage | _Results
@@ -108,45 +110,55 @@ _OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "on_event")
 """Options of a turn that the session itself reads; its run gets the others."""
 
 
+@dataclass(kw_only=True)
 class _Open:
     """A turn under way."""
 
-    def __init__(self, block: OwnTask[Run], run: Run, said: UserMessage, tools: Toolset, system: str | None) -> None:
-        self.block, self.run = block, run
-        self.system = system
-        """The system prompt that it was begun with."""
-        self.output: Any = None
-        """The shape that its answer is to have."""
-        self.on_event: OnEvent | None = None
-        self.said = said
-        """What the user said."""
-        self.tools = tools
-        """Those that this turn was begun with."""
-        self.transcript = reading.Transcript()
-        self.batches = run.batches()
-        self.rest: Iterator[AgentEvent] = iter(())
-        """What was read and is not told yet, as the caller has to run a tool first."""
-        self.calls: dict[str, str] = {}
-        """Calls that the caller runs, without their results: id → name."""
-        self.answers: dict[str, tuple[anyio.Event, list[Decision]]] = {}
-        """Approvals that wait for `send_input`."""
-        self.ended: tuple[ProviderError | None, StopReason] | None = None
-        """How it failed, if it did, and why it stopped; None while it is under way."""
-        self.interrupted = False
-        """The user has interrupted it."""
-        self.left = False
-        """A later call has ended it."""
+    block: OwnTask[Run]
+    run: Run
+    said: UserMessage
+    """What the user said."""
+    tools: Toolset
+    """Tools that this turn was begun with; likewise `system`, its system prompt."""
+    system: str | None
+    output: Any
+    """The shape that its answer is to have."""
+    on_event: OnEvent | None
+    transcript: reading.Transcript = field(default_factory=reading.Transcript)
+    rest: Iterator[AgentEvent] = field(default_factory=lambda: iter(()))
+    """Events that were read and not yielded, as the caller has to run a tool first."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """Calls that the caller runs, without their results: id → name."""
+    ended: tuple[ProviderError | None, StopReason] | None = None
+    """How it failed, if it did, and why it stopped; None while it is under way."""
+    interrupted: bool = False
+    """True once the user has interrupted it."""
+    left: bool = False
+    """True once a later call has ended it."""
 
-    def waiting(self, id: str) -> tuple[anyio.Event, list[Decision]]:
-        """The answer to come to one of them."""
-        return self.answers.setdefault(id, (anyio.Event(), []))
+    def __post_init__(self) -> None:
+        self.batches = self.run.batches()
+
+
+@dataclass
+class _Asked:
+    """An approval that waits for `Session.answer`."""
+
+    approval: Approval
+    answer: Decision | None = None
+    answered: anyio.Event = field(default_factory=anyio.Event)
+
+    def give(self, decision: Decision) -> None:
+        """Answer it, once."""
+        self.answer = self.answer or decision
+        self.answered.set()
 
 
 class Session:
     """A conversation. Use it as an async context manager, or call `close`.
 
     One task at a time begins, reads or ends a turn; a call of another meanwhile is refused (`config_invalid`). `close`,
-    `interrupt` and answers by `send_input` may come from any.
+    `interrupt`, `answer` and `send_input` may be called by any task.
 
     Attributes:
         id: of the session; its file has this name.
@@ -161,17 +173,16 @@ class Session:
         self._policy = read_policy(file.policy or config.policy or provider.plane.settings.policy or PolicyProfile())
         self._file = replace(file, policy=self._policy)
         self._open: _Open | None = None
-        self._inside = False
-        """A task begins, reads or ends a turn."""
-        self._came_out: anyio.Event | None = None
-        """For who waits until that task has come out."""
+        self._lock = anyio.Lock()
+        """Has the task that begins, reads or ends a turn."""
+        self._waiting: dict[str, _Asked] = {}
+        """Id → approval of the turn under way that waits for an answer."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._native: str | None = None
         self._forks = self._closed = False
         self._system_told: str | None = None
         """The system prompt that the provider's own conversation has, in words."""
         self._initial = config.initial_prompt
-        self._told_start = self._asks = False
         self._fresh = True
         """No turn has come to its end in this process: an earlier one may have been cut off."""
         self._carries = _carries(file)
@@ -263,34 +274,30 @@ class Session:
         """Return the sum of all turns' usage; `is_at_least` says that an unknown one is left out."""
         return usage_together([turn.usage for turn in self._file.turns if turn.stop_reason is not None])
 
-    def metadata(self) -> unified.SessionMetadata:
-        """Return what the session is."""
-        return unified.SessionMetadata(
-            session_id=self.id,
-            provider=self.provider,
-            created_at=self._file.created_at,
-            model=self.model,
-            capabilities=self._provider.capabilities(),
-            turns_completed=self.turns_completed,
-            keeps_conversations=self._provider.can.keeps_in(self._file.mode),
-        )
+    @property
+    def keeps_conversations(self) -> bool:
+        """True if the provider keeps the conversation itself; else each order carries the history (emulated)."""
+        return self._provider.can.keeps_in(self._file.mode)
+
+    def capabilities(self) -> ProviderCapabilities:
+        """Return what the provider can."""
+        return self._provider.capabilities()
 
     @property
     def turns_completed(self) -> int:
         """Turns that ended and did not fail."""
         return sum(turn.stop_reason not in (None, "error", "user_interrupt") for turn in self._file.turns)
 
-    # The first interface ----------------------------------------------------------------------------------------------
+    # What is sent and answered ----------------------------------------------------------------------------------------
 
     def send_message(
-        self,
-        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
-        **given: Unpack[TurnOptions],
-    ) -> Stream[StreamEvent]:
-        """Say something, and iterate over what comes; results of calls that were handed to you go on with the turn.
+        self, message: Said, **given: Unpack[TurnOptions]
+    ) -> AsyncIterator[AgentEvent | ErrorEvent | MessageDoneEvent]:
+        """Send a message, and iterate over the events of its run; results of handed calls continue their turn.
 
-        A stream that is left early is ended in order by the next call; whoever reads on in it then is refused. A
-        failure of the turn is an `error` event.
+        The last event is a `MessageDoneEvent`; before it comes an `ErrorEvent` if the turn failed. With the session's
+        `on_ask` set to `stream`, each `Approval` in the stream waits for `answer`. A stream that is left early is ended
+        in order by the next call; reading on in it then is refused.
 
         Args:
             given: `TurnOptions`: those of `backplane.run`, for this turn alone; a `model` also holds for later turns,
@@ -302,107 +309,90 @@ class Session:
                 call of it, a result belongs to no call, or the policy allows more than the session's.
             BackendError: `capability_unsupported`, the provider cannot take the session's tools.
         """
-        reader = reading.StreamEventReader(self.provider)
-        return Stream(self, self._saying(message, given), reader.read, self._done)
-
-    def send_for_events(
-        self, message: str | UserMessage, **given: Unpack[TurnOptions]
-    ) -> Stream[AgentEvent | ErrorEvent | MessageDoneEvent]:
-        """Say something as `send_message`, and iterate over the run's own events, with the same two at the end."""
-        return Stream(self, self._saying(message, given), list, self._done)
-
-    def _saying(self, message: Any, given: TurnOptions) -> Callable[[], Any]:
         check_names(given, "on_event")
         require_type(given.get("on_event"), Callable | None, "`on_event`", "a function from an event")
         check_callbacks(given.get("on_ask"), given.get("hooks", ()))
-        return partial(self._say, message, given)
+        return self._stream(message, given)
 
-    def _done(self, open: _Open, failure: ProviderError | None, stop: StopReason) -> list[Any]:
-        """Return the last events of a turn."""
-        last, used = open.transcript.last(), TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
-        ended = MessageDoneEvent(message=last, usage=used, stop_reason=stop)
-        return [ErrorEvent(error=failure), ended] if failure is not None else [ended]
+    async def _stream(
+        self, message: Said, given: TurnOptions
+    ) -> AsyncGenerator[AgentEvent | ErrorEvent | MessageDoneEvent, None]:
+        await self._say(message, given)
+        open, stop = self._open, None
+        assert open is not None
+        while stop is None:
+            taken, failure, stop = await self._more(open)
+            for event in taken:
+                yield event
+        if failure is not None:
+            yield ErrorEvent(error=failure)
+        used = TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
+        yield MessageDoneEvent(message=open.transcript.last(), usage=used, stop_reason=stop)
+
+    def awaits_answer(self, id: str) -> bool:
+        """Return True if the approval with this id waits for `answer`."""
+        return id in self._waiting and self._waiting[id].answer is None
+
+    def answer(self, id: str, decision: Decision) -> None:
+        """Answer an `Approval` of the stream, whose `on_ask` is `stream`.
+
+        Args:
+            id: `body["id"]` of the approval.
+
+        Raises:
+            ConfigError: `config_invalid`, no approval with this id waits, or the decision does not fit it.
+        """
+        if not self.awaits_answer(id):
+            fact = f"no approval {id[:80]!r} waits for an answer"
+            raise ConfigError("config_invalid", fact, hint='take the id of an Approval; on_ask has to be "stream"')
+        waiting = self._waiting[id]
+        if why := misfit(decision, waiting.approval.kind, waiting.approval.body.get("input", msgspec.UNSET)):
+            raise ConfigError("config_invalid", why, hint="allow it, or deny it with a reason")
+        waiting.give(decision)
+
+    def send_input(self, text: str) -> None:
+        """Send words to the turn under way, for agents that take them in the middle of a turn.
+
+        Raises:
+            ConfigError: `config_invalid`, no turn is under way, or the agent takes no words before its end.
+        """
+        if self._open is None:
+            raise ConfigError("config_invalid", "no turn is under way", hint="begin one with send_message")
+        if INPUT not in self._provider.can.extensions:
+            raise _under_way()
+        self._open.run.input(text)
 
     async def run(
         self,
-        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
+        message: Said,
         **given: Unpack[TurnOptions],
     ) -> TurnOutcome:
-        """Say something and wait for the end of the turn; arguments and errors as `send_message`."""
+        """Send a message and wait for the end of the turn; arguments and errors as `send_message`."""
         failure: ProviderError | None = None
+        done: MessageDoneEvent | None = None
         async for event in self.send_message(message, **given):
             if isinstance(event, ErrorEvent):
                 failure = event.error
             elif isinstance(event, MessageDoneEvent):
-                return TurnOutcome(
-                    text=event.message.content,
-                    message=event.message,
-                    stop_reason=event.stop_reason,
-                    usage=event.usage,
-                    receipt=None if event.stop_reason == "tool_use" else self.receipt,
-                    error=failure if event.stop_reason == "error" else None,
-                    output=self._output,
-                )
-        raise BackendError("internal", "a turn ended without its last event")
-
-    # The second interface ---------------------------------------------------------------------------------------------
-
-    async def send_input(self, input: unified.UserInput | str) -> None:
-        """Say something, or answer a request; what comes is read by `receive_events`.
-
-        Raises:
-            ConfigError: `config_invalid`, a turn is under way, or no request of this id waits.
-            BackendError: `capability_unsupported`, a patch cannot be modified.
-        """
-        if isinstance(input, unified.ToolApproval | unified.PatchApproval):
-            self._answer(input)
-            return
-        if isinstance(input, unified.Review):
-            self._lose("emulated: review, it is asked for in words")
-            words = f"Review the changes in this folder, and change nothing. {input.text}".rstrip()
-        else:
-            try:
-                words = input if isinstance(input, str) else input.words()
-            except (AttributeError, TypeError) as error:
-                fact = f"the input cannot be said in words: {error}"
-                raise ConfigError("config_invalid", fact, hint="a text, or one of `unified.UserInput`") from error
-        if self._open is None:
-            await self._begin(UserMessage(content=words), {}, asks=True)
-            return
-        if INPUT not in self._provider.can.extensions:
-            self._require_rest()
-        self._open.run.input(words)
-
-    def receive_events(self) -> Stream[unified.UnifiedEvent]:
-        """Iterate over what the turn under way tells, to its `TurnComplete`; nothing comes while none is.
-
-        Requests for approval wait for `send_input` while this is read, unless the session has an `on_ask`.
-        """
-        reader = reading.UnifiedReader(self.provider, lambda id: self._open is not None and id in self._open.answers)
-
-        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[unified.UnifiedEvent]:
-            ended: list[unified.UnifiedEvent] = [unified.TurnComplete(stop_reason=stop)]
-            if failure is None:
-                return ended
-            kind, recoverable = failure.error_type, failure.recoverable
-            return [unified.Error(message=failure.message, error_type=kind, recoverable=recoverable), *ended]
-
-        async def begin() -> list[unified.UnifiedEvent]:
-            if self._open is None and self._initial is not None:
-                await self._begin(UserMessage(content=""), {}, asks=True)
-            told, self._told_start = self._told_start, True
-            return [] if told else [unified.SessionStarted(session_id=self.id, provider=self.provider)]
-
-        return Stream(self, begin, reader.read, done)
+                done = event
+        assert done is not None, "a stream ends with this event"
+        return TurnOutcome(
+            text=done.message.content,
+            message=done.message,
+            stop_reason=done.stop_reason,
+            usage=done.usage,
+            receipt=None if done.stop_reason == "tool_use" else self.receipt,
+            error=failure if done.stop_reason == "error" else None,
+            output=self._output,
+        )
 
     async def interrupt(self) -> None:
         """Stop the turn and not the session; go on reading for its last events."""
         if self._open is None:
             return
         self._open.interrupted = True
-        for event, answers in self._open.answers.values():
-            answers.append(Decision("deny", "the user interrupted"))
-            event.set()
+        for waiting in self._waiting.values():
+            waiting.give(Decision("deny", "the user interrupted"))
         if INTERRUPT in self._provider.can.extensions and not self._open.run.is_ending:
             try:
                 self._open.run.interrupt()
@@ -419,9 +409,14 @@ class Session:
         try:
             if self._open is not None:
                 await self._open.run.cancel("the session was closed")
-            await self._until_out()
-            with self._alone():
+            try:
+                self._lock.acquire_nowait()  # Without a wait: this may be a task that is cancelled.
+            except anyio.WouldBlock:
+                await self._lock.acquire()
+            try:
                 await self._abandon()
+            finally:
+                self._lock.release()
         finally:
             with anyio.CancelScope(shield=True):
                 if self._saved is not None:
@@ -500,51 +495,35 @@ class Session:
             raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
 
     def _require_rest(self) -> None:
-        if self._open is not None:
-            raise _under_way()
-        self._require_out()
-
-    def _require_out(self) -> None:
-        if self._inside:
+        if self._open is not None or self._lock.locked():
             raise _under_way()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Begin, read or end a turn, which no other task does then: they would take each other's events."""
-        self._require_out()
-        self._inside = True
+        """Begin, read or end a turn; refuse it while another task does, as they would take each other's events."""
+        try:
+            self._lock.acquire_nowait()
+        except anyio.WouldBlock:
+            raise _under_way() from None
         try:
             yield
         finally:
-            self._inside = False
-            if self._came_out is not None:
-                self._came_out.set()
-                self._came_out = None
-
-    async def _until_out(self) -> None:
-        while self._inside:
-            self._came_out = self._came_out or anyio.Event()
-            await self._came_out.wait()
+            self._lock.release()
 
     def _lose(self, loss: str) -> None:
         if loss not in self.losses:
             self._file = replace(self._file, losses=(*self.losses, loss))
 
-    async def _say(
-        self,
-        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
-        given: TurnOptions,
-    ) -> list[Any]:
+    async def _say(self, message: Said, given: TurnOptions) -> None:
         said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
-        if isinstance(said, str | UserMessage):
-            await self._begin(UserMessage(content=said) if isinstance(said, str) else said, given)
-        else:
+        with self._alone():
+            if isinstance(said, str | UserMessage):
+                await self._start(UserMessage(content=said) if isinstance(said, str) else said, given)
+                return
             for result in (said,) if isinstance(said, ToolResultMessage) else said:
                 self._give(result)
-        return []
 
     def _give(self, result: ToolResultMessage) -> None:
-        self._require_out()
         open = self._open
         name = open.calls.pop(result.tool_call_id, None) if open is not None else None
         if open is None or name is None:
@@ -552,16 +531,11 @@ class Session:
             raise ConfigError("config_invalid", fact, hint="`tool_use_end` names the calls of tools without a handler")
         open.tools.give(name, result)
 
-    async def _begin(self, said: UserMessage, given: TurnOptions, *, asks: bool = False) -> None:
-        with self._alone():
-            await self._start(said, given, asks)
-
-    async def _start(self, said: UserMessage, given: TurnOptions, asks: bool) -> None:
+    async def _start(self, said: UserMessage, given: TurnOptions) -> None:
         self._require_open()
         await self._leave()
         await self._provider.prepare()
         said = replace(said, content="\n\n".join(part for part in (self._initial, said.content) if part))
-        self._asks = asks
         model, policy, output = given.get("model"), given.get("policy"), given.get("output")
         if model is not None and model != self.model:
             self.set_model(model)
@@ -584,8 +558,11 @@ class Session:
                 await self.save()
             raise
         self._initial = None
-        self._open = _Open(block, run, said, tools, system)
-        self._open.output, self._open.on_event = output, given.get("on_event")
+        self._waiting = {}
+        on_event = given.get("on_event")
+        self._open = _Open(
+            block=block, run=run, said=said, tools=tools, system=system, output=output, on_event=on_event
+        )
 
     async def _own_folder(self) -> str:
         if self._folder is None:
@@ -629,9 +606,10 @@ class Session:
             for loss in composed.losses:
                 self._lose(loss)
             order = make_order(composed.order, output=output)
+            on_ask = self._on_ask if config.on_ask == "stream" else config.on_ask
             own: RunOptions = {
                 **given,
-                "on_ask": given.get("on_ask") or config.on_ask or (self._on_ask if self._asks else None),
+                "on_ask": given.get("on_ask") or on_ask,
                 "hooks": (*config.hooks, *given.get("hooks", ())),
             }
             starting = plane.start(order, self._provider.backend, run_id=run_id, **own)
@@ -690,7 +668,8 @@ class Session:
             ConfigError: `config_invalid`, a later call has ended it, or another task is inside a call.
         """
         if self._closed:
-            await self._until_out()
+            async with self._lock:  # The end of the turn is known then.
+                pass
         if open.left:
             fact = "the turn of this stream was ended by a later call"
             raise ConfigError("config_invalid", fact, hint="read a stream to its end before the next call")
@@ -702,33 +681,25 @@ class Session:
     async def _pull(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
         taken: list[AgentEvent] = []
         for event in open.rest:
+            if type(event) is not AssistantDelta:  # Nearly all are, and their message repeats them.
+                event = open.transcript.take(event)
             taken.append(event)
             if open.on_event is not None:
                 await hand_event(open.on_event, event)
-            if type(event) is AssistantDelta:  # Nearly all of them, and their message says it all again.
-                continue
-            open.transcript.take(event)
-            if open.tools.handed and reading.handed(event, open.tools.handed):
+            if isinstance(event, Approval) and self._config.on_ask == "stream":
+                self._waiting.setdefault(str(event.body.get("id")), _Asked(event))
+            elif isinstance(event, ApprovalAnswered):
+                self._waiting.pop(str(event.body.get("id")), None)
+            elif open.tools.handed and reading.handed(event, open.tools.handed):
                 assert isinstance(event, ToolCall)
-                open.calls[event.tool_use_id or event.tool_name] = reading.own_name(event.tool_name)
+                open.calls[str(event.tool_use_id)] = reading.own_name(event.tool_name)
                 return taken, None, "tool_use"
         if taken:
             return taken, None, None
         async for batch in open.batches:
             open.rest = iter(batch.events)
-            if self._asks:
-                self._note_asked(open, batch.events)
             return [], None, None
         return [], *await self._end(open)
-
-    def _note_asked(self, open: _Open, batch: Sequence[AgentEvent]) -> None:
-        """Expect answers to the approvals that the policy did not decide at once."""
-        decided = {str(event.body.get("id")) for event in batch if isinstance(event, ApprovalAnswered)}
-        for event in batch:
-            if isinstance(event, Approval) and self._config.on_ask is None:
-                id = str(event.body.get("id"))
-                if id not in decided:
-                    open.waiting(id)
 
     async def _end(self, open: _Open) -> tuple[ProviderError | None, StopReason]:
         """Close a turn that has ended, and keep what was said in it."""
@@ -778,86 +749,12 @@ class Session:
         turn = replace(last, messages=self._said(open), **ended)
         self._file = replace(self._file, turns=(*before, turn))
 
-    # Approvals --------------------------------------------------------------------------------------------------------
-
     async def _on_ask(self, asked: Approval) -> Decision:
-        """Wait for `send_input`, where somebody reads `receive_events`; the run's own limit bounds the wait."""
-        id, open = str(asked.body.get("id")), self._open
-        if open is None:
-            return Decision("deny", "the turn is over")
-        event, answers = open.waiting(id)
-        await event.wait()
-        open.answers.pop(id, None)
-        return answers[0]
-
-    def _answer(self, input: unified.ToolApproval | unified.PatchApproval) -> None:
-        if isinstance(input, unified.PatchApproval) and input.decision == "modify":
-            fact = "a patch cannot be modified: no host takes a changed one"
-            raise BackendError("capability_unsupported", fact, hint="reject it, and say in words what to change")
-        waiting = self._open.answers.get(input.request_id) if self._open is not None else None
-        if waiting is None or waiting[1]:
-            fact = f"no request {input.request_id[:80]!r} waits for an answer"
-            raise ConfigError("config_invalid", fact, hint="`request_id` is that of the event; each is answered once")
-        event, answers = waiting
-        answers.append(_decision(input))
-        event.set()
-
-
-def _decision(input: unified.ToolApproval | unified.PatchApproval) -> Decision:
-    if isinstance(input, unified.PatchApproval):
-        return Decision("allow" if input.decision == "accept" else "deny", input.reason)
-    if not input.approved:
-        return Decision("deny", input.reason)
-    if input.modified_input is not msgspec.UNSET:
-        return Decision("modify", input.reason, input.modified_input)
-    return Decision("allow", input.reason, text=input.text, remember=input.remember)
-
-
-class Stream(Generic[EventT]):
-    """What one turn tells, in the words of one interface."""
-
-    __slots__ = ("_begin", "_done", "_over", "_read", "_rest", "_session", "_turn")
-
-    def __init__(
-        self,
-        session: Session,
-        begin: Callable[[], Any],
-        read: Callable[[list[AgentEvent]], list[EventT]],
-        done: Callable[[_Open, ProviderError | None, StopReason], list[EventT]],
-    ) -> None:
-        self._session = session
-        self._begin: Callable[[], Any] | None = begin
-        self._read, self._done = read, done
-        self._rest: Iterator[EventT] = iter(())
-        self._over = False
-        self._turn: _Open | None = None
-
-    def __aiter__(self) -> Stream[EventT]:
-        return self
-
-    async def __anext__(self) -> EventT:
-        while True:
-            for event in self._rest:
-                return event
-            if self._over:
-                raise StopAsyncIteration
-            if self._begin is not None:
-                begin, self._begin = self._begin, None
-                self._rest = iter(await begin())
-                self._turn = self._session._open
-                continue
-            self._rest = iter(await self._next())
-
-    async def _next(self) -> list[EventT]:
-        if self._turn is None:
-            self._over = True
-            return []
-        taken, failure, stop = await self._session._more(self._turn)
-        out = self._read(taken)
-        if stop is not None:
-            self._over = True
-            out += self._done(self._turn, failure, stop)
-        return out
+        """Wait for `answer`; the run's own limit bounds the wait."""
+        waiting = self._waiting.setdefault(str(asked.body.get("id")), _Asked(asked))
+        await waiting.answered.wait()
+        assert waiting.answer is not None
+        return waiting.answer
 
 
 def _under_way() -> ConfigError:

@@ -2,25 +2,23 @@
 
 import asyncio
 
-from backplane import PolicyProfile
-from backplane.providers import ProviderRegistry, SessionConfig, unified
+from backplane import Approval, AssistantDelta, PolicyProfile
+from backplane.providers import MessageDoneEvent, ProviderRegistry, SessionConfig, prompt
+
+DIFF = "-    return a - b\n+    return a + b\n"
 
 
 async def main() -> None:
-    config = SessionConfig(max_turns=5, policy=PolicyProfile(require_approval_for=("bash",)))
+    config = SessionConfig(max_turns=5, policy=PolicyProfile(require_approval_for=("bash",)), on_ask="stream")
     async with ProviderRegistry() as providers, await providers.get().create_session(config) as session:
-        diff = unified.GitDiff(content="-    return a - b\n+    return a + b\n")
-        await session.send_input(unified.Prompt(text="Please review this code.", context=(diff,)))
-        async for event in session.receive_events():
+        async for event in session.send_message(prompt("Please review this code.", diff=DIFF)):
             match event:
-                case unified.ExecApprovalRequest() | unified.PermissionRequest():
-                    asked = event.command if isinstance(event, unified.ExecApprovalRequest) else event.input
-                    print(f"[asked: {asked}]")
-                    answer = unified.ToolApproval(request_id=event.request_id, approved=False, reason="not here")
-                    await session.send_input(answer)
-                case unified.TextDelta():
+                case Approval() if session.awaits_answer(event.body["id"]):
+                    print(f"[asked: {event.body.get('command') or event.input}]")
+                    session.answer(event.body["id"], event.deny("not here"))
+                case AssistantDelta():
                     print(event.text, end="")
-                case unified.TurnComplete():
+                case MessageDoneEvent():
                     print(f"\n[{event.stop_reason}]")
                 case _:
                     pass

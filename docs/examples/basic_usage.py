@@ -2,11 +2,11 @@
 
 import asyncio
 
+from backplane import AssistantDelta
 from backplane.providers import (
     MessageDoneEvent,
     ProviderRegistry,
     SessionConfig,
-    TextDeltaEvent,
     ToolDefinition,
     ToolResultMessage,
 )
@@ -28,8 +28,8 @@ async def main() -> None:
         while said:
             stream, said = session.send_message(said), []
             async for event in stream:
-                if isinstance(event, TextDeltaEvent):
-                    print(event.delta, end="")
+                if isinstance(event, AssistantDelta):
+                    print(event.text, end="")
                 elif isinstance(event, MessageDoneEvent) and event.stop_reason == "tool_use":
                     # `price` has no handler: its calls are ours, and the turn waits for their results.
                     calls = [call for call in event.message.tool_calls if call.name == "price"]

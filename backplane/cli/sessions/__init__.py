@@ -81,7 +81,7 @@ def send(args: Args, words: str | UserMessage, backend: str | None = None, model
 async def show_turn(session: Session, words: str | UserMessage, shown: terminal.Terminal) -> MessageDoneEvent:
     """Send one message, draw its events, and return the last one; losses and a failure go to stderr."""
     before, failure, end = session.losses, None, None
-    async for event in session.send_for_events(words):
+    async for event in session.send_message(words):
         if isinstance(event, ErrorEvent):
             failure = event.error.cause
         elif isinstance(event, MessageDoneEvent):

@@ -19,8 +19,9 @@ import msgspec
 import pytest
 
 from backplane.config import BackendSettings, Settings
+from backplane.contract.approval import Decision
 from backplane.contract.conversation import StopReason, TokenUsage, usage_together
-from backplane.contract.events import CommandExecuted
+from backplane.contract.events import Approval, AssistantDelta, AssistantMessage, CommandExecuted
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
 from backplane.providers import (
@@ -36,11 +37,14 @@ from backplane.providers import (
     ToolResultEvent,
     ToolResultMessage,
     ToolUseEndEvent,
+    UnifiedEvent,
     UserMessage,
+    as_messages,
+    as_unified,
     orders,
-    reading,
+    prompt,
     store,
-    unified,
+    views,
 )
 from backplane.providers.failures import ErrorType
 from backplane.receipts.store import Store
@@ -183,7 +187,7 @@ async def test_a_session_over_an_api_knows_what_was_said(ground: Ground, name: s
         async with ground.registry(server) as registry:
             config = SessionConfig(system_prompt="Be brief.", max_tokens=77, temperature=0.5)
             async with await registry.get(name).create_session(config) as session:
-                events = await told(session.send_message("hi"))
+                events = await told(as_messages(session, "hi"))
                 assert words(events) == "Hello."
                 done = events[-1]
                 assert isinstance(done, MessageDoneEvent)
@@ -307,7 +311,7 @@ async def test_a_turns_answer_has_the_shape_that_was_asked_for(ground: Ground) -
             assert (await session.run("a pump?", output=Price)).check().value == Price(usd=129)
             turn = (await session.run("and in words?")).check()
             assert (turn.value, session.value) == (None, None)
-            await told(session.send_message("and a screw?", output={"type": "object"}))
+            await told(as_messages(session, "and a screw?", output={"type": "object"}))
             assert session.value == {"usd": 1}
             with pytest.raises(TypeError, match="'modell'"):
                 await session.run("x", modell="m")  # type: ignore[call-arg]
@@ -380,7 +384,7 @@ async def test_a_provider_without_memory_is_told_the_history_in_words_and_labell
     async with ground.registry() as registry, await registry.get("words").create_session(config) as session:
         await session.run("one")
         said = msgspec.json.decode((await session.run("two")).text)
-        assert not session.metadata().keeps_conversations
+        assert not session.keeps_conversations
     assert said["task"].startswith("What was said before in this conversation, as a record:\nUser: one\nAssistant: ")
     assert said["task"].endswith("\n\ntwo")
     assert set(session.losses) == {
@@ -402,7 +406,7 @@ async def test_a_provider_that_takes_a_task_for_a_command_is_told_the_task_alone
 async def test_a_failed_turn_is_an_error_event_with_its_cause(ground: Ground) -> None:
     with ModelServer([{"fault": {"status": 401}, "times": None}]) as server:
         async with ground.registry(server) as registry, await registry.get().create_session() as session:
-            events = await told(session.send_message("hi"))
+            events = await told(as_messages(session, "hi"))
     done = events[-1]
     assert isinstance(done, MessageDoneEvent)
     assert done.stop_reason == "error"
@@ -487,7 +491,7 @@ async def test_functions_are_tools_and_their_calls_are_in_the_history(ground: Gr
         async with ground.registry(server) as registry:
             config = SessionConfig(tools=[price if kind == "function" else definition])
             async with await registry.get().create_session(config) as session:
-                events = await told(session.send_message("what is a pump?"))
+                events = await told(as_messages(session, "what is a pump?"))
                 await session.run("again")
                 history = session.get_history()
     call = next(event for event in events if isinstance(event, ToolUseEndEvent))
@@ -524,7 +528,7 @@ async def test_a_policy_holds_for_a_programs_functions(ground: Ground) -> None:
         async with ground.registry(server) as registry:
             config = SessionConfig(tools=[price], policy=PolicyProfile(disallowed_tools=("mcp__functions__price",)))
             async with await registry.get().create_session(config) as session:
-                events = await told(session.send_message("what is a pump?"))
+                events = await told(as_messages(session, "what is a pump?"))
     (result,) = [event for event in events if isinstance(event, ToolResultEvent)]
     assert result.is_error
     assert "policy_denied" in result.output
@@ -550,60 +554,106 @@ async def test_a_turns_policy_only_tightens(ground: Ground) -> None:
 # The second interface -------------------------------------------------------------------------------------------------
 
 
-async def test_the_same_session_takes_input_and_tells_unified_events(ground: Ground) -> None:
+async def test_a_stream_is_seen_under_the_names_of_the_unified_agent(ground: Ground) -> None:
     with ModelServer([Turn(reasoning="hm", text="4", usage=USED)]) as server:
         async with (
             ground.registry(server) as registry,
             await registry.get("anthropic").create_session(SessionConfig(initial_prompt="Hello!")) as session,
         ):
-            item = unified.File(path="a.py", content="x = 1", language="python")
-            await session.send_input(unified.Prompt(text="What is 2+2?", context=(item,)))
-            events = [event async for event in session.receive_events()]
+            message = prompt("What is 2+2?", files={"a.py": "x = 1"}, diff="-a", environment={"OS": "x"})
+            events = [event async for event in as_unified(session, message)]
         sent = msgspec.json.encode(server.requests[0].body).decode()
-    kinds = [type(event).__name__ for event in events]
-    assert kinds[0] == "SessionStarted"
-    assert {"ThinkingDelta", "ThinkingComplete", "TextDelta", "TextComplete", "UsageUpdate"} <= set(kinds)
-    assert events[-1] == unified.TurnComplete(stop_reason="end_turn")
-    assert all(word in sent for word in ("Hello!", "File a.py", "x = 1", "What is 2+2?"))
+    names = [event.name for event in events]
+    assert names[0] == "SessionStarted"
+    assert {"ThinkingDelta", "ThinkingComplete", "TextDelta", "TextComplete", "UsageUpdate"} <= set(names)
+    assert events[-1] == UnifiedEvent("TurnComplete", {"stop_reason": "end_turn"})
+    assert all(word in sent for word in ("Hello!", "File a.py", "x = 1", "Diff:", "OS=x", "What is 2+2?"))
+
+
+ASKS = SessionConfig(policy=PolicyProfile(require_approval_for=("deploy",)), on_ask="stream")
 
 
 @pytest.mark.parametrize(("approved", "said"), [(True, ["allow", ""]), (False, ["deny", "not today"])])
 async def test_an_approval_waits_for_its_answer(ground: Ground, approved: bool, said: list[str]) -> None:
-    config = SessionConfig(policy=PolicyProfile(require_approval_for=("deploy",)))
-    async with ground.registry() as registry, await registry.get("words").create_session(config) as session:
-        await session.send_input("ask")
+    async with ground.registry() as registry, await registry.get("words").create_session(ASKS) as session:
         text = ""
-        async for event in session.receive_events():
-            if isinstance(event, unified.ExecApprovalRequest):
-                assert (event.command, event.parsed_command) == ("deploy prod", ("deploy", "prod"))
-                reason = "" if approved else "not today"
-                answer = unified.ToolApproval(request_id=event.request_id, approved=approved, reason=reason)
-                await session.send_input(answer)
-            if isinstance(event, unified.TextComplete):
+        async for event in session.send_message("ask"):
+            if isinstance(event, Approval):
+                assert event.body["command"] == "deploy prod"
+                id = event.body["id"]
+                assert session.awaits_answer(id)
+                with pytest.raises(ConfigError, match="modify"):
+                    session.answer(id, Decision("modify"))
+                session.answer(id, Decision("allow") if approved else Decision("deny", "not today"))
+                assert not session.awaits_answer(id)
+            if isinstance(event, AssistantMessage):
                 text = event.text
-        with pytest.raises(ConfigError, match="no request"):
-            await session.send_input(unified.ToolApproval(request_id="ask-1", approved=True))
+        with pytest.raises(ConfigError, match="no approval"):
+            session.answer(id, Decision("allow"))
     assert msgspec.json.decode(text) == said
 
 
-async def test_a_modified_patch_is_refused_and_never_sent_as_a_yes(ground: Ground) -> None:
-    async with ground.registry() as registry, await registry.get("words").create_session() as session:
-        with pytest.raises(BackendError, match="cannot be modified"):
-            await session.send_input(unified.PatchApproval(request_id="x", decision="modify", changes="y"))
+async def test_an_approval_has_its_unified_name_while_it_waits(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session(ASKS) as session:
+        async for event in as_unified(session, "ask"):
+            if event.name == "ExecApprovalRequest":
+                assert (event.data["command"], event.data["parsed_command"]) == ("deploy prod", ("deploy", "prod"))
+                session.answer(event.data["request_id"], Decision("deny"))
+                break
+        else:
+            raise AssertionError("no request was seen")
+
+
+async def test_nothing_waits_for_an_answer_unless_the_session_says_so(ground: Ground) -> None:
+    config = msgspec.structs.replace(ASKS, on_ask=None)
+    async with ground.registry() as registry, await registry.get("words").create_session(config) as session:
+        with anyio.fail_after(30):
+            decision, _ = msgspec.json.decode((await session.run("ask")).check().text)
+            names = [event.name async for event in as_unified(session, "ask")]
+    assert decision == "deny"
+    assert "ExecApprovalRequest" not in names
+
+
+NUMBERS_NOTHING = """
+from backplane.host import Done, Host, main
+
+async def work(run):
+    for word in ("one", "two"):
+        await run.tool_call("look", {"at": word})
+        await run.tool_result("look", word)
+    await run.message("seen")
+    return Done()
+
+main(Host(id="plain", capabilities={}), work)
+"""
+
+
+async def test_a_call_without_an_id_has_one_id_in_stream_and_history(ground: Ground) -> None:
+    (ground.folder / "plain.py").write_text(NUMBERS_NOTHING)
+    async with ground.registry() as registry:
+        host = registry.register(ProcessBackend(id="plain", argv=(*PYTHON, str(ground.folder / "plain.py"))))
+        async with await host.create_session() as session:
+            events = await told(as_messages(session, "go"))
+            history = session.get_history()
+    calls = [event.id for event in events if isinstance(event, ToolUseEndEvent)]
+    assert calls == [event.id for event in events if isinstance(event, ToolResultEvent)] == ["look-1", "look-2"]
+    assert calls == [call.id for one in history if isinstance(one, AgentMessage) for call in one.tool_calls]
+    assert calls == [one.tool_call_id for one in history if isinstance(one, ToolResultMessage)]
 
 
 async def test_an_interrupt_stops_the_turn_and_not_the_session(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
-        await session.send_input("wait")
-        with pytest.raises(ConfigError, match="a turn of this session is under way"):
-            await session.send_input("more")
+        with pytest.raises(ConfigError, match="no turn is under way"):
+            session.send_input("more")
         events = []
         with anyio.fail_after(30):
-            async for event in session.receive_events():
+            async for event in as_unified(session, "wait"):
                 events.append(event)
-                if isinstance(event, unified.TextDelta):
+                if event.name == "TextDelta":
+                    with pytest.raises(ConfigError, match="a turn of this session is under way"):
+                        session.send_input("more")
                     await session.interrupt()
-        assert events[-1] == unified.TurnComplete(stop_reason="user_interrupt")
+        assert events[-1] == UnifiedEvent("TurnComplete", {"stop_reason": "user_interrupt"})
         assert (await session.run("on")).stop_reason == "end_turn"
 
 
@@ -631,7 +681,7 @@ async def test_a_turn_that_its_host_stops_is_interrupted_and_no_error(ground: Gr
         async with await host.create_session() as session:
             with anyio.fail_after(30):
                 async for event in session.send_message("wait"):
-                    if isinstance(event, TextDeltaEvent):
+                    if isinstance(event, AssistantDelta):
                         await session.interrupt()
             assert session.file.turns[-1].stop_reason == "user_interrupt"
     assert [receipt.outcome for receipt in ground.receipts()] == ["partial"]
@@ -639,7 +689,7 @@ async def test_a_turn_that_its_host_stops_is_interrupted_and_no_error(ground: Gr
 
 async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
-        async for event in session.send_message("wait"):
+        async for event in as_messages(session, "wait"):
             assert isinstance(event, TextDeltaEvent)
             break
         with anyio.fail_after(30):
@@ -657,7 +707,7 @@ async def test_two_tasks_are_not_inside_one_session_at_once(ground: Ground) -> N
             refused.append("")
 
         provider = registry.get("keeps")
-        calls = (lambda: session.run("b"), lambda: session.send_input("b"), lambda: session.handover(provider))
+        calls = (lambda: session.run("b"), lambda: session.handover(provider))
         events, waits = list[StreamEvent](), anyio.Event()
 
         async def while_it_is_read() -> None:
@@ -670,10 +720,10 @@ async def test_two_tasks_are_not_inside_one_session_at_once(ground: Ground) -> N
             for call in calls:  # While the turn begins.
                 tasks.start_soon(refuse, call)
             tasks.start_soon(while_it_is_read)
-            async for event in session.send_message("wait"):
+            async for event in as_messages(session, "wait"):
                 events.append(event)
                 waits.set()
-        assert len(refused) == 6
+        assert len(refused) == 4
         assert isinstance(events[-1], MessageDoneEvent)
         assert events[-1].stop_reason == "user_interrupt"
         assert session.get_history()[0] == UserMessage(content="wait")
@@ -682,12 +732,11 @@ async def test_two_tasks_are_not_inside_one_session_at_once(ground: Ground) -> N
 
 async def test_a_stream_tells_of_its_own_turn_alone(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
-        first, second = session.send_message("wait"), session.send_message("two")
+        first, second = as_messages(session, "wait"), as_messages(session, "two")
         await anext(first)
         assert isinstance(await anext(second), TextDeltaEvent)
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="the turn of this stream was ended by a later call"):
-                await anext(first)
+        with pytest.raises(ConfigError, match="the turn of this stream was ended by a later call"):
+            await anext(first)
         assert isinstance((await told(second))[-1], MessageDoneEvent)
         assert await told(second) == []
 
@@ -700,7 +749,7 @@ async def test_a_session_is_closed_from_another_task_and_its_reader_gets_the_end
             begun, closed = anyio.Event(), anyio.Event()
 
             async def read() -> None:
-                async for event in session.send_message("wait"):
+                async for event in as_messages(session, "wait"):
                     ends.append(event)
                     begun.set()
                     await closed.wait()
@@ -774,7 +823,7 @@ async def test_a_registry_closes_the_sessions_that_are_open_at_its_end(
     async with ground.registry() as registry:
         provider = registry.get("words")
         session = await provider.create_session()
-        stream = session.send_message("wait")
+        stream = as_messages(session, "wait")
         assert isinstance(await anext(stream), TextDeltaEvent)
         assert own_folders() == 1
     assert own_folders() == 0
@@ -811,8 +860,8 @@ def test_the_page_has_every_event_reason_and_type() -> None:
     page = (ROOT / "contracts" / "sessions.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     unified_names = {word.strip(" `") for row in rows for word in row[1:2]}
-    assert {kind.__name__ for kind in get_args(unified.UnifiedEvent)} <= unified_names
-    assert len(get_args(unified.UnifiedEvent)) == 14
+    assert set(get_args(views.UnifiedName)) <= unified_names
+    assert len(get_args(views.UnifiedName)) == 14
     first = {word.strip(" `") for row in rows for word in row[0].split(",")}
     assert {kind.__struct_defaults__[-1] for kind in get_args(StreamEvent)} <= first
     assert len(get_args(StreamEvent)) == 7
@@ -852,9 +901,6 @@ async def test_what_is_no_message_is_refused(said: Any, ground: Ground) -> None:
     async with ground.registry() as providers, await providers.get("words").create_session() as session:
         with pytest.raises(ConfigError, match="the message: Expected"):
             await session.run(said)
-        if not isinstance(said, list | bytes | None):
-            with pytest.raises(ConfigError, match="the input cannot be said in words"):
-                await session.send_input(said)
         assert session.get_history() == ()
 
 
@@ -877,7 +923,7 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(g
         for mode, keeps in modes:
             config = SessionConfig(root=str(ground.folder), mode=mode)
             async with await providers.get("keeps").create_session(config) as session:
-                assert session.metadata().keeps_conversations is keeps
+                assert session.keeps_conversations is keeps
                 asked = json.loads((await session.run("one")).check().text)
                 assert asked["abp"]["session"] == {"keep": True} if keeps else "session" not in asked["abp"]
                 again = json.loads((await session.run("two")).check().text)
@@ -888,4 +934,4 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(g
 @pytest.mark.parametrize(("code", "words"), [(None, "no exit code is known"), (0, "exit code 0"), (-9, "exit code -9")])
 def test_a_command_says_how_it_ended_with_or_without_a_code(code: int | None, words: str) -> None:
     event = CommandExecuted(ts="2026-11-27T00:00:00Z", command="make", exit_code=code)
-    assert (event.ending, reading._words_of(event)) == (words, f"make: {words}")
+    assert (event.ending, views._words_of(event)) == (words, f"make: {words}")

@@ -58,7 +58,7 @@ async def test_a_session_remembers_and_its_work_is_in_the_folder(ground: Ground,
             assert (await session.run("the word is zebra; write new.txt")).check().text == "noted"
             assert (ground.root / "new.txt").read_text() == "made\n"
             assert (await session.run("which word?")).check().text == "zebra"
-            assert session.metadata().keeps_conversations
+            assert session.keeps_conversations
             assert session.losses == ()
         assert "the word is zebra" in json.dumps(server.requests[-1].body)
     assert [type(message).__name__ for message in session.get_history()] == [

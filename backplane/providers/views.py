@@ -1,0 +1,190 @@
+"""Two views of a session's stream for programs that know other interfaces: seven message events, fourteen unified ones.
+
+A view adds names and no abilities; `contracts/sessions.md` has the table. `prompt` makes one text of context items.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
+
+import msgspec
+
+from backplane.contract import events as wire
+from backplane.contract.canonical import Json
+from backplane.providers.events import (
+    ErrorEvent,
+    MessageDoneEvent,
+    StreamEvent,
+    TextDeltaEvent,
+    ToolResultEvent,
+    ToolUseEndEvent,
+    ToolUseInputEvent,
+    ToolUseStartEvent,
+)
+from backplane.providers.reading import own_name, reported, text_of
+
+if TYPE_CHECKING:
+    from backplane.providers.session import Said, Session, TurnOptions
+
+UnifiedName = Literal[
+    "TextDelta", "TextComplete", "ThinkingDelta", "ThinkingComplete", "ToolUseStarted", "ToolUseComplete",
+    "PermissionRequest", "ExecApprovalRequest", "PatchApprovalRequest", "UsageUpdate", "SessionStarted",
+    "TurnComplete", "BackgroundTask", "Error",
+]  # fmt: skip
+
+
+class UnifiedEvent(msgspec.Struct, frozen=True):
+    """An event of the unified agent interface."""
+
+    name: UnifiedName
+    data: dict[str, Any]
+    """The members that the interface names."""
+
+
+_SUGGESTIONS: Final = ("allow", "allow_run", "modify", "deny")
+"""Answers to an approval of a tool."""
+
+
+async def as_messages(session: Session, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[StreamEvent]:
+    """Send a message and yield the seven events of a message's stream; arguments and errors as `send_message`.
+
+    Thinking, usage, approvals and notices are not part of it.
+    """
+    has_pieces = False
+    async for event in session.send_message(message, **given):
+        if type(event) is wire.AssistantDelta:  # Nearly all events are of this type.
+            has_pieces = True
+            yield TextDeltaEvent(delta=event.text)
+        elif isinstance(event, wire.AssistantMessage):
+            if not has_pieces:
+                yield TextDeltaEvent(delta=event.text)
+            has_pieces = False
+        elif isinstance(event, wire.RetryReported):
+            has_pieces = has_pieces and not event.body.get("taken_back")  # The next message is yielded whole.
+        elif isinstance(event, ErrorEvent | MessageDoneEvent):
+            yield event
+        else:
+            for one in _of_tool(session, event):
+                yield one
+
+
+def _of_tool(session: Session, event: wire.AgentEvent) -> list[StreamEvent]:
+    if isinstance(event, wire.ToolCall):
+        id, name = str(event.tool_use_id), own_name(event.tool_name)
+        return [
+            ToolUseStartEvent(id=id, name=name),
+            ToolUseInputEvent(id=id, delta=msgspec.json.encode(event.input).decode()),
+            ToolUseEndEvent(id=id, name=name, input=event.input),
+        ]
+    if isinstance(event, wire.ToolResult):
+        return [ToolResultEvent(id=str(event.tool_use_id), output=text_of(event.output), is_error=event.is_error)]
+    return [ErrorEvent(error=reported(session.provider, event))] if isinstance(event, wire.Failed) else []
+
+
+async def as_unified(session: Session, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[UnifiedEvent]:
+    """Send a message and yield the events of the unified agent interface; arguments and errors as `send_message`.
+
+    A request for approval is answered by `Session.answer`, if the session's `on_ask` is `stream`.
+    """
+    if not session.file.turns:
+        yield UnifiedEvent("SessionStarted", {"session_id": session.id, "provider": session.provider})
+    thinks = False
+    async for event in session.send_message(message, **given):
+        if thinks and not isinstance(event, wire.Reasoning):
+            yield UnifiedEvent("ThinkingComplete", {})
+        thinks = isinstance(event, wire.Reasoning)
+        if (found := _unified(session, event)) is not None:
+            yield UnifiedEvent(*found)
+
+
+def _unified(session: Session, event: Any) -> tuple[UnifiedName, dict[str, Any]] | None:
+    match event:
+        case wire.Reasoning():
+            return "ThinkingDelta", {"content": event.reasoning}
+        case wire.AssistantDelta():
+            return "TextDelta", {"text": event.text}
+        case wire.AssistantMessage():
+            return "TextComplete", {"text": event.text}
+        case wire.ToolCall():
+            call = {"tool_name": own_name(event.tool_name), "tool_id": event.tool_use_id, "input": event.input}
+            return "ToolUseStarted", call
+        case wire.ToolResult():
+            output = {"output": text_of(event.output), "is_error": event.is_error}
+            return "ToolUseComplete", {"tool_id": event.tool_use_id, **output}
+        case wire.Approval():
+            return _asked(event) if session.awaits_answer(str(event.body.get("id"))) else None
+        case wire.ApprovalAnswered() | wire.TurnEnded():
+            return None
+        case wire.UsageReported():
+            usd = event.body.get("estimated_cost_usd")
+            micros = round(usd * 1_000_000) if isinstance(usd, int | float) else None
+            tokens = {name: event.body.get(name) for name in ("input_tokens", "output_tokens")}
+            return "UsageUpdate", {**tokens, "cost_usd_micros": micros}
+        case MessageDoneEvent():
+            return "TurnComplete", {"stop_reason": event.stop_reason}
+        case ErrorEvent() | wire.Failed():
+            error = event.error if isinstance(event, ErrorEvent) else reported(session.provider, event)
+            facts = {"error_type": error.error_type, "recoverable": error.recoverable}
+            return "Error", {"message": error.message, **facts}
+        case _:
+            return "BackgroundTask", {"task_type": _kind_of(event), "message": _words_of(event)}
+
+
+def _kind_of(event: wire.AgentEvent) -> str:
+    ext = event.ext if isinstance(event.ext, dict) else {}
+    return next((name for name in ext if name in wire.CARRIED), str(event.__struct_config__.tag))
+
+
+def _words_of(event: wire.AgentEvent) -> str:
+    if isinstance(event, wire.FileChanged):
+        return f"{event.path}: {event.summary}"
+    if isinstance(event, wire.CommandExecuted):
+        return f"{event.command}: {event.ending}"
+    return str(getattr(event, "message", ""))
+
+
+def _asked(event: wire.Approval) -> tuple[UnifiedName, dict[str, Any]]:
+    body, id = event.body, {"request_id": str(event.body.get("id"))}
+    command, options = body.get("command"), body.get("options") or ()
+    if event.kind == "patch":
+        return "PatchApprovalRequest", {**id, "patch_content": str(body.get("diff", "")), "files_affected": event.files}
+    if isinstance(command, str):
+        parsed = {"command": command, "cwd": body.get("cwd"), "parsed_command": _parsed(command)}
+        return "ExecApprovalRequest", {**id, **parsed}
+    if event.kind == "input":
+        asked: dict[str, Json] = {"question": event.question, "options": body.get("options")}
+        return "PermissionRequest", {**id, "tool_name": "ask_user", "input": asked, "suggestions": tuple(options)}
+    name = own_name(event.tool or event.kind)
+    return "PermissionRequest", {**id, "tool_name": name, "input": event.input, "suggestions": _SUGGESTIONS}
+
+
+def _parsed(command: str) -> tuple[str, ...] | None:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:  # A quote is not closed.
+        return None
+
+
+def prompt(
+    text: str,
+    *,
+    files: Mapping[str, str] | None = None,
+    diff: str = "",
+    environment: Mapping[str, str] | None = None,
+    instructions: str = "",
+) -> str:
+    """Return one message with context items before its text.
+
+    Args:
+        files: path → content.
+        diff: a diff in git's form.
+        environment: facts about the environment; the agent's variables stay as they are.
+        instructions: what to observe in this message.
+    """
+    shown = [f"File {path}:\n```\n{content}\n```" for path, content in (files or {}).items()]
+    shown += [f"Diff:\n```diff\n{diff}\n```"] if diff else []
+    shown += [f"Environment: {name}={value}" for name, value in (environment or {}).items()]
+    shown += [f"Instructions: {instructions}"] if instructions else []
+    return "\n\n".join([*shown, text])
