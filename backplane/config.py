@@ -12,11 +12,11 @@ import pwd
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from backplane.contract.unheard import nearest_name
+from backplane.contract.choices import explain, explained
 from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, PolicyError, StoreError, require_type
 
@@ -120,10 +120,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     run_s: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if (self.command is None) == (self.host is None):
-            raise ValueError("exactly one of `command` and `host` must be given")
-        if self.command is not None and (not self.command or not self.command[0]):
-            raise ValueError("`command` names no program")
+        _check_start(self.command, "host", self.host)
 
     def limits_over(self, limits: Limits) -> Limits:
         """Return limits in which this backend's own replace the given ones."""
@@ -132,6 +129,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _OVERRIDES: Final = ("idle_s", "tool_s", "run_s")
+
+
+def _check_start(command: tuple[str, ...] | None, other: str, value: str | None) -> None:
+    """Refuse settings without exactly one way to start. Raises ValueError."""
+    if (command is None) == (value is None):
+        raise ValueError(f"exactly one of `command` and `{other}` must be given")
+    if command is not None and (not command or not command[0]):
+        raise ValueError("`command` names no program")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,10 +189,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Longest call of a tool by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
 
     def __post_init__(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("exactly one of `command` and `url` must be given")
-        if self.command is not None and (not self.command or not self.command[0]):
-            raise ValueError("`command` names no program")
+        _check_start(self.command, "url", self.url)
 
 
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,11 +242,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mcp_servers: dict[str, ServerSettings] = {}
     routing: RoutingSettings = RoutingSettings()
 
-    def limits_of(self, backend: str) -> Limits:
-        """Return the limits of a backend: its own replace the general ones."""
-        own = self.backends.get(backend)
-        return own.limits_over(self.limits) if own is not None else self.limits
-
 
 def tighter(configured: Isolation, asked: object) -> Isolation:
     """Return the stricter of the configuration's isolation and an order's.
@@ -295,14 +292,8 @@ def load(
     given = _from_environment(environ)
     for name, value in (flags or {}).items():
         if value is not None:
-            given[name] = _single(name, value, _OPTIONS.get(name, name))
+            given[name] = _single(name, value, "--timeout" if name == "run_s" else name)
     return _with(settings, given, cwd)
-
-
-_OPTIONS: Final = {
-    "run_s": "--timeout",
-}
-"""Option of the command line for a setting, if it has another name."""
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
@@ -402,16 +393,39 @@ class _Wrong(Exception):
 def _from_table(table: dict[str, Any]) -> Settings:
     """Convert a whole configuration to `Settings`. Raises _Wrong."""
     table = dict(table)
-    backends, servers = table.pop("backends", {}), table.pop("mcp_servers", {})
-    for table_name, value in (("backends", backends), ("mcp_servers", servers)):
-        if not isinstance(value, dict):
-            raise _Wrong((table_name,), f"`{table_name}` must be a table")
+    backends = _named(table.pop("backends", {}), "backends", BackendSettings, _BACKEND)
+    servers = _named(table.pop("mcp_servers", {}), "mcp_servers", ServerSettings, _SERVER)
+    for name, backend in backends.items():
+        for variable, content in backend.env.items():
+            if not _is_variable(variable, content):
+                fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
+                raise _Wrong(("backends", name, "env"), fact)
     rules = table.pop("policy") if isinstance(table.get("policy"), dict) else None
     own: Settings = _typed(table, Settings, ())
     policy = own.policy if rules is None else _rules(rules)
-    named = {name: _backend(name, value) for name, value in backends.items()}
-    given = {name: _server(name, value) for name, value in servers.items()}
-    return msgspec.structs.replace(own, policy=policy, backends=named, mcp_servers=given)
+    return msgspec.structs.replace(own, policy=policy, backends=backends, mcp_servers=servers)
+
+
+_BACKEND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Matches a backend's name, which is written into receipts, file names and command lines."""
+
+_SERVER: Final = re.compile(r"(?!.*__)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+"""Matches a server's name: it is part of a tool's name, `mcp__NAME__TOOL`, which may have 64 characters."""
+
+_NAME_RULES: Final = {
+    _BACKEND: "a backend's name has letters, digits, '.', '_' and '-', 64 at most",
+    _SERVER: "a server's name has letters, digits, single '_' and '-', 32 at most",
+}
+
+
+def _named(tables: Any, section: str, shape: type[Any], names: re.Pattern[str]) -> dict[str, Any]:
+    """Convert the tables of a section, such as `[backends.NAME]`, by their names. Raises _Wrong."""
+    if not isinstance(tables, dict):
+        raise _Wrong((section,), f"`{section}` must be a table")
+    for name in tables:
+        if not isinstance(name, str) or names.fullmatch(name) is None:
+            raise _Wrong((section, str(name)), f"`{section}` cannot have {str(name)[:80]!r}: {_NAME_RULES[names]}")
+    return {name: _typed(table, shape, (section, name)) for name, table in tables.items()}
 
 
 def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
@@ -472,23 +486,6 @@ def _rules(table: dict[str, Any]) -> PolicyProfile:
     return rules
 
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Matches a backend's name, which is written into receipts, file names and command lines."""
-
-
-def _backend(name: Any, value: Any) -> BackendSettings:
-    place = ("backends", str(name))
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        fact = f"a backend cannot be named {str(name)[:80]!r}: letters, digits, '.', '_' and '-', 64 at most"
-        raise _Wrong(place, fact)
-    backend: BackendSettings = _typed(value, BackendSettings, place)
-    for variable, content in backend.env.items():
-        if not _is_variable(variable, content):
-            fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
-            raise _Wrong((*place, "env"), fact)
-    return backend
-
-
 def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
     writable = tuple(path if path[:1] == "~" else str(folder / path) for path in backend.writable)
     command = absolute_command(backend.command, folder) if backend.command is not None else None
@@ -496,19 +493,6 @@ def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
     if isinstance(program, str) and "/" in program:
         options = {**options, "program": str(folder / program)}
     return msgspec.structs.replace(backend, command=command, writable=writable, options=options)
-
-
-_SERVER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-"""Matches a server's name: it is part of a tool's name, `mcp__NAME__TOOL`, which may have 64 characters."""
-
-
-def _server(name: Any, value: Any) -> ServerSettings:
-    place = ("mcp_servers", str(name))
-    if not isinstance(name, str) or _SERVER.fullmatch(name) is None or "__" in name:
-        fact = f"an MCP server cannot be named {str(name)[:80]!r}: letters, digits, single '_' and '-', 32 at most"
-        raise _Wrong(place, fact)
-    server: ServerSettings = _typed(value, ServerSettings, place)
-    return server
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
@@ -656,12 +640,8 @@ def _single(name: str, value: str | float, called: str) -> Any:
     try:
         return msgspec.convert(value, SINGLE[name], strict=False)
     except msgspec.ValidationError as error:
-        wanted = re.sub(r"Expected `(\w+)`", lambda shape: _IN_WORDS.get(shape[1], shape[0]), str(error))
-        fact = f"{called} is wrong: {_wanted(wanted, SINGLE[name], value)}"
+        fact = f"{called} is {str(value)[:80]!r}: {explain(error, SINGLE[name]).removesuffix(', got `str`')}"
         raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
-
-
-_IN_WORDS: Final = {"float": "it is a number", "int": "it is a whole number", "bool": "it is true or false"}
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
@@ -694,95 +674,14 @@ def _read_bytes(path: Path) -> bytes:
     return data
 
 
-_AT: Final = re.compile(r" - at `\$\.?(.*)`$")
-_UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
-
-
 def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
-    """Convert a table to its type. Raises _Wrong, with the member's name, its value and the allowed values."""
+    """Convert a table to its type. Raises _Wrong, with the member's name and the allowed values."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        message = str(error)
-        at = _AT.search(message)
-        inner, fact = _keys(at[1] if at else ""), _AT.sub("", message)
-        unknown = _UNKNOWN.search(fact)
-        if unknown is not None:
-            owner = _known(shape, inner)
-            near = nearest_name(unknown[1], owner)
-            fact = "no such setting" + (f"; known here are {', '.join(owner)}" if owner else "")
-            fact += f" (did you mean {near!r}?)" if near else ""
-            inner = (*inner, unknown[1])
-        else:
-            fact = _wanted(fact, _shape_at(shape, inner), _value_at(value, at[1] if at else ""))
-        path = (*place, *inner)
+        fact, at = explained(error, shape)
+        path = (*place, *(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]")))
         raise _Wrong(path, f"`{'.'.join(path)}`: {fact}" if path else fact) from error
-
-
-def _wanted(fact: str, shape: Any, value: Any) -> str:
-    """Return an error's text: the allowed values of a member, by msgspec's message, and its value."""
-    if words := _choices(shape):
-        near = nearest_name(value, words) if isinstance(value, str) else None
-        fact = f"one of {', '.join(words)}" + (f" (did you mean {near!r}?)" if near else "")
-    scalar = isinstance(value, str | int | float)
-    return f"{fact}, not {_cut(value)}" if scalar and ", got" not in fact else fact
-
-
-def _cut(value: Any) -> str:
-    try:
-        return repr(value)[:80]
-    except ValueError:  # Python does not print an int of thousands of digits.
-        return "a number of thousands of digits"
-
-
-def _choices(shape: Any) -> tuple[str, ...]:
-    """Return the words that a `Literal` allows, also inside a union; empty for any other type."""
-    if get_origin(shape) is Literal:
-        return get_args(shape)
-    return next((words for words in map(_choices, get_args(shape)) if words), ())
-
-
-def _shape_at(shape: Any, names: tuple[str, ...]) -> Any:
-    """Return the type of the member at a place; None if it may have any type."""
-    owner = _owner(shape, names[:-1])
-    return get_type_hints(owner).get(names[-1]) if owner is not None and names else None
-
-
-def _value_at(value: Any, at: str) -> Any:
-    """Return the value at a path like `hooks[0].event`; None if a name in it is missing."""
-    for key in re.findall(r"[^.\[\]]+", at):
-        try:
-            value = value[int(key) if isinstance(value, list) else key]
-        except (KeyError, ValueError, IndexError, TypeError):
-            return None
-    return value
-
-
-def _keys(at: str) -> tuple[str, ...]:
-    """Return the names in a path like `limits.hello_s` or `command[0]`."""
-    return tuple(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]"))
-
-
-def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the members that the table at a place may have; none if it may have any."""
-    owner = _owner(shape, inner)
-    return tuple(owner.__struct_fields__) if owner is not None else ()
-
-
-def _owner(shape: Any, names: tuple[str, ...]) -> type[msgspec.Struct] | None:
-    """Return the type of the table at a place; None if it may have any type."""
-    for name in names:
-        shape = _table_in(get_type_hints(shape).get(name))
-        if shape is None:
-            return None
-    return _table_in(shape)
-
-
-def _table_in(shape: Any) -> type[msgspec.Struct] | None:
-    """Return the type of a table that a value of this type is or contains; None without one."""
-    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
-        return shape
-    return next((found for found in map(_table_in, get_args(shape)) if found is not None), None)
 
 
 def _invalid(source: str, line: int | None, fact: str) -> ConfigError:

@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-_NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*?)'(?: - at `\$(.*)`)?", re.DOTALL)
+_PARTS: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
+_NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _SHOWN_CHARS_MAX: Final = 40
 """Of a wrong word; all of the contract's are shorter."""
 
 
 def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
-    """Say what is wrong with a value; of a word that is none of its choices, which these are and the nearest one.
+    """Return what is wrong with a value and where; for an unknown word or member also the known ones.
 
     Args:
-        shape: what the value was to become.
+        shape: the type that the value was converted to.
     """
+    fact, path = explained(error, shape)
+    return f"{fact} - at `${path}`" if path else fact
+
+
+def explained(error: msgspec.ValidationError, shape: type[Any]) -> tuple[str, str]:
+    """Return what is wrong as `explain` does, and the place apart from it, such as `.required[0].min_support`."""
+    found = _PARTS.fullmatch(str(error))
+    fact, path = (found[1], found[2] or "") if found is not None else (str(error), "")
+    if (word := _NO_CHOICE.fullmatch(fact)) is not None:
+        if choices := _choices(_types_at(shape, path)):
+            shown = repr(word[1][:_SHOWN_CHARS_MAX])
+            fact = f"{shown} is none of {', '.join(map(repr, choices))}{_meant(word[1], choices)}"
+    elif (name := _UNKNOWN.fullmatch(fact)) is not None:
+        known = [field.encode_name for kind in _types_at(shape, path) for field in getattr(kind, "fields", ())]
+        fact, path = f"no such name; known here are {', '.join(known)}{_meant(name[1], known)}", f"{path}.{name[1]}"
+    return fact, path
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
     from backplane.contract.unheard import nearest_name  # It reads orders, and explains their mistakes by this.
 
-    found = _NO_CHOICE.fullmatch(str(error))
-    choices = _choices(shape, found[2] or "") if found is not None else ()
-    if found is None or not choices:
-        return str(error)
-    nearest = nearest_name(found[1], choices)
-    meant = f" (did you mean {nearest!r}?)" if nearest is not None else ""
-    place = f" - at `${found[2]}`" if found[2] else ""
-    return f"{found[1][:_SHOWN_CHARS_MAX]!r} is none of {', '.join(map(repr, choices))}{meant}{place}"
+    nearest = nearest_name(word, known)
+    return f" (did you mean {nearest!r}?)" if nearest is not None else ""
 
 
-def _choices(shape: type[Any], path: str) -> tuple[str, ...]:
-    """The words that may stand at a place, as `.lane` or `.required[0].min_support`; empty where it is of no words."""
-    import msgspec.inspect as types  # Milliseconds, for whoever made a mistake.
+def _choices(kinds: list[Any]) -> tuple[str, ...]:
+    """Return the words that `Literal` types allow; empty without one."""
+    return tuple(word for kind in kinds for word in getattr(kind, "values", ()) if isinstance(word, str))
 
-    at = [types.type_info(shape)]
+
+def _types_at(shape: type[Any], path: str) -> list[Any]:
+    """Return the types that may stand at a place, as `.lane` or `.required[0].min_support`."""
+    import msgspec.inspect as types  # Milliseconds, needed only for a mistake.
+
+    at = _plain(types.type_info(shape))
     for step in _STEP.finditer(path):
-        at = [below for one in at for below in _below(_plain(one), step[1])]
-    words = [word for one in at for kind in _plain(one) if isinstance(kind, types.LiteralType) for word in kind.values]
-    return tuple(word for word in words if isinstance(word, str))
+        at = [plain for below in _below(at, step[1]) for plain in _plain(below)]
+    return at
 
 
 def _plain(kind: Any) -> list[Any]:
