@@ -216,7 +216,7 @@ class BackplaneError(Exception):
     """
 
     def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(code, message)
         known = code in CODES or code in OWN_CODES
         self.foreign_code = None if known else code
         self.code = code if known else "internal"
@@ -236,9 +236,6 @@ class BackplaneError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}" + (f"; {self.hint}" if self.hint else "")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.foreign_code or self.code, self.message, self.hint, self.evidence))
 
 
 class ProtocolError(BackplaneError):
@@ -281,31 +278,23 @@ class RunCancelledError(BackplaneError):
     """The caller ended the run (`run_cancelled`)."""
 
 
-_FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (
-    ("protocol_", ProtocolError),
-    ("contract_", ContractError),
-    ("validation_", ContractError),
-    ("backend_", BackendError),
-    ("sidecar_", BackendError),
-    ("stream_", BackendError),
-    ("rate_limit_", BackendError),
-    ("circuit_", BackendError),
-    ("policy_", PolicyError),
-    ("capability_", CapabilityError),
-    ("workspace_", WorkspaceError),
-    ("execution_workspace_", WorkspaceError),
-    ("execution_", BackendError),
-    ("receipt_", StoreError),
-    ("mapping_", TranslationError),
-    ("dialect_", TranslationError),
-    ("ir_", TranslationError),
-    ("config_", ConfigError),
-)
+_FAMILIES: Final[dict[type[BackplaneError], tuple[str, ...]]] = {
+    ProtocolError: ("protocol_",),
+    ContractError: ("contract_", "validation_"),
+    PolicyError: ("policy_",),
+    CapabilityError: ("capability_",),
+    WorkspaceError: ("workspace_", "execution_workspace_"),
+    BackendError: ("backend_", "sidecar_", "stream_", "rate_limit_", "circuit_", "execution_"),
+    StoreError: ("receipt_",),
+    TranslationError: ("mapping_", "dialect_", "ir_"),
+    ConfigError: ("config_",),
+}
+"""Exception → beginnings of its codes; the first that fits counts."""
 
 
 def from_code(code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> BackplaneError:
     """Build the error for a code from a message; an unknown code becomes `internal`."""
-    family = next((kind for prefix, kind in _FAMILIES if code.startswith(prefix)), BackplaneError)
+    family = next((kind for kind, prefixes in _FAMILIES.items() if code.startswith(prefixes)), BackplaneError)
     return family(code, message, hint=hint, evidence=evidence)
 
 
@@ -332,27 +321,24 @@ def unforeseen(error: BaseException) -> BackplaneError:
 
 def _of_the_machine(error: BaseException) -> BackplaneError | None:
     """Build the error for a resource that the machine lacks; None for any other exception."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    if "can't start new thread" in str(error):
-        number = errno.EAGAIN
     if "No usable temporary directory" in str(error):
         fact = "there is no folder for temporary files that can be written"
         return BackendError("backend_unavailable", fact, hint="set TMPDIR to one")
-    if isinstance(number, int) and number in _HINTS:
-        words, hint = _HINTS[number]
-        fact = f"this machine has no more to give: {errno.errorcode[number]} ({words})"
-        return BackendError("backend_unavailable", fact, hint=hint)
-    return None
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    if "can't start new thread" in str(error):
+        number = errno.EAGAIN
+    if number not in _HINTS:
+        return None
+    words, hint = _HINTS[number]
+    fact = f"this machine has no more to give: {errno.errorcode[number]} ({words})"
+    return BackendError("backend_unavailable", fact, hint=hint)
 
 
-_HINTS: Final[dict[int, tuple[str, str]]] = {
+_HINTS: Final = {
     errno.EMFILE: ("Too many open files", "raise the limit on open files (ulimit -n)"),
     errno.ENFILE: ("Too many open files in system", "too many files are open on this machine; end something"),
     errno.ENOMEM: ("Cannot allocate memory", "free some memory, or raise the limit (ulimit -v)"),
-    errno.EAGAIN: (
-        "Resource temporarily unavailable",
-        "too many processes or threads; raise the limit (ulimit -u)",
-    ),
+    errno.EAGAIN: ("Resource temporarily unavailable", "too many processes or threads; raise the limit (ulimit -u)"),
     errno.ENOSPC: ("No space left on device", "free some space"),
 }
 """Number of a system error → its text and the next step."""
@@ -363,12 +349,6 @@ def leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
-
-
-def _rebuild(
-    kind: type[BackplaneError], code: str, message: str, hint: str | None, evidence: str | None
-) -> BackplaneError:
-    return kind(code, message, hint=hint, evidence=evidence)
 
 
 def require_type(value: object, kinds: Any, what: str, hint: str) -> None:
