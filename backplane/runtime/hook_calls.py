@@ -1,7 +1,6 @@
-"""One hook is put one question: a program is started or a function called, and its answer read.
+"""The call of one hook: starts a program or calls a function, and reads its decision.
 
-A call goes in, a decision comes out, within its time. Which hooks there are, and what follows from
-their answers, is in `hooks`.
+`hooks` chooses the hooks of an ask, and applies their decisions.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import anyio
 import anyio.to_thread
@@ -35,32 +34,29 @@ ANSWER_BYTES_MAX: Final = 1024 * 1024
 """Longest answer of a command: a changed tool input with a whole file in it is well below."""
 
 REASON_CHARS_MAX: Final = 2000
-"""Of what a command says on stderr when it denies: an agent is to read it, and it stands in the receipt."""
+"""Longest reason of a command that denies: an agent reads it, and the receipt has it."""
 
 DENIED: Final = 2
 """Exit code that denies without JSON; stderr says why."""
-
-LOOK_EXIT_S: Final = 60.0
-"""How long one wait for its end lasts; the end itself wakes it."""
 
 _as_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 class HookFailed(Exception):
-    """A hook gave no answer that counts; the words say why."""
+    """A hook failed: it gave no valid answer, or none in time."""
 
 
 class HookCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook is told. A command gets it as JSON on stdin.
+    """The input of a hook. A command gets it as JSON on stdin.
 
     Attributes:
         event: `pre_tool` or `post_tool`.
         run: The run's id.
-        tool: As the agent calls it.
+        tool: The agent's name for the tool.
         input: Input of the tool; for a patch its `diff` and `files`.
-        output: What the tool gave; only after it.
-        is_error: Whether the tool failed; only after it.
-        root: The folder the agent works in.
+        output: Output of the tool; only after it ran.
+        is_error: True if the tool failed; only after it ran.
+        root: The folder in which the agent works.
     """
 
     event: Literal["pre_tool", "post_tool"]
@@ -79,17 +75,17 @@ async def put(
     environ: Mapping[str, str],
     redactor: Redactor,
 ) -> Decision:
-    """Ask a command or function. Raises HookFailed when there is no answer, none in time, or none that makes sense.
+    """Ask a command or function. Raises HookFailed: it gives no valid answer, or none in time.
 
     Args:
-        redactor: for what is cut here: half a secret would not be found later.
+        redactor: removes secrets from texts before they are cut: half a secret would not be found later.
     """
     asked = _function(run, call, redactor) if callable(run) else ask_command(run, call, environ, redactor)
     return await in_time(asked, timeout_ms)
 
 
 async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
-    """Wait for an answer, as long as it may take. Raises HookFailed."""
+    """Wait for an answer for at most `timeout_ms`. Raises HookFailed."""
     with anyio.move_on_after(timeout_ms / 1000):
         return await asked
     raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
@@ -110,15 +106,15 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
 
 
 async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
-    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person.
+    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, because it may block.
 
     Raises:
-        RuntimeError: a task that it waited for was cancelled, and not this call.
+        RuntimeError: a task that the function waited for was cancelled, and not this call.
     """
     try:
         if inspect.iscoroutinefunction(function):
             return await function(*given, **members)
-        # What hangs cannot be stopped; it is left to itself, its answer counts no more, and Python's end does not wait.
+        # A thread that hangs cannot be stopped: its answer is dropped, and Python's exit does not wait for it.
         async with anyio.to_thread.current_default_thread_limiter():
             answer = await in_daemon(functools.partial(function, *given, **members))
         return await answer if inspect.isawaitable(answer) else answer
@@ -129,8 +125,8 @@ async def call_function(function: Callable[..., Any], *given: object, **members:
 
 
 def _is_its_own(error: BaseException) -> bool:
-    """Whether a cancellation arose in the caller's function: passed on, it would end whatever else is at work here."""
-    import asyncio  # Only for what ends a task.
+    """Return True if a cancellation arose in the caller's function; passed on, it would end the run's other tasks."""
+    import asyncio  # Needed only for an exception that is no Exception.
 
     if not isinstance(error, asyncio.CancelledError | anyio.get_cancelled_exc_class()):
         return False
@@ -139,8 +135,8 @@ def _is_its_own(error: BaseException) -> bool:
 
 
 def log_raised(role: str, function: Callable[..., Any], error: Exception, redactor: Redactor) -> str:
-    """Log what a function of the caller's raised, with its traceback, and return it in one line."""
-    import logging  # Only for a function that raises.
+    """Log the exception of a function of the caller's, with its traceback; return it in one line."""
+    import logging  # Needed only for a function that raises.
 
     fact = f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}"
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -150,7 +146,7 @@ def log_raised(role: str, function: Callable[..., Any], error: Exception, redact
 
 
 def _said(value: object) -> str:
-    """What something of the caller's says of itself, if it can."""
+    """Return the text of a value of the caller's, whose `__str__` may raise."""
     try:
         return str(value)
     except Exception as error:  # The caller's own code, here too.
@@ -161,34 +157,24 @@ async def ask_command(
     argv: Sequence[str], question: object, environ: Mapping[str, str], redactor: Redactor
 ) -> Decision:
     """Start a program with a question as JSON on its stdin, and read the decision that it prints. Raises HookFailed."""
-    # Not in the workspace: what the agent put there must not be what the program loads.
+    # Not in the workspace: the program must not load files that the agent wrote.
     command = StartCommand(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
+    answer = bytearray()
     try:
         async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(feed, child, _as_lines([question]))
-                said = await _listen(child)
+                while len(answer) <= ANSWER_BYTES_MAX and (data := await piece(child)) != b"":
+                    answer += data or b""
+                if len(answer) <= ANSWER_BYTES_MAX:
+                    await child.wait(math.inf)  # At most `timeout_ms`, as `in_time` limits all of it.
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)
     except BackendError as error:
         raise HookFailed(error.message) from error
-    except ExceptionGroup as group:
-        failed = group.subgroup(HookFailed)
-        if failed is None:
-            raise
-        raise cast(HookFailed, failed.exceptions[0]) from None
-    return _read(child, said, redactor)
-
-
-async def _listen(child: Child) -> bytes:
-    said = bytearray()
-    while (data := await piece(child)) != b"":
-        said += data or b""
-        if len(said) > ANSWER_BYTES_MAX:
-            raise HookFailed(f"it answers more than {ANSWER_BYTES_MAX} bytes")
-    while await child.wait(LOOK_EXIT_S) is None:
-        pass
-    return bytes(said)
+    if len(answer) > ANSWER_BYTES_MAX:
+        raise HookFailed(f"it answers more than {ANSWER_BYTES_MAX} bytes")
+    return _read(child, bytes(answer), redactor)
 
 
 def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:

@@ -1,8 +1,7 @@
-"""What a user has asked before a tool runs and after it has: commands and functions of theirs.
+"""Hooks: the user's commands and functions, which are asked before a tool runs and after it.
 
-An ask of a host goes in; allowed, denied or changed it comes out, with the hook that said so. Hooks only
-tighten: the policy has answered before them and answers again to what they change. How asks arrive and who
-else is asked is `inbound`'s affair; how one hook is put the question is in `hook_calls`.
+A hook allows, denies or changes an ask. Hooks only make a run stricter: the policy decides before them, and again about
+what they change. `approvals` decides whether hooks are asked, and `hook_calls` asks one hook.
 """
 
 from __future__ import annotations
@@ -97,12 +96,12 @@ class Hook(msgspec.Struct, frozen=True):
             raise _invalid("a hook for no tools at all", hint="leave `tools` out for all of them")
         compile_globs(self.tools)
         if not self.name:
-            msgspec.structs.force_setattr(self, "name", self._own_name())
-
-    def _own_name(self) -> str:
-        if self.run is None:
-            return "above"
-        return getattr(self.run, "__name__", "function") if callable(self.run) else Path(self.run[0]).name
+            own = (
+                getattr(self.run, "__name__", "function")
+                if callable(self.run)
+                else Path((self.run or ("above",))[0]).name
+            )
+            msgspec.structs.force_setattr(self, "name", own)
 
     @property
     def kind(self) -> str:
@@ -127,20 +126,23 @@ def _check_command(words: Sequence[str]) -> None:
         raise _invalid("the command of a hook names no program")
     if "/" in words[0] and not words[0].startswith("/"):
         fact = f"the hook's program {words[0][:80]!r} is a path that depends on the current folder"
-        raise _invalid(fact, "give it from the root on, or a name that PATH knows")
+        raise _invalid(fact, "give an absolute path, or a name that PATH finds")
 
 
-def _invalid(fact: str, hint: str | None = "see `backplane schema configuration`, member hooks") -> ConfigError:
+_SCHEMA: Final = "see `backplane schema configuration`, member hooks"
+
+
+def _invalid(fact: str, hint: str | None = _SCHEMA) -> ConfigError:
     return ConfigError("config_invalid", fact, hint=hint)
 
 
 def configured(rows: Iterable[HookSettings]) -> tuple[Hook, ...]:
-    """Hooks as a configuration has them."""
+    """Return the hooks of a configuration."""
     return tuple(Hook(row.event, row.command, row.tools, row.name, row.timeout_ms, row.on_failure) for row in rows)
 
 
 def from_command(event: HookEvent, command: str, cwd: Path) -> Hook:
-    """A hook for all tools, from one line of a command line; paths in it count from `cwd`."""
+    """Return a hook for all tools with this command; paths in it count from `cwd`."""
     words = _words(command)
     return Hook(event, absolute_command(words, cwd) if words else words)
 
@@ -151,50 +153,48 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
     Raises:
         ConfigError: `config_invalid`.
     """
-    hooks: list[Hook] = []
-    left: list[Json] = []
-    for number, row in enumerate(_rows(order.abp("hooks"))):
-        if "above" in row:
-            left.append(row)
-            continue
-        try:
-            hooks += configured((msgspec.convert(row, HookSettings),))
-        except (ValueError, BackplaneError) as error:
-            fact = error.message if isinstance(error, BackplaneError) else str(error)
-            raise _invalid(f"config.vendor.abp.hooks[{number}]: {fact}") from error
-    return (order.with_abp("hooks", left) if hooks else order), tuple(hooks)
+    rows = order.abp("hooks")
+    hooks = _read(rows, lambda row: None if "above" in row else _with_command(row))
+    left: list[Json] = [row for row in rows if "above" in row] if hooks else []
+    return (order.with_abp("hooks", left) if hooks else order), hooks
 
 
 def above(asked: Json) -> tuple[Hook, ...]:
-    """Hooks of an order's `config.vendor.abp.hooks` that lie with whoever gave it: `{event, tools, above: true}`.
+    """Return the hooks of an order that its sender decides: `{event, tools, above: true}`.
 
     Raises:
-        ConfigError: `config_invalid`; a command too, as whoever is at the other end of a line may not start programs.
+        ConfigError: `config_invalid`; also for a command, because the sender of a line may start no programs.
     """
-    hooks: list[Hook] = []
-    for number, row in enumerate(_rows(asked)):
-        place = f"config.vendor.abp.hooks[{number}]"
-        if row.get("above") is not True:
-            hint = "put it into the configuration here, or say above: true and answer the asks"
-            raise _invalid(f"{place}: a hook's command is not taken from an order that came over the line", hint)
-        try:
-            tools = msgspec.convert(row.get("tools", ["*"]), tuple[str, ...])
-        except ValueError as error:
-            raise _invalid(f"{place}: tools: {error}") from error
-        hooks.append(Hook(row.get("event", ""), None, tools))
-    return tuple(hooks)
+    return _read(asked, _without_command)
 
 
-def _rows(rows: Json) -> list[dict[str, Json]]:
-    if rows is None:
-        return []
-    if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
+def _read(rows: Json, read: Callable[[dict[str, Json]], Hook | None]) -> tuple[Hook, ...]:
+    """Read the rows of `config.vendor.abp.hooks`, except those that `read` returns None for. Raises ConfigError."""
+    if rows is not None and not (isinstance(rows, list | tuple) and all(isinstance(row, dict) for row in rows)):
         raise _invalid("config.vendor.abp.hooks is no list of objects")
-    return list(rows)
+    hooks = []
+    for number, row in enumerate(rows or ()):
+        try:
+            hooks.append(read(row))
+        except (ValueError, BackplaneError) as error:
+            fact, hint = (error.message, error.hint) if isinstance(error, BackplaneError) else (str(error), _SCHEMA)
+            raise _invalid(f"config.vendor.abp.hooks[{number}]: {fact}", hint) from error
+    return tuple(hook for hook in hooks if hook is not None)
+
+
+def _with_command(row: dict[str, Json]) -> Hook:
+    return configured((msgspec.convert(row, HookSettings),))[0]
+
+
+def _without_command(row: dict[str, Json]) -> Hook:
+    if row.get("above") is not True:
+        hint = "put it into the configuration here, or say above: true and answer the asks"
+        raise _invalid("a hook's command is not taken from an order that came over the line", hint)
+    return Hook(row.get("event", ""), None, row.get("tools", ("*",)))
 
 
 def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
-    """The order as a host gets it: for which tools it is to ask, and not what will be started then."""
+    """Return the order as a host gets it: it names the tools to ask about, and no commands."""
     rows: list[Json] = []
     for event in CAPABILITY:
         tools = sorted({glob for hook in hooks if hook.event == event for glob in hook.tools})
@@ -256,13 +256,12 @@ class Hooks:
             )
 
     def of(self, ask: wire.Ask, decided: Decision | None) -> tuple[Hook, ...]:
-        """Who is to be put an ask that the policy did not deny."""
+        """Return the hooks for an ask that the policy did not deny."""
         event = _EVENT_OF.get(ask.kind)
         if event is None:
             return ()
-        found = self._matching(event, _tool(ask))
-        # What the policy leaves open is put to those above in any case.
-        return found if decided is not None else tuple(hook for hook in found if hook.run is not None)
+        # An ask that the policy leaves open goes to the sender of the order in any case.
+        return tuple(hook for hook in self._matching(event, _tool(ask)) if decided is not None or hook.run is not None)
 
     def _matching(self, event: HookEvent, tool: str) -> tuple[Hook, ...]:
         names = tool_names(tool)
@@ -273,10 +272,10 @@ class Hooks:
         )
 
     async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread) -> Heard:
-        """Put an ask to its hooks, one after the other, until one denies.
+        """Ask the hooks, one after the other, until one denies.
 
         Args:
-            reread: what it refuses is no answer.
+            reread: returns a decision as the host will read it; one that it refuses is a failure of the hook.
         """
         changed_by = ""
         for hook in hooks:
@@ -318,7 +317,7 @@ class Hooks:
         row = {
             "hook": hook.name,
             "ask": self._redactor.text(ask.id)[0],
-            "tool": _short(_tool(ask)),
+            "tool": _tool(ask)[: TOOL_NAME_CHARS_MAX + 1],
             "decision": decision.decision,
             "reason": decision.reason[: hook_calls.REASON_CHARS_MAX],
         }
@@ -342,47 +341,33 @@ class Hooks:
             missed = [
                 hook for hook in self._matching(kind, event.tool_name) if hook not in heard or not asked.get(kind)
             ]
-            if missed:
-                tool = neutral(event.tool_name)
-                _count(self._missed, f"{kind} {tool}")
-                error = _passed_over(kind, tool, missed)
-                if error is not None:
-                    return error
+            if not missed:
+                continue
+            tool = neutral(event.tool_name)
+            name = f"{kind} {tool}"
+            self._missed[name if name in self._missed or len(self._missed) < TOOLS_MAX else ""] += 1
+            strict = next((hook for hook in missed if hook.on_failure == "deny"), None)
+            if strict is not None:
+                when = "before it ran" if kind == "pre_tool" else "about its result"
+                fact = f"tool {tool[:80]!r} was used and hook {strict.name!r} was not asked {when}"
+                return PolicyError("policy_denied", fact, hint="narrow the hook's tools, or let on_failure be allow")
         return None
 
     def to_wire(self) -> dict[str, Json]:
-        """What the receipt keeps under `usage_raw.backplane.hooks`."""
+        """Return the receipt's member `usage_raw.backplane.hooks`."""
         attached = [
             {"name": hook.name, "event": hook.event, "kind": hook.kind, "tools": list(hook.tools)} for hook in self.all
         ]
-        told: dict[str, Json] = {
+        member: dict[str, Json] = {
             "attached": attached,
             "counts": {name: dict(sorted(counts.items())) for name, counts in self._counts.items()},
             "decisions": self._decisions,
         }
-        return {**told, "missed": dict(sorted(self._missed.items()))} if self._missed else told
+        return {**member, "missed": dict(sorted(self._missed.items()))} if self._missed else member
 
 
 def _tool(ask: wire.Ask) -> str:
     return PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
-
-
-def _passed_over(kind: HookEvent, tool: str, missed: Sequence[Hook]) -> PolicyError | None:
-    strict = next((hook for hook in missed if hook.on_failure == "deny"), None)
-    if strict is None:
-        return None
-    when = "before it ran" if kind == "pre_tool" else "about its result"
-    fact = f"tool {tool[:80]!r} was used and hook {strict.name!r} was not asked {when}"
-    return PolicyError("policy_denied", fact, hint="narrow the hook's tools, or let on_failure be allow")
-
-
-def _short(tool: str) -> str:
-    """A tool's name as it is kept: the policy refuses longer ones."""
-    return tool[: TOOL_NAME_CHARS_MAX + 1]
-
-
-def _count(counter: Counter[str], name: str) -> None:
-    counter[name if name in counter or len(counter) < TOOLS_MAX else ""] += 1
 
 
 def _matches(globs: Globs, name: str) -> bool:
