@@ -1,7 +1,7 @@
-"""A live run's door: the user's other programs answer its questions through it, and cancel it.
+"""A live run's door: a Unix socket through which the user's other programs answer its questions, and cancel it.
 
-One Unix socket a run, in the state folder, which no sandbox shows. One line of JSON in, one out. The kernel names who
-knocks: another user, and whatever descends from a control plane, an agent above all, is refused.
+It is in the state folder, which no sandbox shows. A request is one line of JSON, and so is the reply. The kernel names
+the caller's process: another user, or a descendant of a control plane, such as an agent, is refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -29,12 +29,12 @@ from backplane.runtime.run import Run
 FOLDER: Final = "doors"
 LINE_BYTES_MAX: Final = 1 << 20
 OPENS_S_MAX: Final = 1.0
-"""Time that a visitor waits until a live run's door opens. A program that answers its own asks has no door."""
+"""Seconds that a caller waits until a live run's door opens. A program that answers its own asks has no door."""
 OPENS_POLL_S: Final = 0.02
 KNOCK_S: Final = 10.0
-"""A line and its answer take a millisecond; whoever is slower than this is gone."""
+"""Seconds for a request and its reply, which take a millisecond; a slower caller is disconnected."""
 VISITORS_MAX: Final = 32
-"""At once; another one waits until a visitor has left."""
+"""Callers at once; a further one waits until another has left."""
 ANCESTORS_MAX: Final = 1_000
 READ_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -67,12 +67,12 @@ class CancelCommand(
 
 Request = AnswerCommand | CancelCommand
 Obey = Callable[[Request, str], Awaitable[str]]
-"""Does what is asked, by whom, and says what was done."""
+"""Handles a request from a caller that the text describes; returns what was done, in words."""
 CANCELLED: Final = "cancelled: the run ends cleanly, with its receipt"
 
 
 class DoorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of it: `done` in words, or an error."""
+    """The reply: `done` in words, or an error."""
 
     done: str = ""
     code: str = ""
@@ -84,25 +84,11 @@ _read_request: Final = msgspec.json.Decoder(Request).decode
 _read_reply: Final = msgspec.json.Decoder(DoorReply).decode
 
 
-class _Waiting:
-    def __init__(self, ask: Approval) -> None:
-        self.ask = ask
-        self.settled = anyio.Event()
-        self.decision: Decision | None = None
-        self.error: Exception | None = None
-
-    def settle(self, decision: Decision | None, error: Exception | None = None) -> None:
-        if not self.settled.is_set():
-            self.decision, self.error = decision, error
-            self.settled.set()
-
-
 def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
     """Return the id of the open question that an answer is for.
 
     Raises:
-        ConfigError: `config_invalid`, no open question has this id, several begin so, or it wants words and got none,
-            or wants none.
+        ConfigError: `config_invalid`, not exactly one open question fits the id, or the answer does not fit it.
     """
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
@@ -128,11 +114,20 @@ def answer_text(ask: Approval, given: AnswerCommand) -> str | None:
     return None if given.text is None else chosen(given.text, ask.body.get("options"))
 
 
+class _Waiting:
+    """An open question, its answer from the door, and the scope of the wait for an answer."""
+
+    def __init__(self, ask: Approval) -> None:
+        self.ask = ask
+        self.decision: Decision | None = None
+        self.scope = anyio.CancelScope()
+
+
 class Desk:
-    """Where the open questions of a run lie; the first answer counts, whoever gives it.
+    """The open questions of a run; the first answer to a question counts.
 
     Args:
-        first: is asked here, beside whoever comes to the door; None waits for the door alone.
+        first: asked in this process, beside the door; None waits for the door alone.
     """
 
     def __init__(self, first: AsyncOnAsk | None) -> None:
@@ -141,45 +136,40 @@ class Desk:
 
     async def answer(self, ask: Approval) -> Decision:
         """Wait for the first answer. Raises what `first` raises."""
-        waiting = _Waiting(ask)
         id = str(ask.body.get("id"))
-        self._open[id] = waiting
+        waiting = self._open[id] = _Waiting(ask)
+        own: Decision | None = None
         try:
-            async with anyio.create_task_group() as tasks:
-                if self._first is not None:
-                    tasks.start_soon(self._ask_here, self._first, waiting)
-                await waiting.settled.wait()
-                tasks.cancel_scope.cancel()
+            with waiting.scope:
+                if self._first is None:
+                    await anyio.sleep_forever()
+                else:
+                    own = await self._first(ask)
+        except Exception:
+            if waiting.decision is None:
+                raise
         finally:
             del self._open[id]
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.decision is not None
-        return waiting.decision
-
-    async def _ask_here(self, first: AsyncOnAsk, waiting: _Waiting) -> None:
-        try:
-            waiting.settle(await first(waiting.ask))
-        except Exception as error:
-            waiting.settle(None, error)
+        decision = waiting.decision or own
+        assert decision is not None
+        return decision
 
     def decide(self, given: AnswerCommand, by: str) -> str:
-        """Answer an open question; gives what was done, in words. Raises as `find_ask`."""
+        """Answer an open question; return what was done, in words. Raises as `find_ask`."""
         id = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
         waiting = self._open[id]
-        waiting.settle(
-            Decision(
-                decision=given.decision,
-                reason=f"{given.reason or f'a person said {given.decision}'} ({by})",
-                text=answer_text(waiting.ask, given),
-                remember=given.remember,
-            )
+        waiting.decision = waiting.decision or Decision(
+            decision=given.decision,
+            reason=f"{given.reason or f'a person said {given.decision}'} ({by})",
+            text=answer_text(waiting.ask, given),
+            remember=given.remember,
         )
+        waiting.scope.cancel()
         return f"{given.decision}: {waiting.ask.message}"
 
 
 def of_run(run: Run, desk: Desk) -> Obey:
-    """What a run of this process does where it is told something."""
+    """Return the handler of requests to a run of this process."""
 
     async def obey(asked: Request, by: str) -> str:
         match asked:
@@ -193,12 +183,12 @@ def of_run(run: Run, desk: Desk) -> Obey:
 
 
 async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
-    """Let visitors of a run in until cancelled; where no socket can be made, that is told, and the run goes on.
+    """Answer the requests of other programs to a run until cancelled; without a socket the run goes on.
 
     Args:
         home: the state folder.
-        obey: does what a visitor asks, raising what it is refused with.
-        tell: takes what is wrong, in words.
+        obey: does what is requested, or raises the error for the other program.
+        tell: called with the reason why there is no socket.
     """
     try:
         await _serve(home, run_id, obey)
@@ -207,28 +197,35 @@ async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], o
 
 
 async def _serve(home: Path, run_id: str, obey: Obey) -> None:
-    folder = home / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    (home / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    with _opened(home) as fd:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.setblocking(False)
+                listener.bind(f"/proc/self/fd/{fd}/{run_id}")
+                os.chmod(run_id, 0o600, dir_fd=fd)
+                listener.listen(VISITORS_MAX)
+                await visited(listener, partial(_attend, home=home, obey=obey), VISITORS_MAX)
+        finally:
+            with suppress(OSError):
+                os.unlink(run_id, dir_fd=fd)
+            _sweep(home)
+
+
+@contextmanager
+def _opened(home: Path) -> Iterator[int]:
+    """Open the folder of doors: by its descriptor, any path fits into a socket's address, which has 107 bytes."""
+    fd = os.open(home / FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.setblocking(False)
-            # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
-            listener.bind(f"/proc/self/fd/{fd}/{run_id}")
-            os.chmod(run_id, 0o600, dir_fd=fd)
-            listener.listen(VISITORS_MAX)
-            await visited(listener, partial(_attend, home=home, obey=obey), VISITORS_MAX)
+        yield fd
     finally:
-        with suppress(OSError):
-            os.unlink(run_id, dir_fd=fd)
         os.close(fd)
-        _sweep(home, folder)
 
 
 async def _attend(visitor: socket.socket, home: Path, obey: Obey) -> None:
     with suppress(OSError), anyio.move_on_after(KNOCK_S):
         pid, uid, _ = _peer(visitor)
-        # 0 where it is none of this user's that is in sight.
+        # 0 stands for a process of another user, or one that cannot be seen from here.
         reply = await _reply(pid if uid == os.geteuid() else 0, await _line(visitor), home, obey)
         left = msgspec.json.encode(reply) + b"\n"
         while left:
@@ -247,7 +244,7 @@ async def _reply(pid: int, line: bytes, home: Path, obey: Obey) -> DoorReply:
 
 
 async def _line(visitor: socket.socket) -> bytes:
-    """Read one line. Raises OSError where none comes."""
+    """Read one line. Raises OSError without one."""
     data = b""
     while b"\n" not in data:
         await anyio.wait_readable(visitor)
@@ -259,13 +256,13 @@ async def _line(visitor: socket.socket) -> bytes:
 
 
 def _peer(raw: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end, as this process numbers them."""
+    """Return the ids of process, user and group at the other end, as this process sees them."""
     pid, uid, gid = _CREDENTIALS.unpack(raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid, gid
 
 
 def _require_stranger(pid: int, home: Path) -> None:
-    """Refuse who is no process of this user's in sight, and whatever descends from a control plane of a live run.
+    """Refuse callers of another user, and descendants of the control plane of any live run.
 
     Raises:
         PolicyError: `policy_denied`.
@@ -277,7 +274,7 @@ def _require_stranger(pid: int, home: Path) -> None:
 
 
 def _ancestors(pid: int) -> set[int] | None:
-    """The processes above this one; None where one of them cannot be seen."""
+    """Return the ids of a process's ancestors; None if one of them cannot be seen."""
     found: set[int] = set()
     while pid > 1 and len(found) < ANCESTORS_MAX:
         try:
@@ -290,7 +287,7 @@ def _ancestors(pid: int) -> set[int] | None:
 
 
 def _planes(home: Path) -> list[int]:
-    """The processes that hold the other live runs of this state folder, as the kernel names them."""
+    """Return the ids of the processes behind the doors of this state folder, as the kernel reports them."""
     found = []
     with suppress(OSError):
         for name in os.listdir(home / FOLDER):
@@ -302,12 +299,9 @@ def _planes(home: Path) -> list[int]:
 def _connected(home: Path, name: str) -> socket.socket:
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        fd = os.open(home / FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            raw.settimeout(KNOCK_S)
+        raw.settimeout(KNOCK_S)
+        with _opened(home) as fd:
             raw.connect(f"/proc/self/fd/{fd}/{name}")
-        finally:
-            os.close(fd)
     except BaseException:
         raw.close()
         raise
@@ -326,20 +320,20 @@ def _connected_soon(home: Path, run_id: str) -> socket.socket:
             time.sleep(OPENS_POLL_S)
 
 
-def _sweep(home: Path, folder: Path) -> None:
-    """Take away the doors of runs that are dead: killed planes leave theirs."""
+def _sweep(home: Path) -> None:
+    """Remove the doors of dead runs: a control plane that was killed leaves its own."""
     with suppress(OSError):
-        for name in os.listdir(folder):
+        for door in (home / FOLDER).iterdir():
             with suppress(BackplaneError, OSError):
-                if not is_live(home, name):
-                    os.unlink(folder / name)
+                if not is_live(home, door.name):
+                    door.unlink()
 
 
 def knock(home: Path, run_id: str, asked: Request) -> str:
-    """Ask something of a live run; gives what was done, in words. For any process of the user that no run has started.
+    """Send a request to a live run; return what was done, in words. A process that a run has started may not do so.
 
     Raises:
-        ConfigError: `config_invalid`, the run has no door (it has ended, or another program holds it), or as it says.
+        ConfigError: `config_invalid`, the run has no door (it has ended, or its program answers itself), or it refuses.
         PolicyError: `policy_denied`, this process descends from a run.
         CapabilityError: `capability_unsupported`, its host cannot do it.
         ProtocolError: `protocol_unexpected_message`, its host has not said its hello yet.
