@@ -7,7 +7,7 @@ request. When the client goes away, all runs end, and its open requests are answ
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunCompleted, RunStarted, ToolCall
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import REPLAY, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import BackplaneError, ConfigError, PolicyError
+from backplane.errors import BackplaneError, ConfigError, PolicyError, unforeseen
 from backplane.process.aio import ending_signals, in_daemon
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
@@ -109,25 +109,25 @@ class ValidateInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     document: Annotated[str | dict[str, Any], _about("the document, as text or as JSON")]
 
 
-_INPUTS: Final[dict[str, type[msgspec.Struct]]] = {
-    "run": RunInput,
-    "receipts": ReceiptsInput,
-    "validate": ValidateInput,
-}
-_SHOWN: Final[dict[str, tuple[str, dict[str, bool]]]] = {
-    "run": ("Run a work order", {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}),
-    "receipts": ("Read receipts", {"readOnlyHint": True, "openWorldHint": False}),
-    "validate": ("Validate a document", {"readOnlyHint": True, "openWorldHint": False}),
-}
+class _Tool(msgspec.Struct, frozen=True):
+    """One tool: its arguments, its title, and the method that runs it."""
 
+    input: type[msgspec.Struct]
+    title: str
+    call: Callable[[McpSession, Any, Request], Awaitable[Json]]
+    destructive: bool = False
 
-def _tool(name: str) -> Json:
-    """Return a tool as `tools/list` shows it; the docstring of its arguments describes it."""
-    schema = msgspec.json.schema(_INPUTS[name])["$defs"][_INPUTS[name].__name__]
-    title, annotations = _SHOWN[name]
-    about = {"name": name, "title": title, "description": " ".join(schema["description"].split())}
-    members = ("type", "properties", "required", "additionalProperties")
-    return {**about, "inputSchema": {member: schema[member] for member in members}, "annotations": annotations}
+    def row(self, name: str) -> Json:
+        """Return the tool as `tools/list` shows it; the docstring of its arguments describes it."""
+        schema = msgspec.json.schema(self.input)["$defs"][self.input.__name__]
+        hints = {"readOnlyHint": not self.destructive, "openWorldHint": self.destructive}
+        return {
+            "name": name,
+            "title": self.title,
+            "description": " ".join(schema["description"].split()),
+            "inputSchema": {name: schema[name] for name in ("type", "properties", "required", "additionalProperties")},
+            "annotations": hints | ({"destructiveHint": True} if self.destructive else {}),
+        }
 
 
 class McpSession:
@@ -145,11 +145,6 @@ class McpSession:
         self._signal: int | None = None
         self._runs: list[Run] = []
         """The runs that have not ended."""
-        self._tools: dict[str, Callable[[Any, Request], Awaitable[Json]]] = {
-            "run": self._run,
-            "receipts": self._receipts,
-            "validate": self._validate,
-        }
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
         """Answer until stdin ends or a signal comes; then cancel the open runs in order.
@@ -192,24 +187,23 @@ class McpSession:
         if not self._greeted:
             return RpcError(INVALID_REQUEST, "initialize comes first")
         if asked.method == "tools/list":
-            return {"tools": [_tool(name) for name in _INPUTS]}
+            return {"tools": [tool.row(name) for name, tool in _TOOLS.items()]}
         if asked.method == "tools/call":
             return await self._call(asked)
         return RpcError(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
 
     async def _call(self, asked: Request) -> Json | RpcError:
         name, arguments = asked.params.get("name"), asked.params.get("arguments")
-        if not isinstance(name, str) or name not in _INPUTS:
-            return RpcError(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(_INPUTS)}")
+        if not isinstance(name, str) or name not in _TOOLS:
+            return RpcError(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(_TOOLS)}")
         try:
-            given = msgspec.convert({} if arguments is None else arguments, _INPUTS[name])
+            given = msgspec.convert({} if arguments is None else arguments, _TOOLS[name].input)
         except msgspec.ValidationError as error:
             return _failed(ConfigError("config_invalid", f"arguments of {name}: {error}"))
         try:
-            return await self._tools[name](given, asked)
+            return await _TOOLS[name].call(self, given, asked)
         except Exception as error:  # The outermost edge: a failed request ends neither the others nor the server.
-            known = next((leaf for leaf in _leaves(error) if isinstance(leaf, BackplaneError)), None)
-            return _failed(known or BackplaneError("internal", f"{type(error).__name__}: {error}"))
+            return _failed(unforeseen(error))
 
     async def _run(self, given: RunInput, asked: Request) -> Json:
         if given.backend is not None and given.backend.startswith(REPLAY):
@@ -329,6 +323,13 @@ class McpSession:
         return _result({"kind": found.kind, "valid": found.valid, "findings": shown, "omitted": omitted})
 
 
+_TOOLS: Final = {
+    "run": _Tool(RunInput, "Run a work order", McpSession._run, destructive=True),
+    "receipts": _Tool(ReceiptsInput, "Read receipts", McpSession._receipts),
+    "validate": _Tool(ValidateInput, "Validate a document", McpSession._validate),
+}
+
+
 def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyProfile:
     """Return the configured policy with the caller's rules, which can only make it stricter."""
     profile = PolicyProfile() if configured is None else read_policy(configured)
@@ -340,14 +341,6 @@ def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyPr
         allowed_tools=(*profile.allowed_tools, *given.allow_tools),
         disallowed_tools=(*profile.disallowed_tools, *given.deny_tools),
     )
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def summary(receipt: Receipt, name: str | None) -> dict[str, Json]:
