@@ -42,6 +42,8 @@ EDGES = frozenset(
         "runtime/plane.py:ControlPlane.start < …",
         "runtime/plane.py:ControlPlane.__aexit__ < …",
         "runtime/plane.py:ControlPlane._end < runtime/plane.py:ControlPlane.start",
+        "process/aio.py:Readable._on_readable < …",
+        "process/aio.py:Readable._unregister < process/aio.py:Readable._on_readable",
         "process/aio.py:LoopTask._run < …",
         "process/aio.py:LoopTask.__init__.<locals>.<lambda> < …",
         "process/aio.py:LoopTask.wait < …",
