@@ -102,14 +102,17 @@ def work_out(
     outside, inside = _outside(root, homes, reads), _inside(root, seen_elsewhere, homes, reads, writes)
     hidden = {**stores.places, **(outside or {})}
     covers_outside = outside is not None
-    if inside is None or len(hidden) + inside.mounts > len(stores.places) + MASKS_MAX:
+    places = (*inside.hidden, *inside.fixed, *inside.above) if inside is not None else ()
+    if inside is None or len(hidden) + len(places) > len(stores.places) + MASKS_MAX:
         options, found = _covers(hidden, stores), frozenset(hidden)
         return Masks(options, TOO_MANY, TOO_MANY, found, complete=False, covers_outside=covers_outside)
     hidden |= inside.hidden
     more = [HISTORY] if any(map(_in_repository, seen_elsewhere or (root,))) else []
     more += [f"{LINKS}: {', '.join(inside.uncovered[:NAMED_MAX])}"] if inside.uncovered else []
+    own = [word for path in inside.above for word in ("--bind", path, path)]
+    own += [word for path in inside.fixed for word in ("--ro-bind", path, path)]
     return Masks(
-        (*inside.options(), *_covers(hidden, stores)),
+        (*own, *_covers(hidden, stores)),
         read_gap="; ".join((ELSEWHERE if covers_outside else TOO_MANY, LATER, *more)) if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
         hidden=frozenset(hidden),
@@ -130,17 +133,6 @@ class _Inside(msgspec.Struct, frozen=True):
     """Folders between the root and these: as mounts of their own they cannot be moved away with them."""
     uncovered: tuple[str, ...]
     """Links that `deny_read` names and whose target no mount can cover."""
-
-    @property
-    def mounts(self) -> int:
-        return len(self.hidden) + len(self.fixed) + len(self.above)
-
-    def options(self) -> Iterator[str]:
-        """Yield the options that mount `above` and `fixed`; hidden paths are covered elsewhere."""
-        for path in self.above:
-            yield from ("--bind", path, path)
-        for path in self.fixed:
-            yield from ("--ro-bind", path, path)
 
 
 def _inside(

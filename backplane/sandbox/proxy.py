@@ -230,7 +230,7 @@ async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
     status, words = refusal.status, str(refusal)
     if status == FORBIDDEN:
         words = f"{DENIAL}: {words}"
-        status = f"{status[:3]} {_phrase(words)}"
+        status = f"{status[:3]} {re.sub(r'[^ -~]', '?', words)[:PHRASE_CHARS_MAX]}"  # A phrase is ASCII on one line.
     body = f"{words}\n".encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -238,27 +238,16 @@ async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
         await send(client, head.encode() + body)
 
 
-def _phrase(words: str) -> str:
-    """Return words as a reason phrase: ASCII on one line."""
-    return re.sub(r"[^ -~]", "?", words)[:PHRASE_CHARS_MAX]
-
-
 async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        if len(data) > HEAD_BYTES_MAX:
-            raise _too_long()
+    while (end := data.find(b"\r\n\r\n")) < 0 and len(data) <= HEAD_BYTES_MAX:
         chunk = await receive(client, CHUNK_BYTES)
         if not chunk:
             raise ConnectionResetError
         data += chunk
-    if end > HEAD_BYTES_MAX:
-        raise _too_long()
+    if not 0 <= end <= HEAD_BYTES_MAX:
+        raise ConnectionRefused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
     return data[:end], data[end + 4 :]
-
-
-def _too_long() -> ConnectionRefused:
-    return ConnectionRefused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
 
 
 def _read_request(head: bytes, rest: bytes) -> _Request:
@@ -269,10 +258,12 @@ def _read_request(head: bytes, rest: bytes) -> _Request:
             raise ValueError
     except ValueError:
         raise ConnectionRefused("400 Bad Request", "not a request of HTTP/1") from None
-    if method == "CONNECT":
-        host, port = _host_and_port(target)
-        return _Request(target, host, port, True, rest=rest)
-    return _whole_request(method, target, lines, rest)
+    if method != "CONNECT":
+        return _whole_request(method, target, lines, rest)
+    place = read_target(target)
+    if place is None or place.port is None or place.scheme is not None or place.path is not None:
+        raise ConnectionRefused("400 Bad Request", "CONNECT takes host:port")
+    return _Request(target, place.host.strip("[]"), place.port, True, rest=rest)
 
 
 def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) -> _Request:
@@ -298,13 +289,6 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
     head = b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
     assert place.port is not None, "the scheme has one"
     return _Request(target, place.host.strip("[]"), place.port, False, head, body_bytes, rest)
-
-
-def _host_and_port(target: str) -> tuple[str, int]:
-    place = read_target(target)
-    if place is None or place.port is None or place.scheme is not None or place.path is not None:
-        raise ConnectionRefused("400 Bad Request", "CONNECT takes host:port")
-    return place.host.strip("[]"), place.port
 
 
 async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
