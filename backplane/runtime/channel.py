@@ -201,7 +201,7 @@ class HostChannel:
     def _lose(self, lines: int) -> None:
         """Count lines that found no reader; if the order is one of them, there will be no result."""
         self.unwritten += lines
-        if not self._has_read:
+        if not self._has_read and not self._ending.is_decided:
             self.start_soon(self._order_not_taken)
 
     async def _order_not_taken(self) -> None:

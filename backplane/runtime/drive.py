@@ -406,7 +406,13 @@ class Drive:
         await self.approvals.close()
         if self.host is not None and self.host.link.fault is not None:
             ending.fail(self.host.link.fault)
-        self._take_sealed(await anyio.to_thread.run_sync(self._seal_all))
+        end = ending.end = ending.end or End(reason=self.facts.claimed_outcome)
+        error, fault = ending.error, ending.fault
+        sealed = await anyio.to_thread.run_sync(self._seal_all, end, error, fault)
+        if ending.fault is not None and ending.fault is not fault:  # It came while the receipt was stored.
+            self.note_problem(ending.fault)
+            ending.error = error
+        self._take_sealed(sealed)
 
     def _take_sealed(self, sealed: Sealed) -> None:
         ending, self.sealed = self.ending, sealed
@@ -414,9 +420,8 @@ class Drive:
         ending.error = self.without_secrets(error) if error is not None else None
         ending.end = sealed.end
 
-    def _seal_all(self) -> Sealed:
+    def _seal_all(self, end: End, error: BackplaneError | None, fault: BackplaneError | None) -> Sealed:
         ending, facts, host, plane = self.ending, self.facts, self.host, self.plane
-        end = ending.end = ending.end or End(reason=facts.claimed_outcome)
         if host is not None:
             line, link = host.line, host.link
             facts.counts["unwritten"] = host.unwritten
@@ -429,9 +434,9 @@ class Drive:
                 facts.added["guard"] = "lost"
             if self.approvals.hooks is not None:
                 facts.added["hooks"] = self.approvals.hooks.to_wire()
-        if ending.error is not None:
-            facts.added["error"] = cause(self.without_secrets(ending.error))
-        if self.place.journal is None and ending.end.reason != "cancelled":
+        if error is not None:
+            facts.added["error"] = cause(self.without_secrets(error))
+        if self.place.journal is None and end.reason != "cancelled":
             # What an order asked is kept although it could not begin. If it cannot be, no receipt is stored either,
             # which is an error of the run.
             with suppress(StoreError):
@@ -443,7 +448,7 @@ class Drive:
             self.place.close(facts.added, used=ending.was_sent),
             end,
             duration_s=ending.run_s,
-            cleaned=host is not None and not (host.link.swept or host.link.guard_lost or ending.fault),
+            cleaned=host is not None and not (host.link.swept or host.link.guard_lost or fault),
         )
 
     async def _reseal(self) -> None:
