@@ -556,6 +556,8 @@ async def test_a_system_without_guards_starts_nothing(place: Place, monkeypatch:
         async with open_child(place.python("pass")):
             pytest.fail("it cannot have started")
     assert caught.value.code == "sidecar_spawn_failed"
+    with pytest.raises(BackendError, match="no guard"):
+        run_tool(["true"], env=place.env)
 
 
 PLANE = """
