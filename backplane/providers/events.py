@@ -1,4 +1,4 @@
-"""What a turn tells: the seven events of a message's stream."""
+"""The seven events of a message's stream, which `as_messages` yields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToolUseStartEvent(_Event, frozen=True, kw_only=True, gc=False):
 
 
 class ToolUseInputEvent(_Event, frozen=True, kw_only=True, gc=False):
-    """The call's input as JSON; hosts tell it whole."""
+    """The call's input as JSON, in one piece."""
 
     id: str
     delta: str
@@ -39,7 +39,7 @@ class ToolUseInputEvent(_Event, frozen=True, kw_only=True, gc=False):
 
 
 class ToolUseEndEvent(_Event, frozen=True, kw_only=True, gc=False):
-    """The call is told; a tool without a handler is the caller's to run."""
+    """The call is complete; the caller runs a tool without a handler."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class ToolUseEndEvent(_Event, frozen=True, kw_only=True, gc=False):
 
 
 class ToolResultEvent(_Event, frozen=True, kw_only=True, gc=False):
-    """What a call gave back."""
+    """The result of a call."""
 
     id: str
     output: str
@@ -62,7 +62,7 @@ class MessageDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
     message: AgentMessage
     """The last one of the turn; the history has them all."""
     usage: TokenUsage
-    """Of this turn; unknown where calls are handed to the caller, as the turn goes on."""
+    """Usage of this turn; unknown while calls are handed to the caller, as the turn goes on then."""
     stop_reason: StopReason
     type: Literal["message_done"] = "message_done"
 

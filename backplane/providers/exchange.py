@@ -1,7 +1,7 @@
 """Sessions from vendors' own stores: only data is carried, and what is left out is listed.
 
-What comes in was said elsewhere: no call of it is run, no approval or policy of it counts, and its proofs go back to
-nobody, as the account that they were made for is not known.
+An imported conversation is data: its calls are not run, its approvals and policy do not count, and its proofs are not
+sent to a service, as the account that they were made for is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IMPORTED: Final = "import:"
 """Before the vendor's name, in place of a provider's, in turns that were no runs here; no backend is called so."""
 
 _SECRET_NAMES: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
-"""How the name of a variable ends whose value is taken for a secret: a program may have shown it to its model."""
+"""Ends of variables' names whose values are redacted, as a program may have shown them to its model."""
 
 
 def take_in(vendor: str, name: str, backend: str, environ: Mapping[str, str]) -> SessionFile:

@@ -1,4 +1,4 @@
-"""What the provider interface calls a failure: seven codes, seven types, and whether it is worth going on."""
+"""Failures of the provider interface: seven codes, seven types, and whether a repeat may succeed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One turn of a session as an order: what a host heeds has its own place, the rest is words, each loss is named.
 
-Pure: a session and what its host said of itself go in.
+Pure: a session and the hello of its host come in, an order and the losses come out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from backplane.contract.canonical import Json
 from backplane.contract.choices import explain
@@ -40,7 +41,7 @@ INPUT: Final = "input/1"
 
 
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is to be: the members of both interfaces, and where and how its agent works.
+    """The settings of a session: its model, its tools, and where and how its agent works.
 
     A saved session that is gone on with has its own model, prompt, limits, folder, mode and lane where None is given.
 
@@ -139,7 +140,7 @@ def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> 
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What a host said of itself."""
+    """Abilities that a host announced in its hello."""
 
     heeds: frozenset[str]
     extensions: frozenset[str]
@@ -147,20 +148,20 @@ class Abilities(msgspec.Struct, frozen=True):
     reads: bool = True
     """Words beside the task reach a model: a host that heeds no context may take the task for a command."""
     host: str | None = None
-    """What the host calls itself: `claude`, `codex`, `api`, …"""
+    """The host's own name: `claude`, `codex`, `api`, …"""
 
     @property
     def keeps(self) -> bool:
-        """Whether the host keeps conversations itself."""
+        """True if the host keeps conversations itself."""
         return "session" in self.heeds and SESSION in self.extensions
 
     def keeps_in(self, mode: str) -> bool:
-        """Whether it does so in this mode: a conversation that stays with its folder is lost with a copy of that."""
+        """Return True if it keeps them in this mode: one that is stored with its folder is lost with a copy of it."""
         return self.keeps and (mode == "pass_through" or not isinstance(self.levels.get("session_resume"), dict))
 
     @property
     def forks(self) -> bool:
-        """Whether it can go on with a copy of one."""
+        """True if it can go on with a copy of a conversation."""
         return self.keeps and self.levels.get("session_fork") in ("native", "emulated")
 
 
@@ -172,7 +173,7 @@ def abilities(hello: Hello) -> Abilities:
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn says."""
+    """The parts of one turn's order."""
 
     config: Any
     words: str
@@ -181,7 +182,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     can: Abilities
     provider: str
     turns: tuple[SessionTurn, ...] = ()
-    """What was said before."""
+    """The earlier turns."""
     native: str | None = None
     """Id of the host's own conversation to go on with."""
     forks: bool = False
@@ -241,7 +242,7 @@ def compose(wanted: Wanted) -> Composed:
         lane=config.lane,
         workspace=WorkspaceSpec(root=wanted.root, mode=config.mode),
         policy=wanted.policy,
-        # Never dropped as a setting that nobody heeds: it is money.
+        # A budget is never dropped: a host that does not heed it refuses the order.
         config=RuntimeConfig(vendor={"abp": own} if own else {}, max_budget_usd=config.max_budget_usd, **given),
     )
     return Composed(order, tuple(losses))
@@ -285,7 +286,7 @@ QUESTION: Final = (
 
 
 def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: list[Image]) -> list[str]:
-    """What was said before, in the order's own members or as words; then its pictures go to `images`."""
+    """Put the history into the order's own members, or return it as words; then its pictures go to `images`."""
     said = [(turn, message) for turn in wanted.turns for message in turn.messages]
     question = _questions(wanted) if wanted.can.reads else []
     if wanted.can.keeps_in(wanted.config.mode):
@@ -330,18 +331,18 @@ def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
 
 
 def _fitting(messages: list[Message], more: Sequence[Image], losses: list[str]) -> list[Message]:
-    """The same without pictures that no agent is shown: those by address, and all where they are too large together."""
+    """Return the messages without pictures that no agent is shown: those by address, or all if too large together."""
     images = [image for message in messages if isinstance(message, UserMessage) for image in message.images]
-    size = sum(len(image.data or "") for image in (*images, *more)) * 3 // 4
-    if size <= IMAGES_BYTES_MAX and all(image.data is not None for image in images):
+    fits = sum(len(image.data or "") for image in (*images, *more)) * 3 // 4 <= IMAGES_BYTES_MAX
+    kept = [image for image in images if fits and image.data is not None]
+    if kept == images:
         return messages
     losses.append("dropped: pictures of earlier turns that are by address, or together too large")
-    taken = size <= IMAGES_BYTES_MAX
     return [
-        msgspec.structs.replace(message, images=tuple(one for one in message.images if taken and one.data is not None))
-        if isinstance(message, UserMessage)
-        else message
-        for message in messages
+        replace(one, images=tuple(image for image in one.images if image in kept))
+        if isinstance(one, UserMessage)
+        else one
+        for one in messages
     ]
 
 
@@ -349,7 +350,7 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
     """A message as this provider may have it: proofs go back to who made them alone."""
     if isinstance(message, UserMessage) and message.images and "images" not in wanted.can.heeds:
         losses.append(NO_IMAGES)
-        return msgspec.structs.replace(message, images=())
+        return replace(message, images=())
     if not isinstance(message, AgentMessage):
         return message
     thinking = message.thinking
@@ -365,16 +366,15 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
     elif any(not part.is_proven for part in thinking) and "history" in wanted.can.heeds:
         losses.append("dropped: thinking without a signature")
     calls = tuple(
-        msgspec.structs.replace(call, name=PREFIX + call.name) if call.name in wanted.names else call
-        for call in message.tool_calls
+        replace(call, name=PREFIX + call.name) if call.name in wanted.names else call for call in message.tool_calls
     )
-    return msgspec.structs.replace(message, thinking=thinking, tool_calls=calls)
+    return replace(message, thinking=thinking, tool_calls=calls)
 
 
 def without_proofs(message: AgentMessage) -> AgentMessage:
     """The same without the proofs of its words and calls; thinking is left as it is."""
-    calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
-    return msgspec.structs.replace(message, tool_calls=calls, signature=None)
+    calls = tuple(replace(call, signature=None) for call in message.tool_calls)
+    return replace(message, tool_calls=calls, signature=None)
 
 
 def _thinks(message: Message) -> bool:
@@ -421,27 +421,22 @@ def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
 
 
 def going_on(kept: PolicyProfile, given: PolicyProfile | None, configured: PolicyProfile | None) -> PolicyProfile:
-    """Return the policy of a session that is gone on with: the kept one, tightened by the given or the configured one.
+    """Return the policy of a resumed session: the kept policy, tightened by the given or else the configured one.
 
-    Of what is configured, a rule that allows more than the session's is left out, as it was when the session began.
+    A configured rule that allows more than the session's policy is left out, as it was when the session began.
 
     Raises:
-        ConfigError: `config_invalid`, the given one allows more, or the configured one has no rule in common with it.
+        ConfigError: `config_invalid`, the given policy allows more, or the configured one has no rule in common with
+            the kept one.
     """
-    if given is not None:
-        return tightened(kept, given)
-    if configured is None:
-        return kept
+    if given is not None or configured is None:
+        return kept if given is None else tightened(kept, given)
     shared: dict[str, tuple[str, ...]] = {}
     for name in PolicyProfile.__struct_fields__:
-        ours, theirs = getattr(kept, name), getattr(configured, name)
-        shared[name] = theirs
-        if name.startswith("allow") and ours and theirs:
-            shared[name] = tuple(rule for rule in theirs if rule in ours)
-            if not shared[name]:
-                # An empty list would let all.
-                fact = f"{name} of the session's policy and of the configured one have nothing that both allow"
-                raise ConfigError(
-                    "config_invalid", fact, hint="go on with --policy, which stands for the configured one"
-                )
-    return tightened(kept, PolicyProfile(**shared))
+        if not name.startswith("allow") or not (ours := getattr(kept, name)) or not getattr(configured, name):
+            continue
+        shared[name] = tuple(rule for rule in getattr(configured, name) if rule in ours)
+        if not shared[name]:  # An empty list would allow everything.
+            fact = f"{name} of the session's policy and of the configured one have nothing that both allow"
+            raise ConfigError("config_invalid", fact, hint="go on with --policy, which stands for the configured one")
+    return tightened(kept, replace(configured, **shared))

@@ -23,7 +23,7 @@ from backplane.providers.failures import ProviderError
 from backplane.runtime.functions import SERVER
 
 PREFIX: Final = f"mcp__{SERVER}__"
-"""Of the program's own functions, as agents call them."""
+"""Prefix of the program's own functions in the names that agents call."""
 
 STOPS: Final[dict[str, StopReason]] = {
     "max_tokens": "max_tokens",
@@ -135,7 +135,7 @@ def stop_of(receipt: Receipt, stop: str | None) -> StopReason:
     """Return why a turn ended.
 
     Args:
-        stop: why the model stopped last, None where nobody said.
+        stop: why the model stopped last; None if that is unknown.
     """
     end = receipt.backplane.get("end")
     reason = end.get("reason") if isinstance(end, dict) else None
@@ -171,7 +171,7 @@ def stays_in_patch(receipt: Receipt) -> str:
 
 
 def reported(provider: str, event: wire.Failed) -> ProviderError:
-    """Return an error that the agent told while it went on."""
+    """Return an error that the agent reported while it went on."""
     ext = event.ext if isinstance(event.ext, dict) else {}
     code = event.error_code if isinstance(event.error_code, str) else str(ext.get("error_code", "internal"))
     return ProviderError(provider, from_code(code, event.message), ext.get("kind"))

@@ -72,7 +72,7 @@ def _starts(method: Callable[P, Coroutine[Any, Any, Session]]) -> Callable[P, Se
 
 
 class ProviderCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says; None is unknown."""
+    """The abilities in a manifest; None is unknown."""
 
     supports_tools: bool | None = None
     supports_mcp: bool | None = None
@@ -112,7 +112,7 @@ class Provider:
 
     @property
     def can(self) -> Abilities:
-        """What its host said of itself; `prepare` asks it."""
+        """The abilities in the hello of its host; empty before `prepare`."""
         return self._can or Abilities(frozenset(), frozenset(), {})
 
     async def prepare(self) -> Abilities:
@@ -135,7 +135,7 @@ class Provider:
 
     @property
     def provider_type(self) -> str | None:
-        """What drives the conversation, as its host calls itself (`claude`, `api`, …); None before `prepare`."""
+        """The host's own name (`claude`, `api`, …); None before `prepare`."""
         return self._can.host if self._can is not None else None
 
     def can_handle_task(self, task: TaskDescriptor) -> bool | None:
@@ -153,7 +153,7 @@ class Provider:
         return True
 
     def capabilities(self) -> ProviderCapabilities:
-        """Return what the manifest says; unknown is None, as it is before the first session."""
+        """Return the abilities in the manifest; None is unknown, as all are before the first session."""
         can = self._can
         if can is None:
             return ProviderCapabilities()

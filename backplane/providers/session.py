@@ -40,7 +40,6 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
 from backplane.process.aio import OwnTask
 from backplane.providers import reading
-from backplane.providers.events import ErrorEvent, MessageDoneEvent
 from backplane.providers.failures import ProviderError
 from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
@@ -61,26 +60,32 @@ if TYPE_CHECKING:
     from backplane.providers.store import Saved
 
 Said = str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage]
-"""What a program can send: words, or the results of calls that were handed to it."""
+"""A message to an agent: words, or the results of calls that were handed to the program."""
 
 _Results = Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
 _SAID: Final[Any] = str | UserMessage | ToolResultMessage | _Results
-"""What `send_message` takes."""
+"""The same for `msgspec.convert`."""
 
 
 class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that was waited for."""
+    """The end of a turn: the last value of a session's stream."""
 
-    text: str
-    """The agent's last message."""
     message: AgentMessage
+    """The agent's last message; the history has all of them."""
     stop_reason: StopReason
     usage: TokenUsage
+    """Usage of this turn; unknown while calls are handed to the caller, as the turn goes on then."""
     receipt: Receipt | None
-    """None while calls are handed to the caller, as the turn goes on then."""
+    """None while calls are handed to the caller."""
     error: ProviderError | None = None
+    """Why the turn failed; None if it did not."""
     output: Any = None
     """The shape that was asked for."""
+
+    @property
+    def text(self) -> str:
+        """The text of the last message."""
+        return self.message.content
 
     @property
     def value(self) -> Any:
@@ -99,7 +104,7 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnOptions(AllOptions, total=False):
-    """What holds for one turn, as arguments of `Session.send_message` and `run`: those of `backplane.run`.
+    """Options of one turn, as arguments of `Session.send_message` and `run`: those of `backplane.run`.
 
     A `model` also holds for later turns. A `policy` only tightens the session's. `tools` and `hooks` come beside the
     session's own; the other options go before those of the session.
@@ -117,7 +122,7 @@ class _Open:
     block: OwnTask[Run]
     run: Run
     said: UserMessage
-    """What the user said."""
+    """The user's message."""
     tools: Toolset
     """Tools that this turn was begun with; likewise `system`, its system prompt."""
     system: str | None
@@ -130,7 +135,9 @@ class _Open:
     calls: dict[str, str] = field(default_factory=dict)
     """Calls that the caller runs, without their results: id → name."""
     ended: tuple[ProviderError | None, StopReason] | None = None
-    """How it failed, if it did, and why it stopped; None while it is under way."""
+    """The failure or None, and why the turn stopped; None while it is under way."""
+    asks: bool = False
+    """Approvals wait for `Session.answer`."""
     interrupted: bool = False
     """True once the user has interrupted it."""
     left: bool = False
@@ -162,11 +169,11 @@ class Session:
 
     Attributes:
         id: of the session; its file has this name.
-        losses: what could not be carried as it was, each told once: `dropped: …` or `emulated: …`.
+        losses: the parts that could not be carried unchanged, each once: `dropped: …` or `emulated: …`.
     """
 
     def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
-        # What a session is, its file says; the configuration has what no file can hold.
+        # The file has the settings that are saved; the configuration has functions, which no file can hold.
         self._config = replace(config, **{name: getattr(file, name) for name in KEPT})
         self._provider, self._saved = provider, saved
         self._tools = Toolset(config.tools)
@@ -184,11 +191,11 @@ class Session:
         """The system prompt that the provider's own conversation has, in words."""
         self._initial = config.initial_prompt
         self._fresh = True
-        """No turn has come to its end in this process: an earlier one may have been cut off."""
+        """True until a turn has come to its end in this process: an earlier turn may have been cut off."""
         self._carries = _carries(file)
-        """Where the last turn was cut off, its work is to be put into the folder."""
+        """If the last turn was cut off, its changes are put into the folder before the next."""
         self.receipt: Receipt | None = None
-        """Of the last turn."""
+        """Receipt of the last turn."""
         self._output: Any = None
         provider.plane.above.add(self)
 
@@ -203,7 +210,7 @@ class Session:
 
     @property
     def model(self) -> str | None:
-        """As it was asked for; None is the backend's own choice."""
+        """The model that is asked for; None is the backend's own choice."""
         return self._config.model
 
     @property
@@ -248,20 +255,20 @@ class Session:
     def set_system_prompt(self, prompt: str | None) -> None:
         """Give the agent another system prompt from the next turn on; None takes it away.
 
-        A provider that is told it in words has the earlier one in its conversation, and is told that it is replaced.
+        A provider that gets it as words keeps the earlier one in its conversation; the next turn revokes that.
         """
         self._config = replace(self._config, system_prompt=prompt)
         self._file = replace(self._file, system_prompt=prompt)
 
     def get_history(self) -> tuple[Message, ...]:
-        """Return what was said, oldest first; also what a turn under way has said so far."""
+        """Return the messages, oldest first, with those of a turn under way."""
         turns = self._file.turns[self._file.cleared :]
         if self._open is not None:
             turns = (*turns[:-1], replace(turns[-1], messages=self._said(self._open)))
         return tuple(message for turn in turns for message in turn.messages)
 
     def clear_history(self) -> None:
-        """Begin anew: the agent knows nothing of what was said. The receipts stay.
+        """Forget the messages, so that the agent does not know them. The receipts stay.
 
         Raises:
             ConfigError: `config_invalid`, a turn is under way.
@@ -290,14 +297,12 @@ class Session:
 
     # What is sent and answered ----------------------------------------------------------------------------------------
 
-    def send_message(
-        self, message: Said, **given: Unpack[TurnOptions]
-    ) -> AsyncIterator[AgentEvent | ErrorEvent | MessageDoneEvent]:
+    def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
         """Send a message, and iterate over the events of its run; results of handed calls continue their turn.
 
-        The last event is a `MessageDoneEvent`; before it comes an `ErrorEvent` if the turn failed. With the session's
-        `on_ask` set to `stream`, each `Approval` in the stream waits for `answer`. A stream that is left early is ended
-        in order by the next call; reading on in it then is refused.
+        The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
+        waits for `answer`. A stream that is left early is ended in order by the next call; reading on in it then is
+        refused.
 
         Args:
             given: `TurnOptions`: those of `backplane.run`, for this turn alone; a `model` also holds for later turns,
@@ -314,9 +319,7 @@ class Session:
         check_callbacks(given.get("on_ask"), given.get("hooks", ()))
         return self._stream(message, given)
 
-    async def _stream(
-        self, message: Said, given: TurnOptions
-    ) -> AsyncGenerator[AgentEvent | ErrorEvent | MessageDoneEvent, None]:
+    async def _stream(self, message: Said, given: TurnOptions) -> AsyncGenerator[AgentEvent | TurnOutcome, None]:
         await self._say(message, given)
         open, stop = self._open, None
         assert open is not None
@@ -324,10 +327,15 @@ class Session:
             taken, failure, stop = await self._more(open)
             for event in taken:
                 yield event
-        if failure is not None:
-            yield ErrorEvent(error=failure)
-        used = TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
-        yield MessageDoneEvent(message=open.transcript.last(), usage=used, stop_reason=stop)
+        goes_on = stop == "tool_use"
+        yield TurnOutcome(
+            message=open.transcript.last(),
+            stop_reason=stop,
+            usage=TokenUsage() if goes_on else self._file.turns[-1].usage,
+            receipt=None if goes_on else self.receipt,
+            error=failure,
+            output=open.output,
+        )
 
     def awaits_answer(self, id: str) -> bool:
         """Return True if the approval with this id waits for `answer`."""
@@ -362,32 +370,13 @@ class Session:
             raise _under_way()
         self._open.run.input(text)
 
-    async def run(
-        self,
-        message: Said,
-        **given: Unpack[TurnOptions],
-    ) -> TurnOutcome:
+    async def run(self, message: Said, **given: Unpack[TurnOptions]) -> TurnOutcome:
         """Send a message and wait for the end of the turn; arguments and errors as `send_message`."""
-        failure: ProviderError | None = None
-        done: MessageDoneEvent | None = None
-        async for event in self.send_message(message, **given):
-            if isinstance(event, ErrorEvent):
-                failure = event.error
-            elif isinstance(event, MessageDoneEvent):
-                done = event
-        assert done is not None, "a stream ends with this event"
-        return TurnOutcome(
-            text=done.message.content,
-            message=done.message,
-            stop_reason=done.stop_reason,
-            usage=done.usage,
-            receipt=None if done.stop_reason == "tool_use" else self.receipt,
-            error=failure if done.stop_reason == "error" else None,
-            output=self._output,
-        )
+        last = [event async for event in self.send_message(message, **given) if isinstance(event, TurnOutcome)]
+        return last[0]
 
     async def interrupt(self) -> None:
-        """Stop the turn and not the session; go on reading for its last events."""
+        """Stop the turn and not the session; read on for the turn's last events."""
         if self._open is None:
             return
         self._open.interrupted = True
@@ -402,7 +391,7 @@ class Session:
             await self._open.run.cancel("interrupted by the user")
 
     async def close(self) -> None:
-        """End the session in order: a turn under way is cancelled, and who reads it gets its end; its file stays."""
+        """End the session in order: cancel a turn under way, whose stream then ends. The session's file stays."""
         if self._closed:
             return
         self._closed = True
@@ -550,7 +539,7 @@ class Session:
         before = self._file
         self._file = replace(self._file, turns=(*self._file.turns, turn))
         try:
-            await self.save()  # First: whoever finds it after a crash can ask the store what became of the run.
+            await self.save()  # First: after a crash, the store can be asked how the run ended.
             run = await block.__aenter__()
         except BaseException:
             self._file = before
@@ -559,9 +548,9 @@ class Session:
             raise
         self._initial = None
         self._waiting = {}
-        on_event = given.get("on_event")
+        on_event, asks = given.get("on_event"), self._config.on_ask == "stream" and given.get("on_ask") is None
         self._open = _Open(
-            block=block, run=run, said=said, tools=tools, system=system, output=output, on_event=on_event
+            block=block, run=run, said=said, tools=tools, system=system, output=output, on_event=on_event, asks=asks
         )
 
     async def _own_folder(self) -> str:
@@ -686,7 +675,7 @@ class Session:
             taken.append(event)
             if open.on_event is not None:
                 await hand_event(open.on_event, event)
-            if isinstance(event, Approval) and self._config.on_ask == "stream":
+            if isinstance(event, Approval) and open.asks:
                 self._waiting.setdefault(str(event.body.get("id")), _Asked(event))
             elif isinstance(event, ApprovalAnswered):
                 self._waiting.pop(str(event.body.get("id")), None)
@@ -702,7 +691,7 @@ class Session:
         return [], *await self._end(open)
 
     async def _end(self, open: _Open) -> tuple[ProviderError | None, StopReason]:
-        """Close a turn that has ended, and keep what was said in it."""
+        """Close a turn that has ended, and keep its messages."""
         run = open.run
         try:
             await open.block.__aexit__(None, None, None)
@@ -770,12 +759,12 @@ _CUT_OFF: Final = ("error", "user_interrupt")
 
 
 def _carries(file: SessionFile) -> bool:
-    """Whether what a turn has done that was cut off goes into the folder."""
+    """Return True if the changes of a turn that was cut off are put into the folder."""
     return file.mode == "staged" and file.lane == "workspace_first"
 
 
 def new_file(config: SessionConfig, provider: str, parent: str | None = None) -> SessionFile:
-    """Return the file of a session that has said nothing yet."""
+    """Return the file of a session without messages."""
     return SessionFile(
         format="backplane.session",
         version=1,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from backplane.contract import canonical
 from backplane.contract.conversation import (
@@ -33,7 +34,7 @@ from backplane.receipts.store import Store
 from backplane.redact.secrets import MARK, Redactor
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a session's file: four times the longest order, in which its history has to go."""
+"""Size limit of a session's file: four times the longest order, which has to hold the history."""
 
 FOLDER: Final = "sessions"
 
@@ -78,9 +79,9 @@ def clean(file: SessionFile, redactor: Redactor) -> Any:
     for turn in file.turns:
         messages = tuple(_without_changed(message, redactor) for message in turn.messages)
         dropped = dropped or messages != turn.messages
-        turns.append(msgspec.structs.replace(turn, messages=messages))
+        turns.append(replace(turn, messages=messages))
     losses = (*file.losses, SIGNED) if dropped and SIGNED not in file.losses else file.losses
-    file = msgspec.structs.replace(file, turns=tuple(turns), losses=losses)
+    file = replace(file, turns=tuple(turns), losses=losses)
     return redactor.json(msgspec.to_builtins(file))[0]
 
 
@@ -91,21 +92,20 @@ SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction woul
 def _without_changed(message: Message, redactor: Redactor) -> Message:
     if not isinstance(message, AgentMessage):
         return message
-    kept = tuple(part for part in message.thinking if not (part.is_proven and _changes(part, redactor)))
-    calls = tuple(
-        msgspec.structs.replace(call, signature=None) if call.signature and _changes(call, redactor) else call
-        for call in message.tool_calls
+
+    def changes(block: ThinkingBlock | MessageToolCall | str) -> bool:
+        """Return True if redaction changes a block, or has changed it on its way here."""
+        value = msgspec.to_builtins(block)
+        return redactor.json(value)[1] > 0 or MARK in msgspec.json.encode(value).decode()
+
+    return replace(
+        message,
+        thinking=tuple(part for part in message.thinking if not (part.is_proven and changes(part))),
+        tool_calls=tuple(
+            replace(call, signature=None) if call.signature and changes(call) else call for call in message.tool_calls
+        ),
+        signature=None if message.signature and changes(message.content) else message.signature,
     )
-    proof = message.signature if not (message.signature and _changes(message.content, redactor)) else None
-    if (kept, calls, proof) == (message.thinking, message.tool_calls, message.signature):
-        return message
-    return msgspec.structs.replace(message, thinking=kept, tool_calls=calls, signature=proof)
-
-
-def _changes(block: ThinkingBlock | MessageToolCall | str, redactor: Redactor) -> bool:
-    """Whether redaction changes a block, or has changed it already on its way here."""
-    value = msgspec.to_builtins(block)
-    return redactor.json(value)[1] > 0 or MARK in msgspec.json.encode(value).decode()
 
 
 def create(home: Path, id: str) -> Saved:
@@ -213,18 +213,18 @@ def listed(home: Path) -> Iterator[SessionFile | BackplaneError]:
 def settled(file: SessionFile, store: Store) -> SessionFile:
     """Return the file with what the receipts say of turns that were cut off before they were written down."""
     turns = tuple(turn if turn.stop_reason is not None else _settled(turn, store) for turn in file.turns)
-    return msgspec.structs.replace(file, turns=turns)
+    return replace(file, turns=turns)
 
 
 def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
     try:
         receipt = store.load(turn.run_id or "")
-    except BackplaneError:  # It was never begun, or its receipt was pruned: what was said is all that is known.
-        return msgspec.structs.replace(turn, stop_reason="error")
+    except BackplaneError:  # The run was never begun, or its receipt was pruned: only the user's message is known.
+        return replace(turn, stop_reason="error")
     transcript = reading.Transcript()
     for event in receipt.trace:
         transcript.take(event)
-    return msgspec.structs.replace(
+    return replace(
         turn,
         receipt_sha256=receipt.receipt_sha256,
         stop_reason=reading.stop_of(receipt, transcript.stop),

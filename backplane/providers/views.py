@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import msgspec
 
@@ -23,10 +23,9 @@ from backplane.providers.events import (
     ToolUseInputEvent,
     ToolUseStartEvent,
 )
+from backplane.providers.failures import ProviderError
 from backplane.providers.reading import own_name, reported, text_of
-
-if TYPE_CHECKING:
-    from backplane.providers.session import Said, Session, TurnOptions
+from backplane.providers.session import Said, Session, TurnOptions, TurnOutcome
 
 UnifiedName = Literal[
     "TextDelta", "TextComplete", "ThinkingDelta", "ThinkingComplete", "ToolUseStarted", "ToolUseComplete",
@@ -63,8 +62,10 @@ async def as_messages(session: Session, message: Said, **given: Unpack[TurnOptio
             has_pieces = False
         elif isinstance(event, wire.RetryReported):
             has_pieces = has_pieces and not event.body.get("taken_back")  # The next message is yielded whole.
-        elif isinstance(event, ErrorEvent | MessageDoneEvent):
-            yield event
+        elif isinstance(event, TurnOutcome):
+            if event.error is not None:
+                yield ErrorEvent(error=event.error)
+            yield MessageDoneEvent(message=event.message, usage=event.usage, stop_reason=event.stop_reason)
         else:
             for one in _of_tool(session, event):
                 yield one
@@ -95,7 +96,11 @@ async def as_unified(session: Session, message: Said, **given: Unpack[TurnOption
         if thinks and not isinstance(event, wire.Reasoning):
             yield UnifiedEvent("ThinkingComplete", {})
         thinks = isinstance(event, wire.Reasoning)
-        if (found := _unified(session, event)) is not None:
+        if isinstance(event, TurnOutcome):
+            if event.error is not None:
+                yield UnifiedEvent(*_error(event.error))
+            yield UnifiedEvent("TurnComplete", {"stop_reason": event.stop_reason})
+        elif (found := _unified(session, event)) is not None:
             yield UnifiedEvent(*found)
 
 
@@ -122,14 +127,15 @@ def _unified(session: Session, event: Any) -> tuple[UnifiedName, dict[str, Any]]
             micros = round(usd * 1_000_000) if isinstance(usd, int | float) else None
             tokens = {name: event.body.get(name) for name in ("input_tokens", "output_tokens")}
             return "UsageUpdate", {**tokens, "cost_usd_micros": micros}
-        case MessageDoneEvent():
-            return "TurnComplete", {"stop_reason": event.stop_reason}
-        case ErrorEvent() | wire.Failed():
-            error = event.error if isinstance(event, ErrorEvent) else reported(session.provider, event)
-            facts = {"error_type": error.error_type, "recoverable": error.recoverable}
-            return "Error", {"message": error.message, **facts}
+        case wire.Failed():
+            return _error(reported(session.provider, event))
         case _:
             return "BackgroundTask", {"task_type": _kind_of(event), "message": _words_of(event)}
+
+
+def _error(error: ProviderError) -> tuple[UnifiedName, dict[str, Any]]:
+    facts = {"error_type": error.error_type, "recoverable": error.recoverable}
+    return "Error", {"message": error.message, **facts}
 
 
 def _kind_of(event: wire.AgentEvent) -> str:

@@ -1,4 +1,4 @@
-"""One order on several backends, from the same tree, side by side: what came of it, and what can be said of that."""
+"""Runs one order on several backends from the same tree, and compares the results."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> N
 async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int, id: str) -> Trial:
     replace = msgspec.structs.replace
     config = order.config if side.model is None else replace(order.config, model=side.model)
-    # An id of its own: the receipts of one comparison are told apart by it.
+    # Each order needs its own id, which tells the receipts of one comparison apart.
     one = replace(order, id=WorkOrder(order.task).id, config=config)
     told = {"id": id, "side": side.name, "round": number}
     async with plane.start(one, side.backend, added={"compare": told}) as run:

@@ -1,4 +1,4 @@
-"""What the router decides on, read from where it lies: settings, manifests, prices, receipts and live runs.
+"""Reads what the router decides on: settings, manifests, prices, receipts and live runs; makes an order's attempts.
 
 Nothing is started here except hosts that are asked for their hello.
 """
@@ -220,7 +220,7 @@ def _names(told: str, name: str) -> bool:
 
 
 def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observation], now_ms: int) -> BackendState:
-    """How a backend stands now, by the runs on it."""
+    """Return the backend's state now, by the runs on it."""
     mine = [run for run in runs if run.backend == candidate.name]
     own = [one for one in observed if one.backend == candidate.name]
     return replace(
@@ -334,7 +334,8 @@ async def first_choice(
 ) -> Attempts:
     """Choose a backend for an order that names none.
 
-    Where nobody is eligible, those that were only never heard are asked for their hello; no order is sent for that.
+    If no backend is eligible, those without a manifest and without another obstacle are asked for their hello; no order
+    is sent for that.
 
     Raises:
         ConfigError, StoreError: as `Attempts`.
@@ -357,7 +358,7 @@ async def first_choice(
 
 
 async def _hear(name: str, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
-    with suppress(BackplaneError):  # One that says none stays unknown.
+    with suppress(BackplaneError):  # A backend without a hello stays unknown.
         backend = backends.find(name, settings, environ)
         hello = await ask_hello(backend, environ, backend.limits or settings.limits)
         keep_manifest(home, backend.key, hello.capabilities)
@@ -365,7 +366,7 @@ async def _hear(name: str, settings: Settings, environ: Mapping[str, str], home:
 
 async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy | None = None) -> Attempts:
     """The first choice, with the settings of a control plane. Raises as `first_choice`."""
-    # Who was cut off before is sealed first, or its end would not be known here.
+    # Runs that were cut off are sealed first, or their ends would not be known here.
     await anyio.to_thread.run_sync(plane.state_folder.store)
     return await first_choice(order, plane.settings, plane.environ, plane.home, strategy)
 
@@ -390,7 +391,7 @@ async def backend_for(
 
 
 def attempt_of(run: Run) -> FailoverAttempt:
-    """What a run that has ended was, as an attempt."""
+    """Return a run that has ended as an attempt."""
     receipt, code = run.stored, run.end_error.code if run.end_error is not None else None
     if code is None and receipt.outcome != "complete":
         said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]

@@ -1,4 +1,4 @@
-"""What a run on a backend takes, from the receipts of earlier ones: decayed means, and how far to believe them."""
+"""Estimates cost and duration of a run from the receipts of earlier runs: decayed means, and their confidence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PERIOD_MS: Final = 7 * 86_400_000
 """A run counts half as much a week later: vendors change models and load within weeks."""
 
 WEIGHT: Final = 1 << 20
-"""Of a run that began within the last period; after 20 periods nothing is left."""
+"""Weight of a run that began within the last period; after 20 periods it is 0."""
 
 TYPED_MIN: Final = 3
 """Complete runs of a task's type from which these alone count."""
 
 SILENT: Final = frozenset({"refused", "cancelled", "interrupted", "store"})
-"""Ends that say nothing of the backend."""
+"""Reasons of an end that are not the backend's doing."""
 
 RATE_LIMITED_MS: Final = 30_000
 """A pause where a service names none: services count by the minute."""
@@ -38,14 +38,14 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     model: str | None
     type: str | None = None
-    """The task's type; None where nobody said one."""
+    """The task's type; None if the order named none."""
     began_ms: int
     """Milliseconds since 1970."""
     duration_ms: int | None = None
     cost_usd_micros: int | None = None
     complete: bool = True
     reason: str | None = None
-    """How it ended, `End.reason`."""
+    """Why the run ended, as `End.reason`."""
     code: str | None = None
     """Why it did not complete."""
     retry_after_ms: int | None = None
@@ -53,7 +53,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What one complete run takes: millionths of a dollar, or milliseconds."""
+    """The expected value of one complete run: millionths of a dollar, or milliseconds."""
 
     value: int
     confidence: int
@@ -64,13 +64,13 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def weight(began_ms: int, now_ms: int) -> int:
-    """What a run counts, up to `WEIGHT`."""
+    """Return the weight of a run, up to `WEIGHT`."""
     periods = (now_ms - began_ms) // PERIOD_MS
     return WEIGHT >> periods if 0 <= periods < 20 else 0
 
 
 def estimate(runs: Iterable[tuple[int, int, bool]]) -> Estimate | None:
-    """What a complete run takes, failed ones being part of it; None where no complete one counts.
+    """Return the expected value of a complete run, failed runs included; None if no complete run counts.
 
     Args:
         runs: of each its weight, its value, and whether it was complete.

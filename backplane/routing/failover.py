@@ -65,7 +65,7 @@ def first_effect(events: Iterable[AgentEvent], *, patch_bytes: int, applied: boo
 
 
 EFFECT_CHARS_MAX: Final = 200
-"""Of a side effect's text in a receipt: enough to know it again."""
+"""Characters of a side effect in a receipt: enough to recognise it."""
 
 
 def moves_on(attempts: int, failed: FailoverAttempt) -> bool:

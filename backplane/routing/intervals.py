@@ -1,7 +1,7 @@
-"""What a few runs say of a backend, with how far it can be believed; and whether one is better. Pure.
+"""Shares and means of a few runs with their confidence intervals, and verdicts from them. Pure.
 
-Shares are in thousandths. An interval holds the true value in 95 of 100 comparisons; one backend is said to be better
-only where its interval lies wholly on the better side of every other's.
+Shares are in thousandths. An interval holds the true value in 95 of 100 comparisons; one backend is better only
+if its interval lies wholly on the better side of every other's.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, Literal
 import msgspec
 
 RUNS_MIN: Final = 3
-"""Runs of each backend below which nothing is said: two that are alike by chance have no spread at all."""
+"""Least number of runs for a verdict: two that are alike by chance have no spread at all."""
 
 Z: Final = 1.96
-"""Of the normal distribution, for 95 %."""
+"""Quantile of the normal distribution for 95 %."""
 
 T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -38,7 +38,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the data says of one measure."""
+    """The verdict by one measure."""
 
     measure: Measure
     better: str | None
@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     side: str
     round: int
-    """From 1 on."""
+    """Number of the round, from 1."""
     run_id: str
     outcome: str
     code: str | None
@@ -67,10 +67,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     patch_sha256: str | None
     """The same for the same patch; None where nothing was changed."""
     checked: bool | None = None
-    """Whether the check passed; None where there is none, or nothing to check."""
+    """True if the check passed; None if there is no check, or nothing to check."""
     check_run_id: str | None = None
     check_says: str | None = None
-    """What a check that failed said last; None for any other."""
+    """Why the check failed; None if it did not."""
 
     @property
     def succeeded(self) -> bool:
@@ -78,14 +78,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of one side say together."""
+    """The runs of one side, summed up."""
 
     side: str
     runs: int
     succeeded: int
     """Complete, and the check passed where there is one."""
     success: Interval
-    """In thousandths."""
+    """Share of successful runs, in thousandths."""
     cost_usd_micros: Interval | None
     """Mean cost of the successful runs; failed ones are left out, as they may cost nothing.
 

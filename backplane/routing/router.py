@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
 import msgspec
@@ -64,13 +65,13 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     """Its instances have the same; one without others has its own name."""
     models: tuple[Model, ...] = (Model(),)
-    """At least one; the first is asked where an order names none."""
+    """At least one; the first is the default."""
     named_only: bool = False
     not_ready: str = ""
     """Why it cannot be used; empty when it can."""
     fix: str = ""
     manifest: Manifest | None = None
-    """Of its last hello; None where none was heard."""
+    """Manifest of its last hello; None if there was none."""
     running: int = 0
     runs_max: int = 32
     began_last_minute: int = 0
@@ -86,13 +87,13 @@ class Obstacle(msgspec.Struct, frozen=True):
     kind: Kind
     fact: str
     change: str
-    """What would have to change."""
+    """The change that would remove it."""
     subject: str = ""
     """The capability that is missing, for that kind."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a price comes from."""
+    """Source of a price."""
 
     name: str
     read_on: str
@@ -110,9 +111,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     latency: Estimate | None = msgspec.field(default=None, name="latency_ms")
     """Expected duration of one complete run, in milliseconds; None if it is unknown."""
     price: Source | None = None
-    """Where the price is from; None if the cost does not come from a price."""
-    context_tokens: int | None = None
-    """Context of the model; None if it is unknown."""
+    """Source of the price; None if the cost is measured or unknown."""
+    context_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Tokens that the model takes; unset if that is unknown."""
     obstacles: tuple[Obstacle, ...] = msgspec.field(default=(), name="why_not")
     """Every reason why the option cannot be chosen; empty if it can be."""
 
@@ -204,7 +205,7 @@ def choose(
         name, ordered, picked = "custom", eligible, _custom(strategy, task, eligible)
     else:
         name = replaced or cast(str, strategy)
-        key = _KEYS[name](eligible, ranks)
+        key = _key_of(name, eligible, ranks)
         # Sorting is stable: with equal keys and ties the earlier option stays first.
         ordered = sorted(eligible, key=lambda option: (*key(option), *ties[option.backend]))
         picked = ordered[0] if ordered else None
@@ -228,22 +229,22 @@ Key = tuple[int, ...]
 Ranks = Mapping[str, int]
 
 
-def _first(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
-    return lambda option: ()
-
-
-def _by_cost(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
-    return lambda option: (1, 0) if option.cost is None else (0, option.cost.value)
-
-
-def _by_latency(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
-    return lambda option: (1, 0) if option.latency is None else (0, option.latency.value)
-
-
-def _balanced(eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
+def _key_of(strategy: str, eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
+    """Return the function that gives an option's key; the smallest key wins."""
     cost_max = max((option.cost.value for option in eligible if option.cost is not None), default=0)
     latency_max = max((option.latency.value for option in eligible if option.latency is not None), default=0)
-    return lambda option: (_part(option.cost, cost_max) + _part(option.latency, latency_max),)
+    keys: dict[str, Callable[[Option], Key]] = {
+        "first_available": lambda option: (),
+        "cost": lambda option: _known_first(option.cost),
+        "latency": lambda option: _known_first(option.latency),
+        "balanced": lambda option: (_part(option.cost, cost_max) + _part(option.latency, latency_max),),
+        "quality": lambda option: (ranks[option.name] if option.name in ranks else ranks[option.backend],),
+    }
+    return keys[strategy]
+
+
+def _known_first(found: Estimate | None) -> Key:
+    return (1, 0) if found is None else (0, found.value)
 
 
 def _part(found: Estimate | None, largest: int) -> int:
@@ -252,45 +253,29 @@ def _part(found: Estimate | None, largest: int) -> int:
     return 1000 * found.value // largest if largest else 0
 
 
-def _by_quality(_eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
-    return lambda option: (ranks[option.name] if option.name in ranks else ranks[option.backend],)
-
-
-_KEYS: Final[dict[str, Callable[[list[Option], Ranks], Callable[[Option], Key]]]] = {
-    "first_available": _first,
-    "cost": _by_cost,
-    "latency": _by_latency,
-    "balanced": _balanced,
-    "quality": _by_quality,
-}
-
-
 # The obstacles --------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Look:
-    """One task, held against one option after the other."""
+    """Finds the obstacles of each option for one task."""
 
-    def __init__(
-        self, task: TaskDescriptor, measures: Measures, ranks: Ranks, tried: frozenset[str], now_ms: int
-    ) -> None:
-        self._task = task
-        self._measures = measures
-        self._ranks = ranks
-        self._tried = tried
-        self._now_ms = now_ms
-        self._share = SHARES[task.priority]
-        self._required = task.requirements
-        self._of_backend: dict[str, tuple[Obstacle, ...]] = {}
+    task: TaskDescriptor
+    measures: Measures
+    ranks: Ranks
+    tried: frozenset[str]
+    now_ms: int
+    of_backend: dict[str, tuple[Obstacle, ...]] = field(default_factory=dict)
+    """Backend → the obstacles that all its options share."""
 
     def option(self, candidate: BackendState, model: Model) -> Option:
-        task = self._task
-        latency = self._measures.latency(candidate.group, model.name, task.type)
-        cost = self._measures.cost(candidate.group, model.name, task.type) or priced(model, task)
-        found = self._of_backend.get(candidate.name)
+        task = self.task
+        latency = self.measures.latency(candidate.group, model.name, task.type)
+        cost = self.measures.cost(candidate.group, model.name, task.type) or priced(model, task)
+        found = self.of_backend.get(candidate.name)
         if found is None:
             found = (*self._standing(candidate), *self._able(candidate))
-            self._of_backend[candidate.name] = found
+            self.of_backend[candidate.name] = found
         price = model.price if cost is not None and cost.basis != "measured" else None
         return Option(
             backend=candidate.name,
@@ -298,18 +283,18 @@ class _Look:
             cost=cost,
             latency=latency,
             price=Source(price.source, price.read_on) if price is not None else None,
-            context_tokens=model.context_tokens,
+            context_tokens=msgspec.UNSET if model.context_tokens is None else model.context_tokens,
             obstacles=(*found, *self._fits(candidate, model), *self._within(cost, latency)),
         )
 
     def _standing(self, candidate: BackendState) -> Iterator[Obstacle]:
-        """What is in the way as the backend stands now."""
-        now_ms, name = self._now_ms, candidate.name
+        """Yield the obstacles from the backend's present state."""
+        now_ms, name = self.now_ms, candidate.name
         if candidate.named_only:
             yield Obstacle("named_only", "it runs only orders that name it", f"name it with --backend {name}")
         if candidate.not_ready:
             yield Obstacle("not_ready", candidate.not_ready, candidate.fix or "see `backplane backends`")
-        if name in self._tried:
+        if name in self.tried:
             yield Obstacle("tried", "this order failed there", "give the order again")
         if now_ms < candidate.circuit_until_ms:
             until = _clock(candidate.circuit_until_ms)
@@ -320,39 +305,39 @@ class _Look:
         elif candidate.runs_per_minute is not None and candidate.began_last_minute >= candidate.runs_per_minute:
             fact = f"{candidate.began_last_minute} runs began there in the last minute"
             yield Obstacle("rate_limited", fact, f"wait until fewer than runs_per_minute = {candidate.runs_per_minute}")
-        places = max(1, candidate.runs_max * self._share // 1000)
+        places = max(1, candidate.runs_max * SHARES[self.task.priority] // 1000)
         if candidate.running >= places:
-            fact = f"{candidate.running} runs are on it; priority {self._task.priority} may fill {places} places"
+            fact = f"{candidate.running} runs are on it; priority {self.task.priority} may fill {places} places"
             yield Obstacle("full", fact, "wait, raise the priority, or raise runs_max")
 
     def _able(self, candidate: BackendState) -> Iterator[Obstacle]:
-        if not self._required:
+        required, manifest = self.task.requirements, candidate.manifest
+        if not required:
             return
-        manifest = candidate.manifest
         if manifest is None:
-            strangers = tuple(one for one in self._required if one.capability not in CAPABILITIES)
+            strangers = tuple(one for one in required if one.capability not in CAPABILITIES)
             for finding in negotiate(Requirements(strangers), Manifest()).findings:
                 own = f"drop {finding.capability}, or name it with --backend {candidate.name} if it has one of its own"
                 yield Obstacle("manifest_unknown", finding.reason, own)
             if strangers:
                 return
-            names = ", ".join(requirement.capability for requirement in self._required)
+            names = ", ".join(requirement.capability for requirement in required)
             fact = f"{names} required, and it never said hello here"
             yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
             return
         levels = manifest.levels
-        here = [(levels.get(one.capability), one.min_support) for one in self._required]
+        here = [(levels.get(one.capability), one.min_support) for one in required]
         if all(level is not None and level.satisfies(least) for level, least in here):
             return
-        found = negotiate(Requirements(self._required), manifest)
+        found = negotiate(Requirements(required), manifest)
         changes = {(change.capability, change.min_support): str(change) for change in found.smallest_change}
         for finding in found.unmet:
             change = changes[finding.capability, finding.min_support]
             yield Obstacle("capability", finding.reason, change, finding.capability)
 
     def _fits(self, candidate: BackendState, model: Model) -> Iterator[Obstacle]:
-        """What is in the way with the model."""
-        task = self._task
+        """Yield the obstacles from the model."""
+        task = self.task
         if task.preference == "specific" and model.name != task.model:
             has = "is its own choice" if model.name is None else f"is {model.name}"
             change = f"list {task.model} in models of [backends.{candidate.name}]"
@@ -364,13 +349,13 @@ class _Look:
         if model.output_tokens is not None and (task.output_tokens or 0) > model.output_tokens:
             fact = f"{task.output_tokens} tokens of output, the model gives {model.output_tokens}"
             yield Obstacle("output", fact, f"want {model.output_tokens} at most")
-        if task.preference == "quality" and self._ranks.keys().isdisjoint(
+        if task.preference == "quality" and self.ranks.keys().isdisjoint(
             (candidate.name, f"{candidate.name}/{model.name}")
         ):
             yield Obstacle("quality", "its quality is unknown", f'name "{candidate.name}" in quality of [routing]')
 
     def _within(self, cost: Estimate | None, latency: Estimate | None) -> Iterator[Obstacle]:
-        task = self._task
+        task = self.task
         cost_max, latency_max = task.max_cost_usd_micros, task.max_latency_ms
         if cost_max is not None:
             if cost is None or cost.basis == "assumed":

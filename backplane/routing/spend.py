@@ -8,19 +8,19 @@ import msgspec
 
 
 class Spend(msgspec.Struct, frozen=True, kw_only=True):
-    """What some runs cost together."""
+    """The sum of some runs' costs and tokens."""
 
     key: str | None
-    """What they have in common; None where it is not known of them, and of the sum of all."""
+    """The value that the runs share; None if it is unknown, and for the sum of all runs."""
     runs: int = 0
     unknown: int = 0
-    """Runs of which nobody knows what they cost."""
+    """Number of runs whose cost is unknown."""
     cost_usd_micros: int | None = 0
-    """None where the cost of any of them is unknown."""
+    """None if the cost of any run is unknown."""
     known_usd_micros: int | None = None
-    """Of those whose cost is known: the least that all cost. None where it is known of none."""
+    """Sum of the known costs, so all runs cost at least this much; None if no cost is known."""
     input_tokens: int | None = 0
-    """None where they are unknown of any; `output_tokens` likewise."""
+    """None if they are unknown for any run; `output_tokens` likewise."""
     output_tokens: int | None = 0
     known_input_tokens: int | None = None
     """Sum over the runs that reported them, so all used at least this many; None if no run did.

@@ -1,4 +1,4 @@
-"""What is known of an order before it has a backend, and what its type, preference and priority stand for."""
+"""Describes an order before it has a backend: its task, and the rules behind type, preference and priority."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ StrategyName = Literal["first_available", "cost", "latency", "balanced"]
 
 
 class TypeFacts(msgspec.Struct, frozen=True):
-    """What a task's type stands for."""
+    """Requirements and assumed tokens of a task's type."""
 
     requires: tuple[Requirement, ...]
     input_tokens: int
-    """Assumed where nobody knows; a cost from it only compares. Likewise `output_tokens`."""
+    """Assumed if the number is unknown; a cost from it only serves to compare. Likewise `output_tokens`."""
     output_tokens: int
 
 
@@ -59,10 +59,10 @@ PREFERENCES: Final[dict[Preference, StrategyName | Literal["quality"] | None]] =
     "balanced": None,
     "specific": None,
 }
-"""The strategy that a preference puts in place of the configured one; None leaves that."""
+"""Preference → strategy in place of the configured one; None keeps the configured one."""
 
 RANKS: Final[dict[Priority, int]] = {"low": 0, "normal": 1, "high": 2, "critical": 3}
-"""Where orders wait, the higher goes first."""
+"""Rank of a priority: of waiting orders, the highest rank goes first."""
 
 SHARES: Final[dict[Priority, int]] = {"low": 500, "normal": 900, "high": 1000, "critical": 1000}
 """Thousandths of a backend's places that a priority may fill."""
@@ -71,7 +71,7 @@ STRATEGIES: Final[tuple[StrategyName, ...]] = ("first_available", "cost", "laten
 
 
 class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router asks of an order.
+    """An order as the router sees it.
 
     Raises:
         ValueError: a model without the preference `specific` or the other way round, or a negative number.
@@ -88,7 +88,7 @@ class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """An unknown cost or latency satisfies its limit."""
     priority: Priority = "normal"
     input_tokens: int | None = None
-    """What it will send, where the caller knows; `output_tokens` what it will get."""
+    """Tokens that the task will send, if known; `output_tokens` those that it will get."""
     output_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ def read_strategy(name: str) -> StrategyName:
 
 
 class Asked(TaskDescriptor, frozen=True, kw_only=True):
-    """What an order asks of the router: its task, and how to choose."""
+    """The task of an order, and how to choose a backend for it."""
 
     strategy: StrategyName | None = None
     """None takes the configured one."""

@@ -3,7 +3,7 @@
 import asyncio
 
 from backplane import Approval, AssistantDelta, PolicyProfile
-from backplane.providers import MessageDoneEvent, ProviderRegistry, SessionConfig, prompt
+from backplane.providers import ProviderRegistry, SessionConfig, TurnOutcome, prompt
 
 DIFF = "-    return a - b\n+    return a + b\n"
 
@@ -18,7 +18,7 @@ async def main() -> None:
                     session.answer(event.body["id"], event.deny("not here"))
                 case AssistantDelta():
                     print(event.text, end="")
-                case MessageDoneEvent():
+                case TurnOutcome():
                     print(f"\n[{event.stop_reason}]")
                 case _:
                     pass

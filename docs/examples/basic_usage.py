@@ -4,11 +4,11 @@ import asyncio
 
 from backplane import AssistantDelta
 from backplane.providers import (
-    MessageDoneEvent,
     ProviderRegistry,
     SessionConfig,
     ToolDefinition,
     ToolResultMessage,
+    TurnOutcome,
 )
 
 
@@ -30,11 +30,11 @@ async def main() -> None:
             async for event in stream:
                 if isinstance(event, AssistantDelta):
                     print(event.text, end="")
-                elif isinstance(event, MessageDoneEvent) and event.stop_reason == "tool_use":
+                elif isinstance(event, TurnOutcome) and event.stop_reason == "tool_use":
                     # `price` has no handler: its calls are ours, and the turn waits for their results.
                     calls = [call for call in event.message.tool_calls if call.name == "price"]
                     said = [ToolResultMessage(tool_call_id=call.id, content="129 EUR") for call in calls]
-                elif isinstance(event, MessageDoneEvent):
+                elif isinstance(event, TurnOutcome):
                     print(f"\n[{event.stop_reason}] {event.usage.total_tokens} tokens")
 
 

@@ -14,7 +14,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, load_settings
 from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.contract.events import RunCompleted, RunStarted
-from backplane.providers import ErrorEvent, MessageDoneEvent, ProviderRegistry, Session, SessionConfig, store
+from backplane.providers import ProviderRegistry, Session, SessionConfig, TurnOutcome, store
 
 
 def read(home: Any, name: str) -> SessionFile:
@@ -78,13 +78,11 @@ def send(args: Args, words: str | UserMessage, backend: str | None = None, model
     return with_registry(args, work)
 
 
-async def show_turn(session: Session, words: str | UserMessage, shown: terminal.Terminal) -> MessageDoneEvent:
+async def show_turn(session: Session, words: str | UserMessage, shown: terminal.Terminal) -> TurnOutcome:
     """Send one message, draw its events, and return the last one; losses and a failure go to stderr."""
-    before, failure, end = session.losses, None, None
+    before, end = session.losses, None
     async for event in session.send_message(words):
-        if isinstance(event, ErrorEvent):
-            failure = event.error.cause
-        elif isinstance(event, MessageDoneEvent):
+        if isinstance(event, TurnOutcome):
             end = event
         else:
             is_frame = isinstance(event, RunStarted | RunCompleted)
@@ -94,8 +92,8 @@ async def show_turn(session: Session, words: str | UserMessage, shown: terminal.
     assert end is not None
     shown.add(shown.look.end_line() + ("" if end.stop_reason == "end_turn" else f"ended: {end.stop_reason}\n"))
     streams.write(shown.clear())
-    if failure is not None:
-        streams.error(failure)
+    if end.error is not None:
+        streams.error(end.error.cause)
     print_losses(tuple(loss for loss in session.losses if loss not in before))
     return end
 
