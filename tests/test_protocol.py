@@ -27,7 +27,6 @@ from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import DEPTH_MAX, EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong
 from backplane.protocol.messages import (
     MESSAGES,
-    NEEDS_EXTENSION,
     Broken,
     Dropped,
     Events,
@@ -664,7 +663,7 @@ def test_no_bytes_make_an_end_raise(data: bytes) -> None:
         end.end()
 
 
-MEMBER_NAMES = [*{name for kind, _ in MESSAGES.values() for name in kind.__struct_fields__}]
+MEMBER_NAMES = [*{name for kind, *_ in MESSAGES.values() for name in kind.__struct_fields__}]
 
 
 @settings(max_examples=120)
@@ -690,7 +689,7 @@ def test_before_the_hello_every_other_known_message_is_a_failed_handshake(t: str
     assert received.code == "protocol_handshake_failed"
 
 
-@pytest.mark.parametrize(("t", "speaker"), [(t, speaker) for t, (_, speaker) in MESSAGES.items()])
+@pytest.mark.parametrize(("t", "speaker"), [(t, speaker) for t, (_, speaker, _) in MESSAGES.items()])
 def test_a_message_from_the_wrong_side_is_unexpected(t: str, speaker: str) -> None:
     end = host() if speaker == "host" else control()
     received = only(end.receive(line({"t": t, "ref_id": "r1"})))
@@ -808,7 +807,7 @@ def test_an_unknown_message_is_kept_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(
-    "t", [name for name, sender in MESSAGES.items() if sender[1] == "control" and name in NEEDS_EXTENSION]
+    "t", [name for name, (_, sender, needed) in MESSAGES.items() if sender == "control" and needed]
 )
 def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None:
     message: Any = {

@@ -21,9 +21,8 @@ import msgspec
 from msgspec import UNSET
 
 from backplane.contract import envelope as wire
-from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
-from backplane.contract.receipt import Receipt, read_receipt
+from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError
 from backplane.host.run import GRACE_S, Done, Host, HostRun, Work, Written
 from backplane.policy.rules import compile_policy
@@ -199,7 +198,7 @@ class HostLink:
             except BackplaneError:
                 raise
             except Exception as error:  # The outermost edge: open runs continue.
-                await self._complain(Broken("internal", _text(error), b""))
+                await self.write(self._end.refuse(Broken("internal", _text(error), b"")))
             if not data:
                 return
 
@@ -212,7 +211,11 @@ class HostLink:
                 reason = received.reason or "cancelled by the control plane"
                 self._cancel(self._runs[received.ref_id], reason, grace_s)
         elif isinstance(received, wire.Input | wire.Interrupt):
-            self._steer(received)
+            run = self._runs.get(received.ref_id)  # Without a callback the message is dropped.
+            if isinstance(received, wire.Input) and run is not None and run.on_input is not None:
+                self._call_soon(run, run.on_input, received.text)
+            elif isinstance(received, wire.Interrupt) and run is not None and run.on_interrupt is not None:
+                self._call_soon(run, run.on_interrupt)
         elif isinstance(received, wire.Ping):
             await self.send(wire.Pong(seq=received.seq))
         elif isinstance(received, wire.AnswerMessage):
@@ -220,30 +223,21 @@ class HostLink:
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
-        elif isinstance(received, Broken):
-            await self._complain(received)
+        elif isinstance(received, Broken):  # One error answers a bad message; open runs continue.
+            await self.write(self._end.refuse(received))
 
-    def _steer(self, received: wire.Input | wire.Interrupt) -> None:
-        """Call the callback of a run for `input` or `interrupt`; without a callback the message is dropped."""
-        run = self._runs.get(received.ref_id)
-        if run is None or self._tasks is None:
-            return
-        if isinstance(received, wire.Input) and run.on_input is not None:
-            self._tasks.start_soon(self._call, run, run.on_input, received.text)
-        elif isinstance(received, wire.Interrupt) and run.on_interrupt is not None:
-            self._tasks.start_soon(self._call, run, run.on_interrupt)
+    def _call_soon(self, run: HostRun, callback: Callable[..., Awaitable[None]], *arguments: str) -> None:
+        """Start a callback of a run; an exception in it ends this run, and no other."""
 
-    async def _call(self, run: HostRun, callback: Callable[..., Awaitable[None]], *arguments: str) -> None:
-        """Call a callback of a run; an exception in it ends this run, and no other."""
-        try:
-            await callback(*arguments)
-        except Exception as error:
-            run.fault = error
-            run.scope.cancel()
+        async def call() -> None:
+            try:
+                await callback(*arguments)
+            except Exception as error:
+                run.fault = error
+                run.scope.cancel()
 
-    async def _complain(self, broken: Broken) -> None:
-        """Answer a bad message with one error; open runs continue."""
-        await self.write(self._end.refuse(broken))
+        if self._tasks is not None:
+            self._tasks.start_soon(call)
 
     async def _begin(self, message: wire.RunMessage) -> None:
         try:
@@ -271,8 +265,8 @@ class HostLink:
             run.grace_s = max(grace_s - GRACE_MARGIN_S, GRACE_MARGIN_S)
             if run.on_cancel is None:
                 run.scope.cancel()
-            elif self._tasks is not None:
-                self._tasks.start_soon(self._call, run, run.on_cancel)
+            else:
+                self._call_soon(run, run.on_cancel)
 
     def _cancel_all(self, reason: str, grace_s: float) -> None:
         for run in self._runs.values():
@@ -297,9 +291,13 @@ class HostLink:
             await self.write_pieces(ending.line)
             return
         try:
-            message: wire.Final | wire.Fatal = (
-                wire.Final(ref_id=run.id, receipt=_checked(run.receipt(ending))) if isinstance(ending, Done) else ending
-            )
+            message: wire.Final | wire.Fatal
+            if isinstance(ending, Done):
+                receipt = msgspec.to_builtins(run.receipt(ending))
+                read_receipt(receipt)  # A struct is not checked when it is built.
+                message = wire.Final(ref_id=run.id, receipt=receipt)
+            else:
+                message = ending
             line = self._end.send(message)
         except Exception as error:  # The host's own code returned what no message can hold.
             line = self._end.send(_failure(run.id, error))
@@ -378,13 +376,6 @@ def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -
     link = HostLink(host, work, 0, stdout, end, owns_process=True)
     anyio.run(link.serve)
     return link.signal
-
-
-def _checked(receipt: Receipt) -> Json:
-    """Return the receipt in plain JSON, checked: a struct is not checked when it is built."""
-    plain = msgspec.to_builtins(receipt)
-    read_receipt(plain)
-    return plain
 
 
 def _text(error: Exception) -> str:

@@ -33,7 +33,6 @@ from backplane.errors import CapabilityError, ProtocolError
 from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bare, strict
 from backplane.protocol.messages import (
     MESSAGES,
-    NEEDS_EXTENSION,
     Broken,
     Dropped,
     Events,
@@ -130,8 +129,8 @@ class ControlEnd:
             ProtocolError: the host has not sent its hello, or did not announce the extension.
             CapabilityError: `capability_unsupported`, an interrupt, which the host did not announce.
         """
-        name = envelope.__struct_config__.tag
-        needed = NEEDS_EXTENSION.get(str(name))
+        name = str(envelope.__struct_config__.tag)
+        needed = MESSAGES[name][2] if name in MESSAGES else None
         spoken = needed in self.extensions or (needed == "ask/1" and self._was_asked)
         if self.hello is None:
             fact = f"{name} cannot be sent before the host's hello"

@@ -73,9 +73,13 @@ class HostEnd:
         self._open.pop(ref_id, None)
 
     def _message(self, line: bytes) -> Received | None:
+        read = self._read(line)
+        return msgspec.structs.replace(read, evidence=line[:EVIDENCE_BYTES]) if isinstance(read, Broken) else read
+
+    def _read(self, line: bytes) -> Received | None:
         if isinstance(line, Overlong):
             fact = f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)"
-            return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
+            return Broken("protocol_invalid_envelope", fact, line)
         if not line.strip():
             return None
         line = bare(line)
@@ -84,27 +88,24 @@ class HostEnd:
             doubled = canonical.duplicate_key(line, value)
         except ValueError as error:
             fact = f"a line is not strict JSON: {error}; one message is one line"
-            return Broken("protocol_invalid_envelope", fact, line[:EVIDENCE_BYTES])
+            return Broken("protocol_invalid_envelope", fact, line)
         t = value.get("t") if isinstance(value, dict) else None
-        ref_id = text_or_none(value.get("id" if t == "run" else "ref_id")) if isinstance(value, dict) else None
         if not isinstance(t, str):
-            return Broken(
-                "protocol_invalid_envelope", "a line is not an object with a string `t`", line[:EVIDENCE_BYTES]
-            )
+            return Broken("protocol_invalid_envelope", "a line is not an object with a string `t`", line)
+        ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
         if t not in MESSAGES:
             return Unknown(t, ref_id, value)
         if doubled is not None:
-            fact = f"the key {doubled[:60]!r} stands twice in a {t}"
-            broken = Broken("contract_schema_violation", fact, line[:EVIDENCE_BYTES], ref_id)
+            broken = Broken(
+                "contract_schema_violation", f"the key {doubled[:60]!r} stands twice in a {t}", line, ref_id
+            )
             return self._attributed(broken, t if doubled not in ("id", "ref_id") else "")
         if MESSAGES[t][1] == "host":
-            return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES])
+            return Broken("protocol_unexpected_message", f"{t} is sent by hosts only", line)
         message = self._attributed(convert(t, value, line), t)
         if isinstance(message, wire.RunMessage):
             if message.id in self._open:
-                return Broken(
-                    "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]
-                )
+                return Broken("protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line)
             self._open[message.id] = message.extensions
         elif isinstance(message, _OF_A_RUN) and message.ref_id not in self._open:
             return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")

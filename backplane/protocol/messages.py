@@ -18,37 +18,23 @@ from backplane.protocol.lines import EVIDENCE_BYTES
 
 Sender = Literal["control", "host"]
 
-MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
-    "hello": (wire.Hello, "host"),
-    "run": (wire.RunMessage, "control"),
-    "event": (wire.EventMessage, "host"),
-    "final": (wire.Final, "host"),
-    "fatal": (wire.Fatal, "host"),
-    "cancel": (wire.Cancel, "control"),
-    "input": (wire.Input, "control"),
-    "interrupt": (wire.Interrupt, "control"),
-    "ping": (wire.Ping, "control"),
-    "pong": (wire.Pong, "host"),
-    "ask": (wire.Ask, "host"),
-    "answer": (wire.AnswerMessage, "control"),
+MESSAGES: Final[dict[str, tuple[type[Any], Sender, str | None]]] = {
+    "hello": (wire.Hello, "host", None),
+    "run": (wire.RunMessage, "control", None),
+    "event": (wire.EventMessage, "host", None),
+    "final": (wire.Final, "host", None),
+    "fatal": (wire.Fatal, "host", None),
+    "cancel": (wire.Cancel, "control", "cancel/1"),
+    "input": (wire.Input, "control", "input/1"),
+    "interrupt": (wire.Interrupt, "control", "interrupt/1"),
+    "ping": (wire.Ping, "control", "ping/1"),
+    "pong": (wire.Pong, "host", "ping/1"),
+    "ask": (wire.Ask, "host", "ask/1"),
+    "answer": (wire.AnswerMessage, "control", "ask/1"),
 }
-"""Name of a message → its type and its sender."""
+"""Name of a message → its type, its sender, and the extension that its receiver must have announced."""
 
-NEEDS_EXTENSION: Final[dict[str, str]] = {
-    "cancel": "cancel/1",
-    "input": "input/1",
-    "interrupt": "interrupt/1",
-    "ping": "ping/1",
-    "pong": "ping/1",
-    "ask": "ask/1",
-    "answer": "ask/1",
-}
-"""Name of a message → the extension that its receiver must have announced."""
-
-WRONG_SHAPE: Final[dict[str, str]] = {
-    "hello": "protocol_handshake_failed",
-    "final": "contract_invalid_receipt",
-}
+WRONG_SHAPE: Final[dict[str, str]] = {"hello": "protocol_handshake_failed", "final": "contract_invalid_receipt"}
 """Error code for a known message of the wrong shape; others have `contract_schema_violation`."""
 
 
@@ -160,6 +146,7 @@ encode_line: Final = msgspec.json.Encoder().encode
 
 
 def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
+    """Convert an object to its message, whose `t` is known; one of the wrong shape becomes `Broken`."""
     shape = MESSAGES[t][0]
     ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
     try:
@@ -184,6 +171,7 @@ def _root_named(order: Json) -> Json:
 
 
 def line_of(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
+    """Write a message as a line. Raises ProtocolError: the line would be over the limit."""
     line = encode_line(envelope)
     if len(line) > line_bytes_max:
         raise ProtocolError(
