@@ -288,7 +288,9 @@ def load(
         ConfigError: `config_invalid`, with file and line if they are known.
     """
     found = (cwd / path) if path is not None else find_file(environ, cwd)
-    settings = read_file(found) if found is not None else Settings()
+    settings = Settings()
+    if found is not None:
+        settings = parse(_read_bytes(found), source=str(found), folder=found.absolute().parent)
     given = _from_environment(environ)
     for name, value in (flags or {}).items():
         if value is not None:
@@ -312,15 +314,6 @@ def find_file(environ: Environ, cwd: Path) -> Path | None:
                 raise ConfigError("config_invalid", f"the configuration {file} is no file", hint="remove it")
             return file
     return None
-
-
-def read_file(path: Path) -> Settings:
-    """Read one configuration file; relative paths in it count from its folder.
-
-    Raises:
-        ConfigError: `config_invalid`.
-    """
-    return parse(_read_bytes(path), source=str(path), folder=path.absolute().parent)
 
 
 def parse(data: bytes, *, source: str, folder: Path) -> Settings:
@@ -664,14 +657,11 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(TOML_BYTES_MAX + 1)  # `--config` may name an endless device.
+            return file.read(TOML_BYTES_MAX + 1)  # `--config` may name an endless device; `read_toml` refuses more.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         hint = f"name a file that this user can read (--config, {PREFIX}CONFIG), or none"
         raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}", hint=hint) from error
-    if len(data) > TOML_BYTES_MAX:
-        raise _invalid(str(path), None, f"over {TOML_BYTES_MAX} bytes")
-    return data
 
 
 def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
