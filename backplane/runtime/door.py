@@ -22,7 +22,7 @@ import msgspec
 from backplane.contract.approval import Decision, Remember, choices, chosen, misfit
 from backplane.contract.events import Approval
 from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
-from backplane.process.aio import visited
+from backplane.process.aio import receive, send, visited
 from backplane.receipts.recovery import is_live
 from backplane.runtime.run import Run
 
@@ -227,10 +227,7 @@ async def _attend(visitor: socket.socket, home: Path, obey: Obey) -> None:
         pid, uid, _ = _peer(visitor)
         # 0 stands for a process of another user, or one that cannot be seen from here.
         reply = await _reply(pid if uid == os.geteuid() else 0, await _line(visitor), home, obey)
-        left = msgspec.json.encode(reply) + b"\n"
-        while left:
-            await anyio.wait_writable(visitor)
-            left = left[visitor.send(left) :]
+        await send(visitor, msgspec.json.encode(reply) + b"\n")
 
 
 async def _reply(pid: int, line: bytes, home: Path, obey: Obey) -> DoorReply:
@@ -247,8 +244,7 @@ async def _line(visitor: socket.socket) -> bytes:
     """Read one line. Raises OSError without one."""
     data = b""
     while b"\n" not in data:
-        await anyio.wait_readable(visitor)
-        piece = visitor.recv(READ_BYTES)
+        piece = await receive(visitor, READ_BYTES)
         if not piece or len(data) > LINE_BYTES_MAX:
             raise ConnectionError
         data += piece

@@ -1,6 +1,6 @@
-"""Functions of the calling program as tools of its agent: an MCP server on a socket, for the time of one run.
+"""Functions of the calling program as tools of its agent: an MCP server on a socket, during one run.
 
-The agent starts `process/bridge.py` as the server's command; what it asks comes back into this process.
+The agent starts `process/bridge.py` as the server's command; the bridge connects it to this process.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ SERVER: Final = "functions"
 BRIDGE: Final = os.path.realpath(bridge.__file__)
 
 CLIENTS_MAX: Final = 16
-"""Bridges at once; an agent starts one, and one more for each agent below it."""
+"""Bridges at once; an agent starts one, and one more for each of its subagents."""
 
 Function = Callable[..., Any]
 
 
 class HandlerResult(msgspec.Struct, frozen=True):
-    """What a tool's function may give in place of a plain value."""
+    """A result that a tool's function may return in place of a plain value."""
 
     output: str
     is_error: bool = False
 
 
 class Offered(typing.Protocol):
-    """A tool that says itself what it is; `Tool` makes one of a function's signature."""
+    """A tool that describes itself; `FunctionTool` makes one from a function's signature."""
 
     @property
     def name(self) -> str: ...
@@ -109,16 +109,16 @@ async def result_of(call: Callable[[], Awaitable[Any]], function: Function, reda
         if isinstance(value, HandlerResult):
             return text_result(value.output, is_error=value.is_error)
         return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
-    except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
+    except Exception as error:  # The caller's own code: the agent gets the error, and the log has the line.
         return text_result(log_raised("tool", function, error, redactor), is_error=True)
 
 
 @asynccontextmanager
 async def served(functions: Sequence[Function | Offered], secrets: Iterable[str] = ()) -> AsyncIterator[Json]:
-    """Serve functions and tools to whoever connects; give the row of the server for `config.vendor.abp.mcp_servers`.
+    """Serve functions and tools on a socket; yield the server's row for `config.vendor.abp.mcp_servers`.
 
     Args:
-        secrets: kept out of what is said of an exception.
+        secrets: removed from the texts of exceptions.
 
     Raises:
         ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
@@ -143,7 +143,7 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
 
 
 def offered(tool: Function | Offered) -> Offered:
-    """Return a tool as it is, and a function as one. Raises ConfigError as `Tool`."""
+    """Return a tool unchanged, and a function as a tool. Raises ConfigError as `FunctionTool`."""
     return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else FunctionTool(tool)
 
 

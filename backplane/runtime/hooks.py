@@ -39,33 +39,33 @@ DECISIONS_CHARS_MAX: Final = 1024 * 1024
 """Length of all these decisions, ids, names and reasons together; usual ones take a tenth of it."""
 
 TOOLS_MAX: Final = 1000
-"""Names of tools told apart when results are counted; agents have dozens."""
+"""Names of tools that are counted apart; agents have dozens."""
 
 HookEvent = Literal["pre_tool", "post_tool"]
 CAPABILITY: Final[dict[HookEvent, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
 
 _EVENT_OF: Final[dict[str, HookEvent]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
-"""Kind of ask → the hooks it is put to."""
+"""Kind of ask → event of the hooks that are asked."""
 
 PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
 Reread = Callable[[wire.Ask, Decision], Decision]
-"""The answer to an ask as its host will read it; a ProtocolError says why no line can hold it."""
+"""Returns a decision as the host will read it. Raises ProtocolError: no line can hold it."""
 
 
 class Hook(msgspec.Struct, frozen=True):
-    """One hook: when, what, and for which tools.
+    """One hook: its event, its command or function, and its tools.
 
     Attributes:
         event: `pre_tool` asks before a tool runs, `post_tool` after it.
-        run: A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
-            None puts the question to whoever answers this run's asks.
-        tools: Globs on the tool's names, the agent's own and the neutral one.
-        name: What the receipt calls it; empty takes the program's or the function's name.
-        timeout_ms: Milliseconds that it may take to answer.
-        on_failure: What counts when it fails, is late, or was not asked at all.
+        run: A command, or a function (plain or `async`) that takes a `HookCall` and returns a `Decision` or None for
+            "allow"; None asks the callback or client that answers this run's asks.
+        tools: Globs for the names of tools, both the agent's and the neutral ones.
+        name: Name in the receipt; empty takes the program's or the function's name.
+        timeout_ms: Time for its answer, in milliseconds.
+        on_failure: Decision that counts if the hook fails, is late, or was not asked.
 
     Raises:
-        ConfigError: `config_invalid`, when it is made of what cannot be a hook.
+        ConfigError: `config_invalid`, a member has no valid value.
         PolicyError: `policy_invalid`, a malformed glob.
     """
 
@@ -111,7 +111,7 @@ class Hook(msgspec.Struct, frozen=True):
 _TYPES: Final = {
     name: kind for name, kind in get_type_hints(HookSettings).items() if name in ("tools", "name", "on_failure")
 } | {"timeout_ms": int}
-"""Of a hook's members; a program may give anything."""
+"""Types that a hook's members are converted to; a program may give any value."""
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -203,21 +203,21 @@ def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """What came of putting an ask to its hooks."""
+    """The result of asking the hooks."""
 
     ask: wire.Ask
-    """As they left it."""
+    """The ask with the changes of the hooks."""
     decision: Decision | None = None
-    """A denial; None when none of them objects."""
+    """A denial; None if no hook denies."""
     changed_by: str = ""
-    """The last hook that changed it; empty for none."""
+    """The last hook that changed the ask; empty for none."""
 
 
 class Hooks:
-    """The hooks of one run, and what they have said.
+    """The hooks of one run, and their decisions.
 
     Args:
-        put_above: answers for a hook without a command or function; None where nobody does.
+        put_above: answers for hooks without a command or function; None if the caller answers no asks.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Hooks:
     ) -> None:
         if len(hooks) > HOOKS_MAX:
             raise _invalid(f"{len(hooks)} hooks; {HOOKS_MAX} are the most", "join some of them in one program")
-        # Whoever is above is always asked: what an inner hook denies first would look like a call nobody asked about.
+        # The sender is asked first: a call that an inner hook denies before would count there as not asked about.
         self.all = tuple(sorted(hooks, key=lambda hook: hook.run is not None))
         self._globs: list[Globs] = [compile_globs(hook.tools) for hook in self.all]
         self._run_id = run_id
@@ -373,12 +373,12 @@ def _tool(ask: wire.Ask) -> str:
 def _matches(globs: Globs, name: str) -> bool:
     try:
         return globs.matches(name) is not None
-    except PolicyError:  # Too long to be decided: then it is one of them.
+    except PolicyError:  # A name that is too long to be decided matches.
         return True
 
 
 def _changed(ask: wire.Ask, decision: Decision) -> wire.Ask:
     if ask.kind == "result":
         return msgspec.structs.replace(ask, output=decision.text)
-    # The command was read out of the input that is no longer the one.
+    # The command was read from the old input.
     return msgspec.structs.replace(ask, input=decision.input, command=UNSET)
