@@ -1,7 +1,7 @@
 """One turn of a model: a neutral conversation goes to an endpoint, events come while it answers, a message at the end.
 
-The way: calls paired with results, the dialect's request, the ladder where the service refuses it, the dialect's
-stream. Running tools and asking again is a host's affair.
+Calls are paired with results, the dialect writes the request, the ladder changes it if the service refuses it, and the
+dialect reads the stream. Running tools and asking again is the host's part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from backplane.dialects.ir import (
     Candidate,
     Conversation,
     Loss,
-    LossKind,
     Message,
     Part,
     Stop,
@@ -41,26 +40,20 @@ from backplane.upstream.ladder import WITHOUT_TOOLS, LadderStep, climb, next_ste
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
 
-PAUSE_MS_MAX: Final = 7 * 86_400_000
-"""Longest pause of a service that is believed: quotas are counted by the week at most."""
-
-LOSSES_NAMED_MAX: Final = 1_000
-"""Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
-
 INPUT_DEPTH_MAX: Final = 100
-"""Levels of a call's input that is handed on as it is; a line has 128, and ours lie around it."""
+"""Levels of a call's input that is passed on as an object; a line has 128, and the event has some around it."""
 
 LISTS: Final = ("/messages", "/contents", "/input", "/tools")
-"""Where the same thing is lost many times, it is said once."""
+"""Lists in which equal losses are reported once."""
 
 OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall)
-"""What a reader may have acted on: after one of these nothing is tried again."""
+"""Events that a reader may have acted on; after one of them the request is not sent again."""
 
 INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
-"""What a dialect says of a whole stream; here it is one turn of a run, and a failure is raised."""
+"""Events of a whole stream, which is one turn here; a failure is raised instead."""
 
 UNLIMITED: Final = frozenset({"no-defaults"})
-"""Rungs that take the limit of the answer's length out of a request."""
+"""Rungs that remove the limit of the answer's length from a request."""
 
 MENDED: Final = "arguments of a call were no JSON object and were read as the one that they say"
 TWICE: Final = "pieces of a call's arguments came twice and were read once"
@@ -71,15 +64,15 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What a model answered."""
 
     message: Message
-    """Goes back into the conversation as it is: it keeps what only its vendor can read."""
+    """It goes back into the conversation unchanged, with the members that only its vendor reads."""
     stop: Stop
     stop_raw: str | None = None
     usage: TokenCounts | None = None
-    """None when the service did not say."""
+    """None if the service did not report it."""
     model: str | None = None
-    """As the service named it."""
+    """The service's name of it."""
     losses: tuple[Loss, ...] = ()
-    """All of this turn, also those that were named before."""
+    """All losses of this turn, reported or not."""
     tries: int = 1
 
     @property
@@ -88,25 +81,25 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proof(self) -> str | None:
-        """The vendor's proof on the words; the last one, as it stands for all before it."""
+        """The vendor's signature of the words; the last one covers all before it."""
         proofs = [part.signature for part in self.message.parts if isinstance(part, Text) and part.signature]
         return proofs[-1] if proofs else None
 
     @property
     def calls(self) -> tuple[ToolUse, ...]:
-        """The tools to run, in order; the input is a str where the model wrote no JSON object."""
+        """The tools to run, in order; an input is a str if the model did not write a JSON object."""
         return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
 
 
 class ModelClient:
     """An endpoint that answers conversations, one turn at a time.
 
-    It remembers over the turns what the service refused, and says each loss once.
+    Later turns leave out what the service refused in earlier ones. Each loss is reported once.
 
     Args:
         parallel: let the model call several tools in one turn.
-        stream: ask for streams; whatever comes is read.
-        dialect: of the service's documents; None is the protocol's own.
+        stream: ask for streams; an answer in one document is read, too.
+        dialect: dialect of the service's documents (default: the protocol's own).
     """
 
     def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
@@ -117,9 +110,9 @@ class ModelClient:
         self.protocol = upstream.endpoint.protocol
         self.dialect = dialect or PROTOCOLS[self.protocol].dialect
         self.keeps_limit = False
-        """The limit of the answer's length is never taken out of a request: a budget was reserved by it."""
+        """Never remove the limit of the answer's length from a request, because a budget was reserved by it."""
         self.taken: tuple[str, ...] = ()
-        """Rungs that were needed, for all turns that follow."""
+        """Rungs that earlier turns needed."""
         self._named: set[tuple[str, str, str]] = set()
 
     @property
@@ -128,15 +121,15 @@ class ModelClient:
         return WITHOUT_TOOLS in self.taken
 
     async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> ModelTurn:
-        """Put one conversation to the model and give its answer.
+        """Send one conversation to the model and return its answer.
 
         Args:
-            hear: is given each event as it comes; a slow one slows the stream.
-            now: the time of an event.
+            hear: takes each event as it comes; a slow one slows the stream.
+            now: returns the time of an event.
 
         Raises:
-            UpstreamError: the service failed and nothing is left to try; `turn` has what had come until then.
-            TranslationError: the conversation cannot be said in this dialect.
+            UpstreamError: the service failed and nothing is left to try; `turn` has the part that had come.
+            TranslationError: the conversation cannot be written in this dialect.
         """
         request, losses = self._request(conversation)
         for loss in losses:
@@ -146,7 +139,7 @@ class ModelClient:
         return await self._climb(request, losses, lambda: _Attempt(self.dialect, known, texts, hear, now), hear, now)
 
     def request_bytes(self, conversation: Conversation) -> int:
-        """The size of the request that a conversation makes. Raises TranslationError."""
+        """Return the size of a conversation's request. Raises TranslationError."""
         return len(msgspec.json.encode(self._request(conversation)[0]))
 
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
@@ -170,7 +163,7 @@ class ModelClient:
     async def _climb(
         self, request: dict[str, Any], losses: tuple[Loss, ...], begin: Callable[[], _Attempt], hear: Hear, now: Now
     ) -> ModelTurn:
-        """Try, and go down the ladder while there are rungs; each is taken once, and repeats are counted."""
+        """Send the request, and repeat or rewrite it while the ladder has a step."""
         endpoint = self.upstream.endpoint
         taken, tries, total = self.taken, 1, 1
         first: UpstreamError | None = None
@@ -190,7 +183,7 @@ class ModelClient:
                 )  # fmt: skip
                 if step is None or (self.keeps_limit and step.rung in UNLIMITED):
                     await self._tell_pause(failure, hear, now)
-                    # What the service said of the whole request tells more than what it said of the rest of it.
+                    # The first refusal is about the whole request, so it says more than one about the rest.
                     raise (first if first.code == error.code else error) from None
             else:
                 self.taken = taken
@@ -208,6 +201,7 @@ class ModelClient:
             await attempt.read(reply, self.upstream.endpoint.key)
 
     async def _say(self, step: LadderStep, failure: UpstreamFailure, number: int, hear: Hear, now: Now) -> None:
+        """Report a step and wait as long as it asks."""
         for loss in step.losses:
             await self._tell(loss, hear, now)
         how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
@@ -216,21 +210,20 @@ class ModelClient:
             "status": failure.status, "step": step.rung, "wait_ms": round(step.wait_s * 1000),
         }  # fmt: skip
         await hear(events.carry("retry", body, ts=now(), message=f"{failure.message}; {how}"))
-        if step.wait_s:
-            await anyio.sleep(step.wait_s)
+        await anyio.sleep(step.wait_s)
 
     async def _tell_pause(self, failure: UpstreamFailure, hear: Hear, now: Now) -> None:
-        """Tell what a service asked for that is not asked again here: the router reads it in the receipt."""
+        """Report a pause that the service asked for and that is not waited for here; the router reads it."""
         if failure.retry_after_s is None:
             return
-        pause_ms = min(max(round(failure.retry_after_s * 1000), 0), PAUSE_MS_MAX)
-        body = {"code": failure.code, "status": failure.status, "retry_after_ms": pause_ms}
-        text = f"the service wants no request for {pause_ms / 1000:g} s"
+        body = {"code": failure.code, "status": failure.status, "retry_after_ms": round(failure.retry_after_s * 1000)}
+        text = f"the service wants no request for {failure.retry_after_s:g} s"
         await hear(events.carry("retry", body, ts=now(), message=text))
 
     async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
+        """Report a loss, once."""
         key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)
-        if key not in self._named and len(self._named) < LOSSES_NAMED_MAX:
+        if key not in self._named:
             self._named.add(key)
             await hear(loss_event(loss, now()))
 
@@ -246,22 +239,17 @@ class _Attempt:
     def __init__(self, name: str, known: set[str], texts: frozenset[str], hear: Hear, now: Now) -> None:
         self.module = dialect(name)
         self.state = self.module.StreamState(now())
-        # What answers here may be a gateway; a reader that has nothing to mend does not look.
-        self.state.reader.mends = True
+        self.state.reader.mends = True  # The service may be a gateway that writes the dialect wrongly.
         self.handed_on = False
-        """Whether something was said that must not be said twice."""
+        """Whether output was passed on, so that the request must not be sent again."""
         self.ended_silently = False
-        self._hear = hear
-        self._now = now
+        self._hear, self._now, self._known, self._texts = hear, now, known, texts
         self._held: list[AgentEvent] = []
-        self._known = known
-        self._texts = texts
+        """Events before the first output: the counters of a failed attempt are not the run's."""
         self._mended: list[str] = []
-        """Ids of the calls whose arguments were read in another way than they were written."""
-        self._next: dict[str, int] = {}
-        """The vendor's id → the number to try next; from 2 each time would take for ever with thousands of calls."""
-        self._ids: dict[str, list[str]] = {}
-        """The vendor's id → what its calls are called here, in order."""
+        """Ids of the calls whose arguments were repaired."""
+        self._calls: dict[str, list[events.ToolCall]] = {}
+        """The vendor's id → its calls as they were passed on, in order."""
 
     async def read(self, reply: ReplyStream, secret: str | None) -> None:
         """Read an answer to its end.
@@ -293,49 +281,39 @@ class _Attempt:
 
     async def _pass(self, found: list[AgentEvent]) -> None:
         for event in found:
-            kind = type(event)
-            if kind in INNER:
+            if type(event) in INNER:
                 continue
-            if kind is events.ToolCall:
-                event = self._own_id(self._readable(event))  # type: ignore[arg-type]
-            if not self.handed_on:
-                if not isinstance(event, OUTPUT):
-                    # Counters of an attempt that comes to nothing are not the run's.
-                    self._held.append(event)
-                    continue
-                self.handed_on = True
+            if isinstance(event, events.ToolCall):
+                event = self._own(event)
+            self._held.append(event)
+            self.handed_on = self.handed_on or isinstance(event, OUTPUT)
+            if self.handed_on:
                 held, self._held = self._held, []
-                for before in held:
-                    await self._hear(before)
-            await self._hear(event)
+                for one in held:
+                    await self._hear(one)
 
-    def _readable(self, call: events.ToolCall) -> events.ToolCall:
-        """Return a call with its input as an object where it says one, and as a text where it is nested too deep."""
-        if call.tool_name in self._texts:
-            return call
-        found = self._input(call.input)
-        if found is call.input:
-            return call
-        if isinstance(found, dict):
-            self._mended.append(call.tool_use_id or "")
-        return msgspec.structs.replace(call, input=found)
+    def _own(self, call: events.ToolCall) -> events.ToolCall:
+        """Return a call with a readable input, and with a new id if an earlier call has it.
 
-    def _input(self, input: Json) -> Json:
-        found = input if isinstance(input, dict) else mended(input)
-        if not is_deep(found):
-            return found
-        return input if isinstance(input, str) else _json(input)
-
-    def _own_id(self, call: events.ToolCall) -> events.ToolCall:
-        """Give a call whose id an earlier one has a new one: some services count anew in every answer."""
+        Some services count ids from the start in every answer. An input that is nested too deep becomes a text.
+        """
         wanted = call.tool_use_id or ""
-        call_id, number = wanted, self._next.get(wanted, 2)
+        earlier = self._calls.setdefault(wanted, [])
+        call_id, number = wanted, len(earlier) + 1
         while call_id in self._known:
             call_id, number = f"{wanted}-{number}", number + 1
-        self._next[wanted] = number
         self._known.add(call_id)
-        self._ids.setdefault(wanted, []).append(call_id)
-        return call if call_id == wanted else msgspec.structs.replace(call, tool_use_id=call_id)
+        found = call.input
+        if call.tool_name not in self._texts:
+            found = found if isinstance(found, dict) else mended(found)
+            if is_deep(found):
+                found = call.input if isinstance(call.input, str) else msgspec.json.encode(found).decode()
+            if found is not call.input and isinstance(found, dict):
+                self._mended.append(wanted)
+        if call_id != wanted or found is not call.input:
+            call = msgspec.structs.replace(call, tool_use_id=call_id, input=found)
+        earlier.append(call)
+        return call
 
     def _check(self, reply: ReplyStream) -> None:
         candidate = _first(self.state.sum.answer())
@@ -353,11 +331,11 @@ class _Attempt:
             raise UpstreamError(UpstreamFailure(code="stream_closed", message=text, status=reply.status, may_pass=True))
 
     def turn(self, losses: tuple[Loss, ...], tries: int) -> ModelTurn:
-        """Return what has come so far."""
+        """Return the answer as far as it has come."""
         answer: Answer = self.state.sum.answer()
         candidate = _first(answer)
-        ids = {wanted: iter(own) for wanted, own in self._ids.items()}
-        parts = tuple(self._named(part, ids) for part in candidate.message.parts)
+        calls = {wanted: iter(own) for wanted, own in self._calls.items()}
+        parts = tuple(_as_passed_on(part, calls) for part in candidate.message.parts)
         message = msgspec.structs.replace(candidate.message, role="assistant", parts=parts)
         has_calls = any(isinstance(part, ToolUse) for part in parts)
         stop = candidate.stop
@@ -368,40 +346,33 @@ class _Attempt:
             losses=(*losses, *self.losses()), tries=tries,
         )  # fmt: skip
 
-    def _named(self, part: Part, ids: dict[str, Iterator[str]]) -> Part:
-        """Return a part of the message; a call has the id and the input with which it was handed on."""
-        if not isinstance(part, ToolUse):
-            return part
-        if part.name not in self._texts and (found := self._input(part.input)) is not part.input:
-            part = msgspec.structs.replace(part, input=found, text=None)
-        own = next(ids.get(part.id, iter(())), part.id)
-        return part if own == part.id else msgspec.structs.replace(part, id=own)
-
     def losses(self) -> tuple[Loss, ...]:
-        """Return what had to be worked around while reading."""
-        found = list(self.state.reader.losses)
+        """Return what was repaired or missing in the answer."""
         name = self.state.sum.dialect
-        for call_id in self.state.sum.repeated_calls():
-            found.append(_worked_around(name, f"/calls/{call_id}", "degraded", TWICE))
-        found += [
+        repeated = [
+            Loss(path=f"/calls/{one}", dialect=name, target=name, kind="degraded", code="fallback", reason=TWICE)
+            for one in self.state.sum.repeated_calls()
+        ]
+        repaired = [
             Loss(path=f"/calls/{one}", dialect=name, target=name, kind="degraded", code="arguments", reason=MENDED)
             for one in self._mended
         ]
-        if self.ended_silently:
-            found.append(_worked_around(name, "/stop", "synthesised", NO_END))
-        return tuple(found)
+        end = Loss(path="/stop", dialect=name, target=name, kind="synthesised", code="fallback", reason=NO_END)
+        return (*self.state.reader.losses, *repeated, *repaired, *([end] if self.ended_silently else []))
 
 
-def _worked_around(name: str, path: str, kind: LossKind, reason: str) -> Loss:
-    return Loss(path=path, dialect=name, target=name, kind=kind, code="fallback", reason=reason)
-
-
-def _json(value: Json) -> str:
-    return msgspec.json.encode(value).decode()
+def _as_passed_on(part: Part, calls: dict[str, Iterator[events.ToolCall]]) -> Part:
+    """Return a part of the message; a call gets the id and the input of its event."""
+    event = next(calls.get(part.id, iter(())), None) if isinstance(part, ToolUse) else None
+    if event is None or not isinstance(part, ToolUse):
+        return part
+    if event.input != part.input:
+        part = msgspec.structs.replace(part, input=event.input, text=None)
+    return part if event.tool_use_id == part.id else msgspec.structs.replace(part, id=event.tool_use_id)
 
 
 def is_deep(value: Json) -> bool:
-    """Whether a call's input is nested deeper than a message may be; it is then told as a text."""
+    """Return True if a call's input is nested deeper than `INPUT_DEPTH_MAX`."""
     level: list[Json] = [value]
     for _ in range(INPUT_DEPTH_MAX):
         level = [
