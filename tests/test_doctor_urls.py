@@ -44,7 +44,7 @@ def playing(*turns: Turn, **more: Any) -> Iterator[ModelServer]:
 
 def check(protocol: str, base_url: str, key: str | None = KEY, model: str | None = None, **more: Any) -> list[Check]:
     async def run() -> list[Check]:
-        endpoint = Endpoint(protocol=protocol, base_url=base_url, api_key=key, connect_s=5.0, first_byte_s=10.0, **more)
+        endpoint = Endpoint(protocol=protocol, base_url=base_url, api_key=key, first_byte_s=10.0, **more)
         return await probe.probe(endpoint, model, "MY_KEY" if key else "")
 
     found = anyio.run(run)

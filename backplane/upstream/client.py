@@ -1,7 +1,7 @@
 """Requests to a model's service and the documents of its answers, over one HTTP client with kept connections.
 
-Every wait has its bound: to connect, to the first document, between two. Comments are no progress. Nothing is tried
-twice here, and no document is understood: what to do next is `ladder`'s, what was said a dialect's.
+Each wait has a limit: for the connection, for the first document, and between two. Comments are no progress. `ladder`
+decides what to send next, and a dialect reads the documents.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import DENIAL, TranslationError
 from backplane.upstream.clients import making_client
-from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
+from backplane.upstream.endpoint import CONNECT_S, Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
 
 CONNECTIONS_MAX: Final = 32
-"""As many as runs may work at once; further requests wait for one."""
+"""Connections at once, as many as runs work at once; further requests wait."""
 
 KEPT_S: Final = 60.0
-"""A connection that nobody used for a minute is closed; most servers do so after about as long."""
+"""Seconds that an unused connection is kept; most servers close it after about as long."""
 
 ERROR_BYTES_MAX: Final = 64 * 1024
-"""Of the body of a refusal; the longest known are pages of HTML."""
+"""Bytes read of a refusal's body; the longest known are HTML pages."""
 
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A whole answer: images in base64 have some 30 MB, and a model cannot say a hundredth of this in words."""
+"""Bytes of an answer; images in base64 have some 30 MB. A longer one fails."""
 
 HEAD_BYTES_MAX: Final = 2_000
-"""Of an answer that holds no document: enough to see what it was instead."""
+"""Bytes kept of an answer without a document, to show what came instead."""
 
 TAIL_S: Final = 5.0
-"""What may follow once the answer is over: counters and the last word come in the same breath, or never."""
+"""Seconds to wait for counters and the last document after the answer's end."""
 
 DRAIN_S: Final = 0.2
-"""For the end of the transport after the last document, so that the connection can be used again."""
+"""Seconds to read on to the end of the body, so that the connection can be used again."""
 
 CLOSE_S: Final = 1.0
-"""For closing a connection that is not used again; nothing is waited for at the far end."""
+"""Seconds to close a connection that is not used again."""
 
 IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
-"""Documents that say no more than a comment does."""
+"""Types of documents without content."""
 
 FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
-"""What the HTTP library raises, its complaint about letters in headers included."""
+"""Exceptions that the HTTP library raises, also for a header's letters."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class ReplyStream:
-    """One answer as it comes: iterate over its documents.
+    """One answer: iterate over its documents as they come.
 
     Raises, while iterating:
         UpstreamError: `backend_timeout`, nothing came in time; `stream_closed`, the connection broke;
-            `dialect_mapping_failed`, it holds no document or is too long.
+            `dialect_mapping_failed`, the answer has no document or is too long.
     """
 
     def __init__(self, response: httpx.Response, endpoint: Endpoint, first_by: float) -> None:
@@ -72,19 +72,19 @@ class ReplyStream:
         self.framing = framing.Detecting()
         self.head = b""
         self.found = 0
-        """Documents so far."""
+        """Number of documents so far."""
         self._endpoint = endpoint
         self._pieces = response.aiter_bytes()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
         self._is_timed = True
-        """Whether each piece has a timer of ours."""
+        """False: the library's own timeout ends silence. A timer for each piece costs as much as the rest."""
         self._is_ending = False
         self._is_over = False
         self._size = 0
 
     def expect_end(self) -> None:
-        """Say that the answer is over: what is still to come has `TAIL_S`, and its absence is no failure."""
+        """Wait at most `TAIL_S` for the rest, which may be absent."""
         if not self._is_ending:
             self._is_ending = self._is_timed = True
             self._deadline = anyio.current_time() + TAIL_S
@@ -100,23 +100,22 @@ class ReplyStream:
         return self._ready.popleft()
 
     async def _more(self) -> None:
-        """Take the next piece; an end of any kind is the end here, unless the answer misses something."""
-        failure = None
+        """Take the next piece, or end."""
+        failure, data = None, None
         try:
             if self._is_timed:
                 with anyio.CancelScope(deadline=self._deadline) as scope:
                     data = await anext(self._pieces, None)
-                if scope.cancelled_caught:
-                    failure, data = self._late(), None
+                is_late = scope.cancelled_caught
             else:
-                # A timer for each piece costs as much as the rest of it: the library's own ends silence, and what
-                # comes without progress is seen by the clock.
                 data = await anext(self._pieces, None)
-                if anyio.current_time() > self._deadline:
-                    failure, data = self._late(), None
+                is_late = anyio.current_time() > self._deadline  # Comments came, but no document.
+            if is_late:
+                failure, data = self._late(), None
+        except httpx.ReadTimeout:
+            failure = self._late()
         except FOREIGN as error:
-            is_silence, data = isinstance(error, httpx.ReadTimeout), None
-            failure = self._late() if is_silence else _translated(error, self._endpoint)
+            failure = _translated(error, self._endpoint)
         if data is None:
             self._end(failure)
         else:
@@ -152,7 +151,7 @@ class ReplyStream:
             if documents := self.framing.finish():
                 self._add(documents)
             if self._skipped() > whole:
-                # A body without a length cannot say that it was cut, but half a document can.
+                # A body without a length can be cut unseen, but half a document shows it.
                 failure = self._failure("stream_closed", "the answer ends in the middle of a document", may_pass=True)
         if failure is not None and not self._is_ending:
             raise UpstreamError(failure)
@@ -161,7 +160,7 @@ class ReplyStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the transport shows that nothing is missing: `[DONE]`, an array that has ended, one JSON document."""
+        """True if the transport shows the end: `[DONE]`, the end of an array, one JSON document."""
         inner = self.framing.inner
         closed = isinstance(inner, framing.Sse | framing.JsonArray) and inner.done
         return closed or (self.found == 1 and self.media_type == "application/json")
@@ -170,16 +169,17 @@ class ReplyStream:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
 
     def _late(self) -> UpstreamFailure:
-        name = "idle_s" if self.found else "first_byte_s"
-        limit = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
-        return self._failure("backend_timeout", f"the service said nothing for {limit:g} s ({name})", may_pass=True)
+        limit_s = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
+        return self._failure(
+            "backend_timeout", f"the service sent nothing for {limit_s:g} s (timeout_s)", may_pass=True
+        )
 
     def nothing(self) -> UpstreamFailure:
-        """Say that the answer holds nothing of the protocol, and what it was instead."""
+        """Return the failure of an answer without a document of the protocol."""
         if self.head.strip() and self.media_type == "text/event-stream":
-            return self._failure("stream_closed", "the answer was cut before it said anything", may_pass=True)
-        said = " ".join(self.head.decode("utf-8", "replace").split())
-        what = f"{self.media_type or 'no content type'}: {said[:200]}" if said else "an empty body"
+            return self._failure("stream_closed", "the answer was cut before its first document", may_pass=True)
+        words = " ".join(self.head.decode("utf-8", "replace").split())
+        what = f"{self.media_type or 'no content type'}: {words[:200]}" if words else "an empty body"
         return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}")
 
     def _failure(self, code: str, message: str, *, may_pass: bool = False) -> UpstreamFailure:
@@ -188,8 +188,8 @@ class ReplyStream:
         )
 
     async def drain(self) -> None:
-        """Read to the end of the transport if it is near: a connection half read cannot be used again."""
-        with anyio.move_on_after(DRAIN_S), suppress(*FOREIGN):  # what fails here is closed instead
+        """Read on to the end of the body if it is near, so that the connection can be used again."""
+        with anyio.move_on_after(DRAIN_S), suppress(*FOREIGN):  # A failed connection is closed.
             while self._size <= ANSWER_BYTES_MAX and (data := await anext(self._pieces, None)) is not None:
                 self._size += len(data)
 
@@ -199,10 +199,10 @@ def _is_progress(document: Json) -> bool:
 
 
 class Upstream:
-    """An open way to one endpoint. `async with Upstream(endpoint) as up:` closes every connection at its end.
+    """Connections to one endpoint; `async with` closes them.
 
     Raises:
-        ConfigError: `config_invalid`, when it is opened with an endpoint that is none.
+        ConfigError: `config_invalid`, no client can be made for the endpoint.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -214,9 +214,9 @@ class Upstream:
         read_s = max(one.first_byte_s, one.idle_s)
         with making_client():
             self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(read_s, connect=one.connect_s),
+                timeout=httpx.Timeout(read_s, connect=CONNECT_S),
                 limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
-                # Certificates take 20 ms to load and nothing without TLS looks at them; redirects are not followed.
+                # Certificates take 20 ms to load and are used by TLS alone; redirects are not followed.
                 verify=one.base_url.startswith("https:"),
             )
         return self
@@ -224,16 +224,15 @@ class Upstream:
     async def __aexit__(self, *exc: object) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
-                await client.aclose()
+            await _close(client)
 
     @asynccontextmanager
     async def stream(self, request: dict[str, Any], *, stream: bool = True) -> AsyncIterator[ReplyStream]:
-        """Send a request and give its answer's documents as they come; leaving early closes the socket.
+        """Send a request and yield its answer; leaving early closes the socket.
 
         Args:
             request: the vendor's JSON, with the model.
-            stream: ask for a stream; without it, for one document. What comes is read either way.
+            stream: ask for a stream (else one document); both are read either way.
 
         Raises:
             UpstreamError: the service refused it, or could not be reached in time.
@@ -245,38 +244,35 @@ class Upstream:
             yield reply
             await reply.drain()
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
-                await response.aclose()
+            await _close(response)
 
     async def _send(self, request: dict[str, Any], stream: bool, first_by: float) -> httpx.Response:
         client, endpoint = self._client, self.endpoint
         assert client is not None, "an Upstream is used inside its `async with`"
         body = _encode(body_of(endpoint, request, stream=stream))
         url = address(endpoint, model_of(request), stream=stream)
-        response = None
-        try:
-            built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
-            with anyio.CancelScope(deadline=first_by) as scope:
+        response, failure = None, None
+        with anyio.CancelScope(deadline=first_by) as scope:
+            try:
+                built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
                 response = await client.send(built, stream=True)
-                if response.status_code >= 300:
-                    raise UpstreamError(await self._refusal(response))
-                check_coding(response)
-                return response
-        except UpstreamError:
+                if response.status_code < 300:
+                    check_coding(response)
+                    return response
+                failure = await self._refusal(response)
+            except FOREIGN as error:
+                failure = _translated(error, endpoint)
+        if response is not None:
             await _close(response)
-            raise
-        except FOREIGN as error:
-            await _close(response)
-            raise UpstreamError(_translated(error, endpoint)) from None
-        assert scope.cancelled_caught
-        await _close(response)
-        text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
-        raise UpstreamError(UpstreamFailure(code="backend_timeout", message=text, may_pass=True))
+        if failure is None:
+            assert scope.cancelled_caught
+            text = f"the service sent nothing for {endpoint.first_byte_s:g} s (timeout_s)"
+            failure = UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
+        raise UpstreamError(failure)
 
     async def _refusal(self, response: httpx.Response) -> UpstreamFailure:
         body = b""
-        # A body that is cut says as much as it says.
-        with suppress(*FOREIGN):
+        with suppress(*FOREIGN):  # A part of a body has words, too.
             check_coding(response)
             async for data in response.aiter_bytes():
                 body += data
@@ -302,47 +298,40 @@ def check_coding(response: httpx.Response) -> None:
         raise httpx.DecodingError(f"it is packed as {coding[:40]!r}, which was not asked for")
 
 
-async def _close(response: httpx.Response | None) -> None:
-    if response is not None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
-            await response.aclose()
+async def _close(opened: httpx.Response | httpx.AsyncClient) -> None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+        await opened.aclose()
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and everything that it came from."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
+    """Yield an exception and all exceptions that caused it."""
+    yield error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for one in (*inner, error.__cause__ or error.__context__):
+        if one is not None:
+            yield from causes(one)
 
 
 def _system_word(error: BaseException) -> str:
-    """The system's name for what lies beneath an error of the HTTP library, as ` (ECONNREFUSED)`; empty for none."""
+    """Return the system's name of the error beneath an exception, as ` (ECONNREFUSED)`; empty if there is none."""
     codes = (one.errno or 0 for one in causes(error) if isinstance(one, OSError))
     return next((f" ({errno.errorcode[code]})" for code in codes if code in errno.errorcode), "")
 
 
 def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
-    """Say an exception of the HTTP library as a failure."""
+    """Return the failure that an exception of the HTTP library is."""
     where = cut_urls(endpoint.base_url)
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):
-        # The library's words repeat the header, and with it the key.
+        # The library's words contain the header, which may be the key.
         text = f"{where} or one of its headers holds letters that cannot be sent"
         return UpstreamFailure(code="config_invalid", message=text)
     if isinstance(error, httpx.DecodingError):
         return UpstreamFailure(code="dialect_mapping_failed", message=f"the answer cannot be unpacked: {error}")
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
+        text = f"no connection to {where} within {CONNECT_S:g} s"
         return UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
     if isinstance(error, httpx.TimeoutException):
-        return UpstreamFailure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
+        return UpstreamFailure(code="backend_timeout", message=f"no answer from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)
     if isinstance(error, httpx.ProxyError) and DENIAL in words:
         text = f"no connection to {where}: {words[words.index(DENIAL) :]}"

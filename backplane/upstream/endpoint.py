@@ -83,7 +83,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     query: dict[str, str] = {}
     key_in_query: bool = False
     """Gemini: the key in the address, where every log on the way can read it."""
-    connect_s: float = CONNECT_S
     first_byte_s: float = FIRST_BYTE_S
     """From the request, connecting included, to the first document of the answer."""
     idle_s: float = IDLE_S

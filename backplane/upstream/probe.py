@@ -22,7 +22,7 @@ from backplane.errors import ConfigError
 from backplane.upstream.baseurl import Check, candidates, cut_tails, key_doubts, path_doubts
 from backplane.upstream.client import FOREIGN, causes, check_coding
 from backplane.upstream.clients import making_client
-from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
+from backplane.upstream.endpoint import CONNECT_S, PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean, failure_of
 
 PROBE_S: Final = 60.0
@@ -75,7 +75,7 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
     with anyio.move_on_after(PROBE_S):
         try:
             with making_client():
-                client = httpx.AsyncClient(timeout=httpx.Timeout(endpoint.first_byte_s, connect=endpoint.connect_s))
+                client = httpx.AsyncClient(timeout=httpx.Timeout(endpoint.first_byte_s, connect=CONNECT_S))
         except ConfigError as error:
             return [Check("missing", error.message, error.hint or "")]
         async with client:

@@ -20,4 +20,4 @@ def test_a_stream_that_stops_speaking_ends_in_time_with_or_without_comments(
     script = [Turn(text=TEXT, pieces=20, fault=fault)]
     done = talk(protocol, script, idle_s=0.5, first_byte_s=first_byte_s, tries_max=1)
     assert done.failed.code == "backend_timeout"
-    assert "said nothing for 0.5 s" in done.failed.message
+    assert "sent nothing for 0.5 s" in done.failed.message
