@@ -1,7 +1,7 @@
 """Tools for a model that brings none: files, commands, searches, pages and questions.
 
-A call comes in, a `Result` for the model comes out; nothing raises for what a model asks. Every
-tool stays inside the workspace and under the policy; asking before a tool runs is the host's part.
+A call comes in, a `CallResult` for the model comes out; a wrong call does not raise. Each tool stays inside the
+workspace and under the policy. The host asks before a tool runs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
 __all__ = ["SPECS", "CallResult", "ChangedFile", "Ran", "Toolbox", "Tree", "fault_in"]
 
 LIVE_CHARS_MAX: Final = 256 * 1024
-"""Of a command's output passed on while it comes; who prints more is read to the end all the same."""
+"""Characters of a command's output that are passed on live; the rest is read, too."""
 
 AskUser = Callable[[str, tuple[str, ...]], Awaitable[str]]
-"""A question and its options to an answer in words."""
+"""Takes a question and its options; returns the answer."""
 
 
 class Toolbox:
@@ -33,10 +33,10 @@ class Toolbox:
 
     Args:
         root: the folder to work in.
-        env: the whole environment of commands; no key of the host may be in it.
-        hear: told what a command prints while it runs.
+        env: the whole environment of commands, without the host's keys.
+        hear: takes a command's output while it runs.
         ask_user: answers questions.
-        grace_s: asked how long a command may take to end when it is stopped.
+        grace_s: returns the seconds that a stopped command may take to end.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Toolbox:
         self._grace_s = grace_s
 
     async def run(self, name: str, input: Json) -> CallResult:
-        """Run one call; whatever is wrong with it is told to the model as a result."""
+        """Run one call; a fault becomes a result for the model."""
         fault = fault_in(name, input)
         if fault is not None:
             return CallResult(fault, is_error=True)

@@ -1,6 +1,6 @@
-"""Fetching a page: text of a bounded size, every address on the way asked of the policy.
+"""Fetching a page: text of a bounded size. The policy decides about each address on the way.
 
-A URL comes in, readable text comes out. What a browser would do with the page is not done.
+A URL comes in, readable text comes out. Scripts of the page do not run.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from backplane.upstream.client import check_coding
 from backplane.upstream.clients import making_client
 
 FETCH_S_MAX: Final = 30.0
-"""For the whole page, redirections included."""
+"""Seconds for the whole page, redirections included."""
 
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Read of a page; its text is a tenth of that."""
+"""Bytes read of a page; its text is a tenth of them."""
 
 REDIRECTS_MAX: Final = 5
-"""A page that is moved more often is a loop."""
+"""Redirections that are followed; a page that is moved more often is a loop."""
 
 _TEXTS: Final = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 _HEADERS: Final = {"accept-encoding": "gzip, deflate"}
 _NO_CHARSETS: Final = frozenset({"punycode", "idna"})
-"""Of names and not of pages; a page of megabytes would be read for minutes."""
-
-TAGS_MAX: Final = 200_000
-"""Tags of a page that are read: a book has ten thousand, and each takes a microsecond or two."""
+"""Codecs for names; decoding a page of megabytes with them takes minutes."""
 
 _TAG: Final = re.compile(r"<(?:!--|[!?]|/?([a-z][a-z0-9]*))", re.IGNORECASE)
 _HIDDEN: Final = {
@@ -53,7 +50,7 @@ _BLOCKS: Final = frozenset(
 
 
 async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
-    """Give a page's text."""
+    """Return a page's text."""
     try:
         with anyio.fail_after(FETCH_S_MAX):
             with making_client():
@@ -65,7 +62,7 @@ async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
     except ConfigError as error:
         raise ToolRefused(f"the page cannot be fetched: {error.message}") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        # Without the address: it may hold a key in its query.
+        # The address is left out, because its query may hold a key.
         raise ToolRefused(f"the page cannot be fetched: {type(error).__name__}") from error
 
 
@@ -107,24 +104,20 @@ def _decoded(data: bytes, charset: str | None) -> str:
         if charset and codecs.lookup(charset).name not in _NO_CHARSETS:
             return data.decode(charset, "replace")
     except (LookupError, UnicodeError):
-        pass  # A name that nobody knows, or one of no charset.
+        pass  # The name is unknown, or it is no charset.
     return data.decode("utf-8", "replace")
 
 
 def readable(html: str) -> str:
-    """The words of a page without its tags, scripts and empty lines; in one pass, whatever stands in it."""
+    """Return the words of a page without tags, scripts and empty lines, in one pass."""
     lines = (" ".join(line.split()) for line in "".join(_words(html)).split("\n"))
     return "\n".join(line for line in lines if line)
 
 
 def _words(html: str) -> Iterator[str]:
     place = 0
-    for _ in range(TAGS_MAX):
-        tag = _TAG.search(html, place)
-        if tag is None:
-            yield _unescaped(html[place:])
-            return
-        yield _unescaped(html[place : tag.start()])
+    while (tag := _TAG.search(html, place)) is not None:
+        yield unescape(html[place : tag.start()])
         name = (tag[1] or "").lower()
         if name in _BLOCKS:
             yield "\n"
@@ -134,12 +127,6 @@ def _words(html: str) -> Iterator[str]:
         last = "-->" if tag[0] == "<!--" else ">"
         end = html.find(last, inside)
         if end < 0 or (ending is not None and inside == tag.end()):
-            return  # What is begun and never ends shows nothing, as in a browser.
+            return  # A browser shows nothing of an element that never ends.
         place = end + len(last)
-
-
-def _unescaped(text: str) -> str:
-    try:
-        return unescape(text)
-    except ValueError:  # A number of thousands of digits.
-        return text
+    yield unescape(html[place:])

@@ -1,6 +1,6 @@
 """Reading, writing and changing one text file of the workspace.
 
-Checked inputs come in, a `Result` for the model comes out. Links and permissions are `places`' affair.
+Checked inputs come in, a `CallResult` comes out. `places` follows links and asks the policy.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from backplane.tools.places import FILE_BYTES_MAX, ToolRefused, Tree
 from backplane.tools.results import CallResult, ChangedFile
 
 READ_LINES_MAX: Final = 2000
-"""Lines of one answer; a model reads on with `offset`."""
+"""Lines of one answer; the model reads on with `offset`."""
 
 READ_CHARS_MAX: Final = 64 * 1024
-"""Of one answer: some 16,000 tokens."""
+"""Characters of one answer: some 16,000 tokens."""
 
 _SNIFFED_BYTES: Final = 8192
 
 
 def read_file(tree: Tree, input: dict[str, Any]) -> CallResult:
-    """Give the text of a file, or the lines that were asked for."""
+    """Return the text of a file, or the wanted lines of it."""
     data = tree.read(input["path"])
     if b"\0" in data[:_SNIFFED_BYTES]:
         raise ToolRefused(f"{input['path']} is no text ({len(data)} bytes)")
@@ -46,7 +46,7 @@ def read_file(tree: Tree, input: dict[str, Any]) -> CallResult:
 
 
 def write_file(tree: Tree, input: dict[str, Any]) -> CallResult:
-    """Make or replace a file."""
+    """Make a file, or replace it."""
     data = _encoded(input["content"])
     place, is_new = tree.write(input["path"], data)
     did = "made" if is_new else "replaced"
@@ -54,7 +54,7 @@ def write_file(tree: Tree, input: dict[str, Any]) -> CallResult:
 
 
 def edit_file(tree: Tree, input: dict[str, Any]) -> CallResult:
-    """Replace a text that stands in a file, once or everywhere."""
+    """Replace a text in a file, once or everywhere."""
     path, old, new = input["path"], input["old"], input["new"]
     if old == new:
         raise ToolRefused("old and new are the same")
@@ -63,13 +63,13 @@ def edit_file(tree: Tree, input: dict[str, Any]) -> CallResult:
     except UnicodeDecodeError as error:
         raise ToolRefused(f"{path} is no UTF-8 text") from error
     if old not in text and "\r\n" in text:
-        # A model that read the lines writes them back with the ends it knows.
+        # A model that read the lines writes them with \n.
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
     count = text.count(old)
     if count == 0:
         raise ToolRefused(f"old does not stand in {path}; read the file and copy the text exactly")
     if not input.get("all", False) and (count > 1 or text.find(old, text.find(old) + 1) >= 0):
-        # Places that overlap are counted once and are two all the same.
+        # `str.count` skips overlapping matches; they are ambiguous, too.
         raise ToolRefused(f"old stands {max(count, 2)} times in {path}; give more of its surroundings, or all: true")
     if len(text) + count * (len(new) - len(old)) > FILE_BYTES_MAX:
         raise ToolRefused(f"the file would be over {FILE_BYTES_MAX} bytes")

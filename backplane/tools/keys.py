@@ -1,7 +1,4 @@
-"""Keys that a host needs and its commands must not see: taken out of the environment, and kept out of theirs.
-
-Names of variables go in, their values come out; afterwards they stand nowhere else in the process.
-"""
+"""Keys that a host needs and its commands must not see: removed from its environment and from theirs."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from collections.abc import Mapping
 from typing import Final
 
 _PR_SET_DUMPABLE: Final = 4
-"""Of prctl(2): without it nobody else of this user can read the process's memory."""
+"""Option of prctl(2); set to 0, other processes of the user cannot read this one's memory."""
 
 
 def take(names: tuple[str, ...]) -> dict[str, str]:
-    """Take variables out of this process's environment, also where other processes of the user could read it.
+    """Remove variables from this process's environment and return their values.
 
-    A command that a model runs belongs to the same user. It can read `/proc/PID/environ`, which shows the memory
-    that the process was started with, and without the second call all of its memory.
+    A command that a model runs belongs to the same user. It can read `/proc/PID/environ`, which is the memory that the
+    process started with, so the values are overwritten there; `prctl` closes the rest of the memory.
     """
     found = {name: os.environ[name] for name in names if name in os.environ}
     kept = without(os.environ, found)
@@ -38,6 +35,6 @@ def take(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def without(env: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """An environment without these keys, under whatever names they stand in it."""
+    """Return an environment without these keys, under any name."""
     values = [value for value in keys.values() if value]
     return {name: value for name, value in env.items() if name not in keys and not any(key in value for key in values)}

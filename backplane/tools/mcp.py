@@ -31,31 +31,28 @@ from backplane.upstream.clients import is_http, making_client
 VERSION: Final = "2025-06-18"
 
 START_S: Final = 60.0
-"""For a server to start and list its tools: one that is fetched first takes half a minute."""
+"""Seconds for a server to start and list its tools; one that is downloaded first takes 30."""
 
 CALL_S: Final = 300.0
-"""Longest call of a server whose row has no `tool_ms`: the silence after which a run is given up."""
+"""Seconds of a call if the server's row has no `tool_ms`; a silent run ends after as many."""
 
 LAST_WORDS_S: Final = 0.5
-"""Longest wait for the exit of a program whose output has ended, so that all of its stderr is read."""
+"""Seconds to wait for the exit of a program whose output has ended, so that all of its stderr is read."""
 
 LAST_WORDS_BYTES: Final = 1000
-"""Bytes of a dead program's stderr that are shown: the last lines have the reason."""
+"""Bytes of a dead program's stderr that are shown; the last lines have the reason."""
 
 TOOLS_MAX: Final = 256
-"""Tools of one server: models choose badly among more than some dozens."""
-
-PAGES_MAX: Final = 16
-"""Pages of one list of tools."""
+"""Tools of one server; models choose badly among more than some dozens."""
 
 NAME_CHARS_MAX: Final = 64
-"""Of a tool's whole name, by the documented limit of the model services."""
+"""Characters of a tool's whole name: the documented limit of the model services."""
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""One answer over HTTP; on a pipe the limit of a line holds."""
+"""Bytes of an answer over HTTP; on a pipe the limit of a line applies."""
 
 GRACE_S: Final = 2.0
-"""For a server to end once its input has ended."""
+"""Seconds for a server to end after its input has ended."""
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
@@ -63,7 +60,7 @@ _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 AskServer = Callable[[str, dict[str, Any]], Awaitable[Response]]
 Warn = Callable[[str, str], Awaitable[object]]
-"""Takes the name of a server that is not there, and a line that says why."""
+"""Takes the name of a server that is missing, and the reason."""
 
 
 class Servers:
@@ -71,14 +68,14 @@ class Servers:
 
     def __init__(self) -> None:
         self.specs: tuple[ToolSpec, ...] = ()
-        """What a model is told of them; each is named `mcp__SERVER__TOOL`."""
+        """The tools as a model sees them; each is named `mcp__SERVER__TOOL`."""
         self._calls: dict[str, tuple[_Link, str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._calls
 
     def add(self, server: str, rows: list[dict[str, Any]], link: _Link) -> None:
-        """Take in a server's tools; of two with one name the first counts."""
+        """Add a server's tools; the first of two with one name counts."""
         for row in rows:
             own = str(row.get("name", ""))
             name = _ILLEGAL.sub("_", f"mcp__{server}__{own}")[:NAME_CHARS_MAX]
@@ -89,7 +86,7 @@ class Servers:
                 self.specs += (ToolSpec(name=name, description=text, schema=schema or {"type": "object"}),)
 
     async def call(self, name: str, input: Json) -> CallResult:
-        """Call a tool; whatever goes wrong is told to the model as a result."""
+        """Call a tool; a failure becomes a result for the model."""
         link, own = self._calls[name]
         if not isinstance(input, dict):
             return CallResult(NO_OBJECT, is_error=True)
@@ -107,12 +104,12 @@ class Servers:
 async def open_servers(
     rows: Mapping[str, Mapping[str, Any]], *, env: Mapping[str, str], cwd: str, warn: Warn
 ) -> AsyncIterator[Servers]:
-    """Start and greet servers, all at once; one that fails is a warning, and the run goes on without it.
+    """Start servers and list their tools, all at once; a server that fails is a warning.
 
     Args:
         rows: name → command, args and env, or url and headers; `tool_ms` is the longest call in milliseconds.
-        env: the environment of those that are started, under a row's own.
-        cwd: the folder they are started in.
+        env: environment of started servers; a row's own variables replace it.
+        cwd: folder in which servers start.
     """
     servers, fault = Servers(), None
     async with anyio.create_task_group() as tasks, AsyncExitStack() as opened:
@@ -144,7 +141,7 @@ async def open_servers(
             fault = error
         tasks.cancel_scope.cancel()
     if fault is not None:
-        raise fault  # Here, as the group would have put it into a group of its own.
+        raise fault  # Inside the group it would become part of an exception group.
 
 
 class _Link(Protocol):
@@ -168,15 +165,16 @@ async def _greet(ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> list
     hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "backplane", "version": "1"}}
     _must(await ask("initialize", hello))
     await tell("notifications/initialized")
-    rows: list[dict[str, Any]] = []
-    params: dict[str, Any] = {}
-    for _ in range(PAGES_MAX):
-        found = _must(await ask("tools/list", params))
-        rows += [row for row in found.get("tools", ()) if isinstance(row, dict)]
-        if not isinstance(found.get("nextCursor"), str) or len(rows) >= TOOLS_MAX:
-            break
-        params = {"cursor": found["nextCursor"]}
+    found = _must(await ask("tools/list", {}))
+    rows = _rows(found)
+    while isinstance(found.get("nextCursor"), str) and len(rows) < TOOLS_MAX:  # `START_S` bounds empty pages.
+        found = _must(await ask("tools/list", {"cursor": found["nextCursor"]}))
+        rows += _rows(found)
     return rows[:TOOLS_MAX]
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found.get("tools") or () if isinstance(row, dict)]
 
 
 def _must(reply: Response) -> dict[str, Any]:
@@ -318,9 +316,11 @@ async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
     call_s = _call_s(row)
     limits = httpx.Timeout(call_s, connect=START_S)
     if not is_http(row["url"]):
-        raise BackendError("execution_tool_failed", "its address is no http address")  # Not shown: it may hold a key.
+        raise BackendError(
+            "execution_tool_failed", "its address is no http address"
+        )  # It may hold a key, so it is not shown.
     with making_client():
-        # Certificates take 20 ms to load, and nothing without TLS looks at them.
+        # Certificates take 20 ms to load and are used by TLS alone.
         client = httpx.AsyncClient(
             headers=row.get("headers", {}),
             timeout=limits,

@@ -1,4 +1,4 @@
-"""What a tool gives back: a text for the model, and what it did for the record."""
+"""The result of a tool's call: a text for the model, and the changes for the record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 OUTPUT_CHARS_MAX: Final = 32 * 1024
-"""Of a tool's answer to the model: some 8,000 tokens, a whole test report."""
+"""Characters of an answer to the model: some 8,000 tokens, a whole test report."""
 
 
 class ChangedFile(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class Ran(msgspec.Struct, frozen=True):
 
     command: str
     exit_code: int | None
-    """None when a signal or a limit ended it."""
+    """None if a signal or a limit ended it."""
     output: str
 
 
@@ -37,7 +37,7 @@ class CallResult(msgspec.Struct, frozen=True):
 
 
 def shortened(text: str, chars_max: int = OUTPUT_CHARS_MAX) -> str:
-    """A text's beginning and end, where it is too long: errors stand at either."""
+    """Cut the middle out of a long text; errors are at its beginning or its end."""
     if len(text) <= chars_max:
         return text
     half = chars_max // 2

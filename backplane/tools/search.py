@@ -1,7 +1,6 @@
-"""Finding files by name and lines by pattern, in the files that may be read.
+"""Finding files by name and lines by pattern, among the files that may be read.
 
-Names are matched here in linear time. Lines are looked through by a child (`_grep.py`), as a
-pattern can take for ever and only a process can be stopped then.
+Names are matched in linear time. A pattern for lines can take for ever, so a child (`_grep.py`) applies it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,26 +23,26 @@ from backplane.tools.places import ToolRefused, Tree
 from backplane.tools.results import CallResult, shortened
 
 FOUND_MAX: Final = 1000
-"""Names in one answer; a model with more of them has asked for too much."""
+"""Names in one answer."""
 
 MATCHES_MAX: Final = 200
 """Lines in one answer."""
 
 ENTRIES_MAX: Final = 200_000
-"""Files looked at by one call: more than most repositories have, and under a second."""
+"""Files that one call looks at: more than most repositories have, and under a second."""
 
 GREP_S_MAX: Final = 20.0
-"""For a search through lines; large repositories take two."""
+"""Seconds for a search through lines; large repositories take two."""
 
 _SKIPPED: Final = ".git"
 
 
 async def glob(tree: Tree, input: dict[str, Any]) -> CallResult:
-    """Names of files under a folder that match a pattern."""
+    """Return the names of the files under a folder that match a pattern."""
     names, whole = await _find(tree, input.get("path", "."), _compiled(input["pattern"]))
     if not names:
         return CallResult("no files found" if whole else f"no files found among the first {ENTRIES_MAX}")
-    # A name of other bytes than UTF-8 has no text; what is shown for it cannot be sent back, and says so by its look.
+    # A name that is not UTF-8 is shown by its bytes; it cannot be sent back.
     text = "\n".join(names[:FOUND_MAX]).encode("utf-8", "backslashreplace").decode()
     if len(names) > FOUND_MAX or not whole:
         text += f"\n[{len(names)}{'' if whole else ' or more'} files; narrow the pattern]"
@@ -50,7 +50,7 @@ async def glob(tree: Tree, input: dict[str, Any]) -> CallResult:
 
 
 async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> CallResult:
-    """Lines that match a regular expression, as `file:line:text`."""
+    """Return the lines that match a regular expression, as `file:line:text`."""
     names, whole = await _find(tree, input.get("path", "."), _compiled(input.get("glob", "*")))
     asked = {
         "root": tree.root,
@@ -65,7 +65,7 @@ async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> Cal
         env=env,
         cwd=tree.root,
         timeout_s=GREP_S_MAX,
-        stdin=json.dumps(asked).encode(),  # Not msgspec: it writes no name of other bytes than UTF-8.
+        stdin=json.dumps(asked).encode(),  # msgspec refuses a name that is not UTF-8.
     )
     if done.timed_out:
         raise ToolRefused(f"the search took over {GREP_S_MAX:g} s; use a simpler pattern or narrow the path")
@@ -83,8 +83,12 @@ def _compiled(pattern: str) -> Globs:
 
 
 async def _find(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
-    """Matching files, relative to the root, in order; and whether all were looked at. Raises Refused."""
-    # A thread cannot be stopped; what it still does is bounded, and nobody waits for it.
+    """Return the matching files, relative to the root and sorted, and whether all were looked at.
+
+    Raises:
+        ToolRefused: the start is absent, outside the workspace, or may not be read.
+    """
+    # A thread cannot be stopped; its work is bounded, and a cancelled call does not wait for it.
     return await anyio.to_thread.run_sync(functools.partial(_look, tree, start, wanted), abandon_on_cancel=True)
 
 
@@ -92,27 +96,19 @@ def _look(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
     place = tree.find(start)
     top = os.path.join(tree.root, place)
     if os.path.isfile(top):
-        denied = tree.may_read(place)
-        if denied is not None:
+        if (denied := tree.may_read(place)) is not None:
             raise ToolRefused(f"policy_denied: {denied}")
         return [place], True
     if not os.path.isdir(top):
         raise ToolRefused(f"{start} is no file or folder")
-    return _walk(tree, place, wanted)
-
-
-def _walk(tree: Tree, place: str, wanted: Globs) -> tuple[list[str], bool]:
     found: list[str] = []
-    for count, name in enumerate(_files(os.path.join(tree.root, place))):
+    for count, name in enumerate(_files(top)):
         if count >= ENTRIES_MAX:
             return sorted(found), False
-        try:
-            matched = wanted.matches(name) is not None
-        except PolicyError:  # A path too long to be decided is not one that may be shown.
-            continue
         path = name if place == "." else f"{place}/{name}"
-        if matched and tree.may_read(path) is None:
-            found.append(path)
+        with suppress(PolicyError):  # A path that is too long to be judged is not shown.
+            if wanted.matches(name) is not None and tree.may_read(path) is None:
+                found.append(path)
     return sorted(found), True
 
 
@@ -122,6 +118,6 @@ def _files(top: str) -> Iterator[str]:
         inner = os.path.relpath(folder, top)
         for name in files:
             path = os.path.join(folder, name)
-            # Links are left out: what they lead to is found where it is.
+            # Links are left out; their targets are found at their own places.
             if os.path.isfile(path) and not os.path.islink(path):
                 yield name if inner == "." else f"{inner}/{name}"

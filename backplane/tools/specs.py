@@ -1,7 +1,6 @@
-"""The tools that are given to a model which brings none: names, words and JSON Schemas.
+"""The tools of a model that brings none: names, descriptions, JSON Schemas, and the check of an input. Pure.
 
-Pure data, and the check of an input against it. The names are the policy's neutral ones, so its
-rules on paths and addresses hold for them as they are.
+The names are the policy's neutral ones, so its rules on paths and addresses apply to them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from backplane.contract.canonical import Json
 from backplane.dialects.ir import ToolSpec
 
 TIMEOUT_S: Final = 120
-"""For a command that names no time of its own."""
+"""Seconds that a command may take unless its call names a time."""
 
 TIMEOUT_S_MAX: Final = 600
-"""Longest a command may ask for: a test suite takes minutes, who needs more starts it in parts."""
-
+"""Longest time that a call may name; a test suite takes minutes."""
 
 FAULTS_READ_MAX: Final = 100
-"""Faults of one input that are looked at, to tell the first of them."""
+"""Faults of one input that are compared; an input may have millions."""
 
 
 def _text(description: str, **more: Json) -> Json:
@@ -127,12 +125,12 @@ NO_OBJECT: Final = "the arguments are not one JSON object; nothing was run, so c
 
 
 def no_tool(name: str, names: Iterable[str]) -> str:
-    """Say to a model that it called a tool that is not there, and which are."""
+    """Return the answer to a call of a tool that does not exist."""
     return f"there is no tool {name[:80]!r}; there are {', '.join(names)}"
 
 
 def fault_in(name: str, input: Json) -> str | None:
-    """What is wrong with a call, for the model to correct; None when nothing is."""
+    """Return what is wrong with a call, for the model to correct; None if it is right."""
     spec = BY_NAME.get(name)
     if spec is None:
         return no_tool(name, BY_NAME)
