@@ -1,4 +1,4 @@
-"""What is wrong with a base address, seen without a request, and what would be right. Pure.
+"""Checks of a base address without a request: its faults, and the address that was meant. Pure.
 
 No text here names a key, and every address is cut at its `?`. `probe` sends requests.
 """

@@ -1,4 +1,4 @@
-"""What can be wrong before anything is sent: addresses, and what a client reads while it is made."""
+"""Checks before a request: addresses, certificates and proxies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.errors import ConfigError
 
 
 def is_http(text: str) -> bool:
-    """Whether a text is an http or https address that can be connected to: with a host, and a port that there is."""
+    """Return True for an http or https address with a host and a possible port."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -21,17 +21,17 @@ def is_http(text: str) -> bool:
 
 @contextmanager
 def making_client() -> Iterator[None]:
-    """Translate what a client raises while it is made.
+    """Translate the exceptions of making an HTTP client.
 
     Raises:
-        ConfigError: `config_invalid`: a bundle of certificates is missing or none, a proxy or header cannot be read.
+        ConfigError: `config_invalid`, the certificates, a proxy or a header cannot be read.
     """
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
         named = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
-        # A header's value may be a key, so the exception's own words are told for files alone.
-        why, hint = "a proxy or header is none", "check the proxy variables and the headers"
+        # A header's value may be a key, so only a file's error is shown.
+        why, hint = "a proxy or header is invalid", "check the proxy variables and the headers"
         if isinstance(error, OSError):
             why = f"certificates cannot be loaded: {error.strerror or error}"
             hint = f"correct {' and '.join(named)}" if named else "install the system's certificates"

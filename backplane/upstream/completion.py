@@ -61,7 +61,7 @@ NO_END: Final = "the service ended its answer without saying why"
 
 
 class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model answered."""
+    """A model's answer to one conversation."""
 
     message: Message
     """It goes back into the conversation unchanged, with the members that only its vendor reads."""

@@ -1,4 +1,4 @@
-"""What tokens cost: prices of a configuration, and sums of usage and money. Pure. List prices stand in `prices`.
+"""The cost of tokens: a configuration's prices, and sums of usage and money. Pure. `prices` has list prices.
 
 Money is an integer in millionths of a dollar. What is not known stays unknown: a model without a
 row has no price, a turn without counters makes the sum unknown, and neither is ever zero.
@@ -102,7 +102,7 @@ def most(price: Price, input_tokens: int, output_tokens: int) -> int:
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run used so far; None is unknown."""
+    """Tokens and money of a run so far; None is unknown."""
 
     requests: int = 0
     input: int | None = 0
@@ -112,7 +112,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     micros: int | None = 0
 
     def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
-        """Add one answer; what it does not say is unknown from then on."""
+        """Add one answer; a counter that it lacks is unknown from then on."""
         seen = _believable(usage or TokenCounts())
         return Spent(
             requests=self.requests + 1,

@@ -1,7 +1,6 @@
-"""Where a model is reached and how one proves who asks: addresses, keys and headers of the four protocols.
+"""Addresses, keys and headers of the four protocols. Pure: settings go in, an address and headers come out.
 
-Pure: settings go in, an address and headers come out. The key stands in a header; in the address only where a
-setting says so.
+A key goes into a header; it goes into the address only if a setting asks for it.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ from backplane.upstream.clients import is_http
 from backplane.upstream.presets import VARIABLE, Service
 
 CONNECT_S: Final = 10.0
-"""A server that does not take the connection in ten seconds is down; a slow handshake takes two."""
+"""Seconds to connect; a slow handshake takes two. A server that takes longer counts as down."""
 
 FIRST_BYTE_S: Final = 300.0
-"""Models that think before they speak take minutes; five is what an idle run is given as well."""
+"""Seconds to the first document; models think for minutes. A silent run ends after as many."""
 
 IDLE_S: Final = 300.0
-"""The same between two pieces of an answer."""
+"""Seconds between two documents."""
 
 TRIES_MAX: Final = 3
-"""Attempts at the same request when the fault may pass: what the vendors' own clients do."""
+"""Attempts at the same request if the fault may pass, as in the vendors' own clients."""
 
 BACKOFF_MS: Final = 500
-"""First pause between two attempts; doubled each time."""
+"""Milliseconds before the second attempt; doubled for each further one."""
 
 ANTHROPIC_VERSION: Final = "2023-06-01"
-"""The version of the interface that the vendor's reference asks for (docs.anthropic.com, read November 2026)."""
+"""Version of the interface in the vendor's reference (docs.anthropic.com, read November 2026)."""
 
 
 class Protocol(msgspec.Struct, frozen=True):
-    """What one protocol has of its own beside its JSON."""
+    """The address and headers of a protocol."""
 
     dialect: str
     """Dialect of its documents."""
     path: str
-    """Below the base; empty where the model is part of the path."""
+    """Path below the base; empty if the model is part of the path."""
     key_header: str
     key_prefix: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    """Sent always, unless the settings have another."""
+    """Headers that the settings can replace."""
     ids_optional: bool = False
-    """A call without an id is answered by name and order."""
+    """True if a result finds its call by name and order."""
 
 
 PROTOCOLS: Final[dict[str, Protocol]] = {
@@ -58,10 +57,10 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
     "anthropic": Protocol("claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),)),
     "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key", ids_optional=True),
 }
-"""Protocol → its own. A fifth is one more name in `presets`, a row here, a ladder, and a dialect."""
+"""Protocol → its details. A fifth needs a name in `presets`, a row here, a ladder, and a dialect."""
 
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
-"""One of these among the settings' headers stands in place of the key."""
+"""A header of the settings with one of these names replaces the key."""
 
 VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
@@ -75,24 +74,24 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     protocol: str
     base_url: str
-    """With the version: `https://…/v1`; for Gemini `/v1beta`, which is added where no version stands."""
+    """Address with the version: `https://…/v1`; for Gemini `/v1beta`, which is added to a base without a version."""
     api_key: str | None = None
-    """None sends none: local servers."""
+    """None sends no key, as for local servers."""
     headers: dict[str, str] = {}
-    """Sent as they are, in place of ours of the same name; one that carries a key stands in place of the key."""
+    """Headers that replace the default ones; one of `KEY_HEADERS` replaces the key."""
     query: dict[str, str] = {}
     key_in_query: bool = False
-    """Gemini: the key in the address, where every log on the way can read it."""
+    """Gemini: send the key in the address, where each log on the way can read it."""
     first_byte_s: float = FIRST_BYTE_S
-    """From the request, connecting included, to the first document of the answer."""
+    """Seconds from the request, connecting included, to the first document of the answer."""
     idle_s: float = IDLE_S
-    """Between two documents; comments and pings do not count."""
+    """Seconds between two documents; comments and pings do not count."""
     tries_max: int = TRIES_MAX
     backoff_ms: int = BACKOFF_MS
 
     @property
     def key(self) -> str | None:
-        """The key without the blanks and the last newline that files have."""
+        """The key without the blanks and the newline of a file."""
         return self.api_key.strip() if self.api_key is not None else None
 
     def __post_init__(self) -> None:
@@ -128,13 +127,13 @@ def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
 
 
 def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
-    """Return the headers of a request; the settings' own win, whatever the case they are written in."""
+    """Return the headers of a request; the settings replace default ones, in any case."""
     own = {name.lower(): value for name, value in endpoint.headers.items()}
     protocol = PROTOCOLS[endpoint.protocol]
     found = {
         "content-type": "application/json",
         "accept": "text/event-stream" if stream else "application/json",
-        # A packed stream waits in the packer's window until there is enough of it.
+        # A packed stream waits until the packer's window is full.
         "accept-encoding": "identity",
         "user-agent": "backplane",
         **dict(protocol.headers),
@@ -146,7 +145,7 @@ def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
 
 
 def body_of(endpoint: Endpoint, request: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    """Return what is sent: Gemini says model and streaming in the address, the others in the body."""
+    """Return the body of a request; Gemini has model and streaming in the address."""
     if not PROTOCOLS[endpoint.protocol].path:
         return {name: value for name, value in request.items() if name not in ("model", "stream")}
     if stream or request.get("stream"):

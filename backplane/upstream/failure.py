@@ -1,4 +1,4 @@
-"""What a failure means: status, labels and words of a service or of a vendor's agent → one of our codes. Pure.
+"""Failures of services and of vendors' agents: status, labels and words → one of our codes. Pure.
 
 A denial by our own proxies counts first, then a label, a status and the words. Numbers among words do not count.
 The seven codes of the provider interface are a column of the table of codes (`errors.CODES`).
@@ -22,19 +22,19 @@ from backplane.errors import CODES, DENIAL, BackendError
 from backplane.upstream.endpoint import cut_urls
 
 INVALID: Final = "mapping_unsupported_capability"
-"""The service cannot read the request or does not want something in it: what the ladders are for."""
+"""The service cannot read the request, or refuses a part of it; `ladder` decides what to leave out."""
 
 MESSAGE_CHARS_MAX: Final = 2_000
-"""Of what a service says about its failure; some send whole pages of HTML."""
+"""Characters of a message; some services send whole pages of HTML."""
 
 WORDS_CHARS_MAX: Final = 8_000
-"""Of them looked at to learn what they mean; what tells one failure from another stands at the beginning."""
+"""Characters of a message that are searched; the cause is at the beginning."""
 
 LABEL_CHARS_MAX: Final = 100
-"""Of a code or type; the longest known has 40."""
+"""Characters of a label; the longest known has 40."""
 
 RETRY_AFTER_S_MAX: Final = 86_400.0
-"""A day; whoever says more means never."""
+"""Longest pause of a service that is believed, in seconds."""
 
 
 class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,14 +44,14 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One of the 44."""
     message: str
     status: int | None = None
-    """None when no answer came."""
+    """None if no answer came."""
     labels: tuple[str, ...] = ()
-    """The service's own words for its failure, in lower case."""
+    """The service's labels of its failure, in lower case."""
     place: str = ""
-    """The member of the request that the service names beside its words, as in `tools[5].function.parameters`."""
+    """The member of the request that the service blames, as in `tools[5].function.parameters`."""
     retry_after_s: float | None = None
     may_pass: bool = False
-    """Whether the same request may succeed a little later."""
+    """True if the same request may succeed a little later."""
 
     @property
     def provider_code(self) -> str:
@@ -72,7 +72,7 @@ class UpstreamError(BackendError):
         super().__init__(failure.code, failure.message, hint=hint or (BUSY if answered else HINTS.get(failure.code)))
         self.failure = failure
         self.turn: Any = None
-        """What had come of the answer before, as a `turn.Turn`; None when nothing had."""
+        """The part of the answer that had come, as a `completion.ModelTurn`; None if nothing had."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (UpstreamError, (self.failure, self.hint))
@@ -112,7 +112,7 @@ LABELS: Final[dict[str, str]] = {
 """A service's label → our code (references of the four vendors and of Moonshot, read November 2026)."""
 
 LASTING: Final = frozenset({"insufficient_quota"})
-"""Words for what no waiting mends, although the status says so."""
+"""Labels of failures that no waiting mends, whatever the status is."""
 
 PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ("backend_context_length",
@@ -137,12 +137,12 @@ PATTERNS: Final[tuple[tuple[str, str], ...]] = (
         r"model\b.{0,120}(not found|not exist|no access|not available|unknown|decommissioned)"
         r"|(unknown|no such|invalid) model|not found for api version"),
 )  # fmt: skip
-"""Code ← pattern of the message, whatever its case, for services that say it in no other way; tried in this order.
+"""Code ← pattern of the message in any case, for services without labels; the first row that fits counts.
 
-An account without money is a refused key, as status 402 is: only the account's owner can mend it, no waiting does."""
+An account without money is a refused key, as with status 402: only its owner can mend it, and waiting does not."""
 
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
-"""Statuses that say so little that the words count; 200 is an error in the middle of a stream."""
+"""Statuses of many different failures, so that the words count; 200 is an error inside a stream."""
 
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
 
@@ -152,8 +152,8 @@ STATUSES: Final[dict[int, str]] = {
     408: "backend_timeout", 504: "backend_timeout",
     413: "backend_context_length", 429: "backend_rate_limited",
 }  # fmt: skip
-"""Status → code, where neither labels nor words said more. 402 is an account without money; 404, 405 and a redirect are
-a wrong address or model, which services do not tell apart."""
+"""Status → code, if neither labels nor words decide. 402 is an account without money; 404, 405 and a redirect are a
+wrong address or model, which services do not distinguish."""
 
 
 WORDS: Final[tuple[tuple[str, str], ...]] = (
@@ -267,7 +267,7 @@ def _decode(body: bytes) -> Json:
 
 
 def _error(document: Json) -> Any:
-    """The member that describes the failure, in the many forms that gateways have."""
+    """Return the member that describes the failure; gateways have many forms of it."""
     found = document[0] if isinstance(document, list) and document else document
     if isinstance(found, dict):
         if isinstance(response := found.get("response"), dict) and response.get("error"):
@@ -302,7 +302,7 @@ def place_of(document: Json) -> str:
 
 
 def message_of(document: Json) -> str:
-    """Return a failure's words; empty when there are none."""
+    """Return a failure's message, or an empty text."""
     error = _error(document)
     if isinstance(error, str):
         return error
@@ -316,11 +316,11 @@ def message_of(document: Json) -> str:
 
 
 def clean(text: str, secret: str | None = None) -> str:
-    """Make a service's words fit to be shown: no key, no query, no more than anybody reads."""
+    """Remove keys and queries from a service's words, and cut them."""
     whole = len(text) <= WORDS_CHARS_MAX
     text = text[:WORDS_CHARS_MAX]
     if secret:
-        # A key that the cut went through would show its first half.
+        # A key at the cut would show its first half.
         text = text.replace(secret, "[key]") if whole else text.replace(secret, "[key]")[: -len(secret)]
     return cut_urls(text)[:MESSAGE_CHARS_MAX]
 

@@ -1,7 +1,7 @@
-"""What to try next when a model's service refuses a request: the ladders as data, and one pure function.
+"""The step after a refusal by a model's service: the ladders as data, and one pure function.
 
-A rung writes the request anew with less in it and is a loss; a repeat sends the same once more, later. Waiting and
-sending are the driver's (`turn`).
+A rung rewrites the request with less in it, which is a loss; a repeat sends the same request again, later. `completion`
+waits and sends.
 """
 
 from __future__ import annotations

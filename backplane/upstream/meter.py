@@ -1,4 +1,4 @@
-"""Tokens as a model's service counts them, read from its answers while they pass by somebody who only looks."""
+"""Counters of tokens, read from a service's answers while a proxy passes them on."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _ANSWERS: Final = (
 )
 """End of a request's path → dialect of its answer."""
 
-
 MODELS_MAX: Final = 32
 """Models that are named in the receipt; answers of others count as `other`."""
+
 NAME_CHARS_MAX: Final = 200
-"""Of a name that is counted."""
+"""Characters of a counted name."""
 
 
 def tally(counts: dict[str, int], name: str, most: int) -> None:
-    """Count a name; beyond so many names all that are new count as `other`."""
+    """Count a name; a new name beyond `most` names counts as `other`."""
     name = name if name in counts or len(counts) < most else "other"
     counts[name] = counts.get(name, 0) + 1
 
 
 class AnswerMeter:
-    """Reads the counters of one answer, streamed or whole; it never raises for what a service says."""
+    """Reads the counters of one answer, streamed or whole; a wrong answer does not raise."""
 
     def __init__(self, dialect_name: str) -> None:
         self._framing = framing.Detecting()
@@ -45,12 +45,12 @@ class AnswerMeter:
         self._failed = False
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the body, unpacked."""
+        """Read unpacked bytes of the body."""
         if not self._failed:
             self._guarded(lambda: self._take(self._framing.feed(data)))
 
     def finish(self) -> TokenCounts | None:
-        """Return the counters, once the body is over; None where the answer says none, or does not come to its end."""
+        """Return the counters at the body's end; None if the answer has none or is not complete."""
         self._guarded(lambda: self._take(self._framing.finish()))
         self._guarded(lambda: self._look(self._reader.finish()))
         return None if self._failed else self._counts
@@ -71,7 +71,7 @@ class AnswerMeter:
     def _guarded(self, step: Any) -> None:
         try:
             step()
-        except Exception:  # Whatever a service says: what it answers is not ours to stop.
+        except Exception:  # A wrong answer is passed on, too.
             self._failed = True
 
 
@@ -79,25 +79,25 @@ class ServiceMeter:
     """Adds up what a service counted in all its answers to one run.
 
     Args:
-        price: what its model costs; None where nobody said.
+        price: price of the model; None is unknown.
     """
 
     def __init__(self, price: Price | None = None) -> None:
         self.spent = Spent()
         self.uncounted = 0
-        """Answers that broke off, or said no counters that could be read."""
+        """Answers that broke off, or had no readable counters."""
         self.models: dict[str, int] = {}
-        """Model, as the service calls the one that answered → answers."""
+        """The service's name of the model that answered → answers."""
         self._price = price
 
     def begin(self, path: str) -> AnswerMeter | None:
-        """Return what reads the answer to a request; None where such a request asks no model."""
-        spelt = unquote(path).rstrip("/")  # As the service reads it: a budget counts on this.
+        """Return the reader of a request's answer; None if the request asks no model."""
+        spelt = unquote(path).rstrip("/")  # A budget depends on this, so it is read as the service does.
         name = next((name for pattern, name in _ANSWERS if pattern.search(spelt)), None)
         return None if name is None else AnswerMeter(name)
 
     def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
-        """Add what an answer says, whole or cut."""
+        """Add the counters of an answer, whole or cut."""
         counts = answer.finish() if is_whole else None
         if answer.model is not None:
             tally(self.models, answer.model[:NAME_CHARS_MAX], MODELS_MAX)
@@ -108,7 +108,7 @@ class ServiceMeter:
 
     @property
     def usage(self) -> Usage | None:
-        """The sums; None unless every answer was counted."""
+        """The sums; None unless all answers were counted."""
         if self.uncounted or not self.spent.requests:
             return None
         return msgspec.structs.replace(self.spent.usage(), request_units=None)

@@ -1,7 +1,7 @@
-"""Where the models' services are, and how the shipped host `api` is told of one.
+"""Model services by name, and the options of a `[backends.NAME]` for the host `api`.
 
-Options of a `[backends.NAME]` come in, one checked `Service` comes out: protocol, address, the
-variable that holds the key. No key passes through here, and nothing is connected to.
+Options come in, one checked `Service` comes out: protocol, address, the variable that holds the key. No key passes
+through here, and nothing is connected to.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from backplane.errors import ConfigError
 from backplane.upstream.clients import is_http
 
 HOST: Final = "api"
-"""Name of the shipped host that these options are for."""
+"""Name of the shipped host with these options."""
 
 VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-"""A variable's place in the value of a header."""
+"""A variable in the value of a header."""
 
 OPTIONS: Final = "BACKPLANE_API_OPTIONS"
-"""The host's variable with its options as JSON: a command line could be read by anybody."""
+"""Variable that holds the host's options as JSON; other users can read a command line."""
 
 ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
-"""How a service is spoken with; what each has of its own is in `upstream`."""
+"""Protocol of a service; `endpoint.PROTOCOLS` has the details."""
 PROTOCOLS: Final[tuple[ProtocolName, ...]] = get_args(ProtocolName)
 
 
@@ -37,42 +37,35 @@ class Preset(msgspec.Struct, frozen=True):
     protocol: ProtocolName
     base_url: str
     key_env: str | None = None
-    """Variable that usually holds its key; None where none is asked for."""
-    listed: bool = False
-    """Its prices are those of our table: it is the vendor of its models."""
-    dialect: str | None = None
-    """As `Service` has it."""
+    """Variable that usually holds its key; None for a service without a key."""
     base_url_env: str | None = None
-    """Variable by which the vendor's own programs learn the address."""
+    """Variable from which the vendor's own programs take the address."""
+    listed: bool = False
+    """True if the table of prices applies: the service is the vendor of its models."""
+    dialect: str | None = None
+    """As in `Service`."""
 
 
+_OPENAI: Final = ("https://api.openai.com/v1", "OPENAI_API_KEY", "OPENAI_BASE_URL", True)
 PRESETS: Final[dict[str, Preset]] = {
-    "openai": Preset("openai_responses", "https://api.openai.com/v1", "OPENAI_API_KEY", True, None, "OPENAI_BASE_URL"),
-    "openai_chat": Preset(
-        "openai_compatible", "https://api.openai.com/v1", "OPENAI_API_KEY", True, None, "OPENAI_BASE_URL"
-    ),
+    "openai": Preset("openai_responses", *_OPENAI),
+    "openai_chat": Preset("openai_compatible", *_OPENAI),
     "anthropic": Preset(
-        "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", True, None, "ANTHROPIC_BASE_URL"
-    ),
+        "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", listed=True),
     "gemini": Preset(
-        "gemini_ai_studio",
-        "https://generativelanguage.googleapis.com/v1beta",
-        "GEMINI_API_KEY",
-        True,
-        None,
-        "GOOGLE_GEMINI_BASE_URL",
-    ),
-    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", True, "kimi"),
+        "gemini_ai_studio", "https://generativelanguage.googleapis.com/v1beta", "GEMINI_API_KEY",
+        "GOOGLE_GEMINI_BASE_URL", listed=True),
+    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", listed=True, dialect="kimi"),
     "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN", dialect="copilot"),
     "ollama": Preset("openai_compatible", "http://127.0.0.1:11434/v1"),
     "llama_cpp": Preset("openai_compatible", "http://127.0.0.1:8080/v1"),
     "vllm": Preset("openai_compatible", "http://127.0.0.1:8000/v1"),
-}
-"""Addresses as the vendors' own pages had them in 2026; local servers at the ports they take by themselves."""
+}  # fmt: skip
+"""Addresses from the vendors' pages in 2026; local servers at their default ports."""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One service, ready to be spoken with. Times in seconds."""
+    """One service, ready for requests."""
 
     protocol: ProtocolName
     """The protocol that the service speaks; a preset has one."""
@@ -105,7 +98,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of the variables that hold secrets of this service."""
+        """Names of the variables that hold the service's secrets."""
         named = (self.key_env, *(name for value in self.headers.values() for name in VARIABLE.findall(value)))
         return tuple(dict.fromkeys(name for name in named if name))
 
@@ -115,7 +108,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def endpoint(self) -> str:
-        """Where it always may be connected to, as `host:port`."""
+        """The address that a sandbox lets the host connect to, as `host:port`."""
         parts = urlsplit(self.base_url)
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -127,7 +120,7 @@ SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if nam
 
 
 def with_address(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a backend's options with the address that its preset's variable names, where they name none."""
+    """Return options with the address from the preset's variable, if they have no address."""
     name = options.get("preset")
     preset = PRESETS.get(name) if isinstance(name, str) else None
     address = environ.get(preset.base_url_env or "") if preset is not None else None
@@ -135,21 +128,21 @@ def with_address(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mapp
 
 
 VERSIONS: Final = {"anthropic": "/v1", "gemini_ai_studio": "/v1beta"}
-"""Versions that the vendors' own programs add to an address; one that has a version at its end stays as it is."""
+"""Protocol → version that the vendor's own programs add to an address."""
 _VERSION: Final = re.compile(r"/v\d\w*/?\Z")
 
 
 def with_version(protocol: str, base_url: str) -> str:
-    """Return an address with its version, as people name these services with and without it."""
+    """Return an address with its version at the end."""
     version = VERSIONS.get(protocol)
     return base_url if version is None or _VERSION.search(base_url) else base_url.rstrip("/") + version
 
 
 def read_options(options: Mapping[str, Any], where: str) -> Service:
-    """Read a backend's options: a preset, an address of one's own, or a preset with parts of it changed.
+    """Read a backend's options: a preset, a protocol with an address, or a preset with changed parts.
 
     Args:
-        where: what an error calls it.
+        where: place of the options, for errors.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -182,7 +175,7 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
 def _checked(service: Service, where: str) -> Service:
     parts = urlsplit(service.base_url if is_http(service.base_url) else "")
     if not parts.hostname or parts.username is not None or parts.query or parts.fragment:
-        # The value is not shown: keys have been found in addresses.
+        # The address may hold a key, so it is not shown.
         raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
     if parts.scheme == "http" and service.variables and not is_local(parts.hostname or ""):
         raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
@@ -196,7 +189,7 @@ def _checked(service: Service, where: str) -> Service:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine or its own network, where plain http is usual."""
+    """Return True for a host of this machine or its own network, where plain http is usual."""
     if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
         return True
     try:

@@ -13,7 +13,7 @@ from backplane.upstream.cost import Price
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model; None is unknown."""
+    """Facts about a model; None is unknown."""
 
     price: Price | None = None
     context_tokens: int | None = None

@@ -1,7 +1,7 @@
-"""Requests written anew: what is added before the first attempt, and what a service that refuses it is spared.
+"""Rewritten requests: additions before the first attempt, and parts left out for a service that refuses them.
 
-Pure functions from a request to a request and to where it was changed; a request that needs no change comes back
-as the same object. Each knows one vendor's JSON.
+Pure functions from a request to a request and the places of the changes; a request without a change comes back as the
+same object. Each function knows one vendor's JSON.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from backplane.dialects.schemas import MAPS
 
 Request = dict[str, Any]
 Rewritten = tuple[Request, tuple[str, ...]]
-"""The request, and JSON pointers to what was changed; none: the same request."""
+"""The request, and JSON pointers to the changes; no pointers: the same request."""
 Rewrite = Callable[[Request], Rewritten]
 Change = Callable[[Any], Any]
-"""Of one value of a request; what needs none comes back as it is."""
+"""Changes one value of a request; a value without a need comes back unchanged."""
 
 SCHEMA_DEPTH_MAX: Final = 64
-"""Deeper schemas are left as they are; nobody writes them by hand and no service takes them."""
+"""Levels of a schema that are rewritten; services refuse deeper ones."""
 
 ANSWER_TOKENS: Final = 4096
-"""Where nobody set a limit; the oldest models that still answer take no more, and an answer cut by it says so."""
+"""Default limit of an answer in tokens; the oldest models in service allow no more."""
 
 PARALLEL_SPELLINGS: Final = ("parallel_tool_calls", "parallelToolCalls")
 
@@ -256,7 +256,7 @@ def _part_text(part: Any) -> str:
 
 
 flat_messages: Final[Rewrite] = each("messages", _chat_flat)
-"""Chat messages of several parts become plain text, with a word for each part that is none."""
+"""Chat messages of several parts become plain text; a note replaces each part without text."""
 
 
 def _chat_flat_texts(message: Any) -> Any:
