@@ -126,7 +126,7 @@ COMPLETE: Final = frozenset({"final", "final with a trace"})
 """Only these say that the agent has done its work."""
 ACTS: Final = ("take", "pause", "long", "close output", "close input", "exit", "raise", "take all", "hang")
 CALLER: Final = (
-    "cancel", "cancel at once", "interrupt", "input", "leave", "raise", "fail", "sleep", "wait", "nothing",
+    "cancel", "cancel at once", "interrupt", "input", "leave", "raise", "fail", "fail late", "sleep", "wait", "nothing",
 )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ class Caller:
                 tasks.start_soon(self._beside, run, after_s, act)
             async for one in run:
                 self.events.append(one)
-                act = self.story.reader.get(len(self.events), "nothing")
+                act = self.story.reader.get(len(self.events), "nothing").removesuffix(" late")
                 if act == "leave":
                     self.did.append(act)
                     break
@@ -255,10 +255,11 @@ class Caller:
 
     async def _beside(self, run: Run, after_s: float, act: str) -> None:
         await anyio.sleep(after_s)
-        if act not in ("leave", "raise", "wait"):
+        if act not in ("leave", "raise", "wait"):  # Those end the block, which this task cannot.
             await self.do(run, act)
 
     async def do(self, run: Run, act: str) -> None:
+        at = len(self.did)
         self.did.append(act)
         try:
             if act == "cancel":
@@ -269,14 +270,18 @@ class Caller:
                 run.interrupt()
             elif act == "input":
                 run.input("and this")
-            elif act == "fail":
+            elif act in ("fail", "fail late"):
+                while act == "fail late" and not run.is_ending:
+                    await anyio.sleep(0.001)
+                if run.is_ending:  # It may come too late to be in the receipt.
+                    self.did[at] = "fail late"
                 run.fail(RuntimeError("a bug of the caller"))
             elif act == "sleep":
                 await anyio.sleep(SHORT_S)
             elif act == "wait":
                 await run.wait()
         except BackplaneError:
-            self.did[-1] = f"{act} refused"
+            self.did[at] = f"{act} refused"
 
 
 def limits_of(story: Story) -> Limits:
@@ -360,7 +365,7 @@ async def after_the_end(run: Run, caller: Caller) -> None:
     """Nothing that is done later changes anything."""
     stored, end, count = run.stored, run.end, len(caller.did)
     for act in CALLER:
-        if act not in ("leave", "raise", "sleep", "fail"):
+        if act not in ("leave", "raise", "sleep", "fail", "fail late"):
             await caller.do(run, act)
     del caller.did[count:]
     assert (run.stored, run.end) == (stored, end)
