@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from backplane.routing.task import RANKS
-from backplane.runtime.plane import Places, rank_of
+from backplane.runtime.places import Places, rank_of
 from tests.runs import mock_backend, order, plane
 
 pytestmark = pytest.mark.anyio

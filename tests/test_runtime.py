@@ -312,7 +312,7 @@ async def test_runs_beyond_the_limit_wait_and_those_beyond_the_queue_are_refused
     async def one() -> None:
         ended.append(await go(control, order(root), backend))
 
-    monkeypatch.setattr("backplane.runtime.plane.WAITING_MAX", 3)
+    monkeypatch.setattr("backplane.runtime.places.WAITING_MAX", 3)
     limits = msgspec.structs.replace(QUICK, runs_max=2, idle_s=60.0)
     async with plane(backplane_home, limits) as control, anyio.create_task_group() as tasks:
         for _ in range(5):

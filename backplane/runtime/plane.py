@@ -5,12 +5,9 @@ What a run is, from its order to its receipt, is in `run`.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,22 +15,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from backplane import config
-from backplane.config import Limits, Settings
+from backplane.config import Settings
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
-from backplane.errors import BackendError, BackplaneError, ConfigError, require_type, unforeseen
+from backplane.errors import BackplaneError, ConfigError, require_type, unforeseen
 from backplane.process.aio import LoopTask
 from backplane.runtime import backends
-from backplane.runtime.approvals import OnAsk
+from backplane.runtime.admit import admit, id_of, keep_result
 from backplane.runtime.backends import Backend
-from backplane.runtime.hooks import Hook
-from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of, order_of
+from backplane.runtime.places import Places, rank_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
@@ -48,69 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["ControlPlane", "Run"]
 
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
-
-WAITING_MAX: Final = 1024
-"""Runs that wait for a place: a caller with more than that has a queue of its own."""
-
-NORMAL: Final = 1
-"""Rank of the priority `normal`, as `routing.task.RANKS` has it."""
-
-
-def rank_of(route: Json) -> int:
-    """The rank of an order's priority, by its `config.vendor.abp.route`; that of `normal` where it names none."""
-    if not isinstance(route, dict):
-        return NORMAL
-    from backplane.routing.task import RANKS  # Most orders name none, and the way to a first run is short.
-
-    return next((rank for name, rank in RANKS.items() if name == route.get("priority")), NORMAL)
-
-
-class Places:
-    """So many places; a place is taken by `acquire` and given back by `release`.
-
-    Args:
-        count: places there are.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: list[tuple[int, int, anyio.Event]] = []
-        self._numbers = itertools.count()
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for a place."""
-        return len(self._waiting)
-
-    async def acquire(self, rank: int) -> None:
-        """Wait for a place.
-
-        Args:
-            rank: the higher goes first.
-        """
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        # Whoever has to wait is counted at once: orders that come together are refused together.
-        if self._free:
-            self._free -= 1
-            return
-        turn = (-rank, next(self._numbers), anyio.Event())
-        heapq.heappush(self._waiting, turn)
-        try:
-            await turn[2].wait()
-        except BaseException:
-            if turn[2].is_set():  # It was given a place at the moment at which it was given up.
-                self.release()
-            else:
-                self._waiting.remove(turn)
-                heapq.heapify(self._waiting)
-            raise
-
-    def release(self) -> None:
-        """Give a place to whoever is next."""
-        if self._waiting:
-            heapq.heappop(self._waiting)[2].set()
-        else:
-            self._free += 1
 
 
 def signer_of(key: str | None) -> Signer | None:
@@ -289,12 +221,15 @@ class ControlPlane:
                 else:
                     chosen = self.find_backend(named)
                 limits = limits_of(given.get("limits") or chosen.limits, self.settings.limits, given.get("timeout"))
-                self._check_room()
                 await self._slots.acquire(rank_of(asked.get("route")))
             except Exception as error:
                 raise unforeseen(error) from error
             try:
-                run = await self._made(whole, chosen, on_ask, hooks, limits, run_id, output, added)
+                admitted = await admit(self, whole, chosen, limits, hooks, run_id)
+                run = Run(self, admitted.order, admitted.backend, on_ask, limits, admitted.run_id, output)
+                run.facts.added.update({**added, **admitted.facts})
+                if admitted.refusal is not None:
+                    run.drive.ending.decide("refused", admitted.refusal)
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
                 task = LoopTask(partial(run.drive.run, hooks))
@@ -309,70 +244,6 @@ class ControlPlane:
                 yield run
             finally:
                 await self._end(run, task)
-
-    async def _made(
-        self,
-        order: WorkOrder,
-        backend: Backend,
-        on_ask: OnAsk | None,
-        hooks: Sequence[Hook],
-        limits: Limits,
-        run_id: str | None,
-        output: Any,
-        added: Mapping[str, Json],
-    ) -> Run:
-        """Make the run of an order that has its place: from the store if it is pure, with its share of a budget."""
-        asked = settings_of(order.config.vendor)
-        told: Mapping[str, Json] = NOTHING
-        share: Mapping[str, Json] | BackplaneError = NOTHING
-        if asked.get("pure") is not None:
-            backend, told = await self._from_store(order, backend, limits, hooks)
-        # A turn of a conversation names its session in `parent`, and a replay costs nothing.
-        if not isinstance(asked.get("parent"), dict | None) and not isinstance(backend, ReplayBackend):
-            order, run_id, share = await self._take_share(order, run_id)
-        run = await self._run(order, backend, on_ask, limits, run_id, output, {**added, **told})
-        if isinstance(share, BackplaneError):
-            run.drive.ending.decide("refused", share)
-        elif share:
-            run.facts.added["budget"] = dict(share)
-        return run
-
-    async def _from_store(
-        self, order: WorkOrder, backend: Backend, limits: Limits, hooks: Sequence[Hook]
-    ) -> tuple[Backend, dict[str, Json]]:
-        """A stored run in place of the backend, where a pure order was answered before; its key for the receipt."""
-        from backplane.runtime import cache
-
-        if not cache.is_pure(order) or hooks:
-            return backend, {}
-        key = await anyio.to_thread.run_sync(cache.key_of, order, backend, self.settings, limits)
-        if key is None:
-            return backend, {}
-        found = await anyio.to_thread.run_sync(cache.find_cached, self.home, key)
-        return found or backend, {"cache": {"key": key, "hit": found is not None}}
-
-    async def _keep_result(self, run: Run) -> None:
-        """Have a pure order's complete result served the next time."""
-        told = run.facts.added.get("cache")
-        if isinstance(told, dict) and not told["hit"] and run.is_sealed and run.stored.outcome == "complete":
-            from backplane.runtime import cache
-
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
-
-    async def _take_share(
-        self, order: WorkOrder, run_id: str | None
-    ) -> tuple[WorkOrder, str, Mapping[str, Json] | BackplaneError]:
-        """Take a child's share of its parent's budget, under the id that its run will have; or return why not."""
-        from backplane.runtime.budgets import reserve
-
-        if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
-            run_id = str(uuid.uuid4())
-        try:
-            order, share = await anyio.to_thread.run_sync(lambda: reserve(self.state_folder.store(), order, run_id))
-        except BackplaneError as error:
-            return order, run_id, error
-        return order, run_id, share
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return a backend by its name; None is the configured default.
@@ -395,30 +266,21 @@ class ControlPlane:
             return find_replay(name, self.home)
         return backends.find(name, self.settings, self.environ)
 
-    def _check_room(self) -> None:
-        if self._slots.waiting >= WAITING_MAX:
-            fact = f"{WAITING_MAX} runs wait for one of {self.settings.limits.runs_max} places"
-            raise BackendError("rate_limit_exceeded", fact, hint="try again later, or raise runs_max")
-
     async def _end(self, run: Run, task: LoopTask) -> None:
         try:
             async with AsyncExitStack() as ending:  # Each of them, whatever another raises.
                 ending.callback(self._slots.release)
-                ending.push_async_callback(self._keep_result, run)
+                ending.push_async_callback(keep_result, self.home, run)
                 ending.push_async_callback(task.wait)
                 ending.callback(run.drive.leave)
             if self.sender is not None and run.is_sealed:
-                self._send(self.sender, run)
+                from backplane.telemetry.spans import RunAbout
+
+                model, said = run.order.config.model, run.order.task
+                about = RunAbout(backend=run.backend_id, model=model, task=said, is_remote=run.is_remote)
+                self.sender.send(run.stored, about)
         except Exception as error:
             run.fail(error)
-
-    def _send(self, sender: Sender, run: Run) -> None:
-        from backplane.telemetry.spans import RunAbout
-
-        about = RunAbout(
-            backend=run.backend_id, model=run.order.config.model, task=run.order.task, is_remote=run.is_remote
-        )
-        sender.send(run.stored, about)
 
     def environ_of(self, run_id: str) -> Mapping[str, str]:
         """What a run's host has its environment chosen from: with telemetry, the run is its parent."""
@@ -443,7 +305,9 @@ class ControlPlane:
             why: in words when it was cancelled, else what went wrong.
             added: as in `start`.
         """
-        run = await self._run(order, backend, None, None, run_id, added=added)
+        limits = limits_of(backend.limits, self.settings.limits, None)
+        run = Run(self, order, backend, None, limits, await id_of(self.state_folder, run_id))
+        run.facts.added.update(added)
         await run.drive.end_unstarted(why)
         return run
 
@@ -458,23 +322,6 @@ class ControlPlane:
             StoreError: there is no such run.
         """
         return await anyio.to_thread.run_sync(apply_once, self.state_folder, run_id)
-
-    async def _run(
-        self,
-        order: WorkOrder,
-        backend: Backend,
-        on_ask: OnAsk | None,
-        limits: Limits | None,
-        run_id: str | None,
-        output: Any = None,
-        added: Mapping[str, Json] = NOTHING,
-    ) -> Run:
-        if run_id is None or not await anyio.to_thread.run_sync(self.state_folder.is_new, run_id):
-            run_id = str(uuid.uuid4())
-        limits = limits_of(limits or backend.limits, self.settings.limits, None)
-        run = Run(self, order, backend, on_ask, limits, run_id, output)
-        run.facts.added.update(added)
-        return run
 
 
 def _uuid_of(run_id: str) -> str:
