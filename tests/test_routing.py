@@ -438,9 +438,8 @@ def test_a_task_that_contradicts_itself_is_none(wrong: dict[str, Any]) -> None:
 
 def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
     assert read_strategy("cost") == "cost"
-    with pytest.raises(ConfigError, match="no strategy") as refused:
+    with pytest.raises(ConfigError, match=r"no such strategy: 'cheapest' is none of .*'balanced'"):
         read_strategy("cheapest")
-    assert "balanced" in (refused.value.hint or "")
 
 
 # The page ------------------------------------------------------------------------------------------------------------
@@ -480,13 +479,14 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
     task, strategy, seed = driver.task_of(order)
     assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
     wrongs: list[tuple[Any, str, str]] = [
-        ({"tpye": "x"}, "no member 'tpye'", "did you mean type?"),
-        ({"priority": "hihg"}, "no priority 'hihg'", "did you mean high?"),
-        ({"strategy": "cots"}, "no strategy 'cots'", "did you mean cost?"),
-        ({"model": "m"}, "no member 'model'", "one of"),
-        ({"preference": "specific"}, "`model` goes with", "see docs/guide/routing-rule.md"),
-        ({"priority": "high", "seed": "x"}, "seed", "see docs/guide/routing-rule.md"),
-        ([], "object", "see docs/guide/routing-rule.md"),
+        ({"tpye": "x"}, "(did you mean 'type'?) - at `$.tpye`", "see docs"),
+        ({"priority": "hihg"}, "(did you mean 'high'?) - at `$.priority`", "see docs"),
+        ({"strategy": "cots"}, "(did you mean 'cost'?) - at `$.strategy`", "see docs"),
+        ({"priority": "high", "seed": "x"}, "- at `$.seed`", "see docs"),
+        ({"max_latency_ms": -1}, "`max_latency_ms` is below zero", "see docs"),
+        ({"preference": "specific"}, "`model` goes with", "see docs"),
+        ({"model": "m"}, "model has another place", "set config.model"),
+        ([], "object", "see docs"),
     ]
     for wrong, fact, hint in wrongs:
         with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
-from backplane.contract.unheard import nearest_name
+from backplane.contract.choices import explain
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,15 +112,17 @@ Strategy = StrategyName | Custom
 
 
 def read_strategy(name: str) -> StrategyName:
-    """Raises ConfigError: `config_invalid`, there is no strategy of this name."""
-    for known in STRATEGIES:
-        if name == known:
-            return known
-    hint = f"{_hint(name, STRATEGIES)}; or a function"
-    raise ConfigError("config_invalid", f"no strategy {name[:40]!r}", hint=hint)
+    """Read the name of a strategy. Raises ConfigError: `config_invalid`, there is none of this name."""
+    kind: Any = StrategyName
+    try:
+        strategy: StrategyName = msgspec.convert(name, kind)
+    except msgspec.ValidationError as error:
+        fact = f"no such strategy: {explain(error, kind)}"
+        raise ConfigError("config_invalid", fact, hint="give one of these names, or a function") from error
+    return strategy
 
 
-class Asked(TaskDescriptor, frozen=True, kw_only=True):
+class Asked(TaskDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The task of an order, and how to choose a backend for it."""
 
     strategy: StrategyName | None = None
@@ -133,8 +135,8 @@ class Asked(TaskDescriptor, frozen=True, kw_only=True):
         return TaskDescriptor(**{name: getattr(self, name) for name in TaskDescriptor.__struct_fields__})
 
 
-OF_ORDER: Final = ("capabilities", "model")
-"""Members of the task that the order has elsewhere: `requirements` and `config.model`."""
+OF_ORDER: Final = {"capabilities": "requirements.required", "model": "config.model"}
+"""Member of the task that `route` may not have → its place in the order."""
 
 
 def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str | None = None) -> Asked:
@@ -147,41 +149,17 @@ def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str |
     Raises:
         ConfigError: `config_invalid`, a member is unknown, or its value is wrong or contradicts another.
     """
-    said: Any = {} if route is None else route
-    if isinstance(said, dict):
-        said = {name: value for name, value in said.items() if value is not None}
-        said["capabilities"] = msgspec.to_builtins(required)
+    given: Any = {} if route is None else route
+    if isinstance(given, dict):
+        for name in OF_ORDER.keys() & given.keys():
+            fact = f"config.vendor.abp.route: {name} has another place in the order"
+            raise ConfigError("config_invalid", fact, hint=f"set {OF_ORDER[name]}")
+        given = {name: value for name, value in given.items() if value is not None}
+        given["capabilities"] = msgspec.to_builtins(required)
         if model is not None:
-            said = {"preference": "specific", **said, "model": model}
+            given = {"preference": "specific", **given, "model": model}
     try:
-        if (wrong := _misspelt(route)) is None:
-            return msgspec.convert(said, Asked)
+        return msgspec.convert(given, Asked)
     except msgspec.ValidationError as error:
-        fact, hint = f"config.vendor.abp.route: {error}", "see docs/guide/routing-rule.md"
-        raise ConfigError("config_invalid", fact, hint=hint) from error
-    raise ConfigError("config_invalid", wrong[0], hint=wrong[1])
-
-
-_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "type": get_args(TaskType),
-    "preference": get_args(Preference),
-    "priority": get_args(Priority),
-    "strategy": STRATEGIES,
-}
-"""Member of `Asked` → the words that it may be."""
-
-
-def _misspelt(value: Json) -> tuple[str, str] | None:
-    """Return the fact and the hint if a member or one of its words is unknown; else None."""
-    members = tuple(name for name in Asked.__struct_fields__ if name not in OF_ORDER)
-    for name, given in value.items() if isinstance(value, dict) else ():
-        if name not in members:
-            return f"no member {name[:40]!r} of config.vendor.abp.route", _hint(name, members)
-        if isinstance(given, str) and given not in _CHOICES.get(name, (given,)):
-            return f"no {name} {given[:40]!r} of a task (config.vendor.abp.route)", _hint(given, _CHOICES[name])
-    return None
-
-
-def _hint(wrong: str, known: tuple[str, ...]) -> str:
-    near = nearest_name(wrong[:40], known)
-    return (f"did you mean {near}? " if near else "") + f"one of: {', '.join(known)}"
+        fact = f"config.vendor.abp.route: {explain(error, Asked)}"
+        raise ConfigError("config_invalid", fact, hint="see docs/guide/routing-rule.md") from error
