@@ -106,8 +106,8 @@ class Child:
         self._guard = guard
         self._wrapped = wrapped
         self._line = line
-        self.start = start_of(guard.pid)
-        """When process `pid` began, in clock ticks since the machine did."""
+        self.start = 0
+        """When process `pid` began, in clock ticks since the machine did; 0 until the guard reports the program."""
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
@@ -316,6 +316,8 @@ class Child:
         if what == b"pid":
             if not self._wrapped:
                 self.pid, self.start = map(int, numbers)
+            else:  # Not before: while a process loads its program, a read of its row blocks for some ms.
+                self.start = start_of(self.pid)
         elif what == b"swept":
             self.swept, self._sweep_reported = int(numbers[0]), True
         elif what == b"spawn_error":
