@@ -633,8 +633,14 @@ def _single(name: str, value: str | float, called: str) -> Any:
     try:
         return msgspec.convert(value, SINGLE[name], strict=False)
     except msgspec.ValidationError as error:
-        fact = f"{called} is {str(value)[:80]!r}: {explain(error, SINGLE[name]).removesuffix(', got `str`')}"
+        why = explain(error, SINGLE[name]).removesuffix(", got `str`")
+        why = re.sub(r"Expected `(\w+)`", lambda shape: f"it must be {_IN_WORDS.get(shape[1], shape[0])}", why)
+        given = "" if " is none of " in why else f" is {str(value)[:80]!r}"
+        fact = f"{called}{given}: {why}"
         raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
+
+
+_IN_WORDS: Final = {"float": "a number", "int": "a whole number", "bool": "true or false"}
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:

@@ -260,7 +260,7 @@ def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) ->
 
 def test_a_wrong_word_in_a_variable_or_flag_is_told_with_the_choices() -> None:
     choices = "'yes' is none of 'best_effort', 'off', 'required'"
-    with pytest.raises(ConfigError, match=f"BACKPLANE_ISOLATION is 'yes': {choices}"):
+    with pytest.raises(ConfigError, match=f"BACKPLANE_ISOLATION: {choices}"):
         config.load(None, {"BACKPLANE_ISOLATION": "yes", "HOME": "/nowhere"}, HERE)
     with pytest.raises(ConfigError, match=choices):
         config.load(None, {"HOME": "/nowhere"}, HERE, {"isolation": "yes"})
