@@ -241,7 +241,7 @@ class _Attempt:
         self.state = self.module.StreamState(now())
         self.state.reader.mends = True  # The service may be a gateway that writes the dialect wrongly.
         self.handed_on = False
-        """Whether output was passed on, so that the request must not be sent again."""
+        """True once output was passed on; then the request must not be sent again."""
         self.ended_silently = False
         self._hear, self._now, self._known, self._texts = hear, now, known, texts
         self._held: list[AgentEvent] = []

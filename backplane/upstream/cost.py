@@ -42,7 +42,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def micros(usd: Decimal) -> int:
-    """An amount in dollars as millionths, rounded to the nearest."""
+    """Return an amount of dollars in millionths, rounded to the nearest."""
     return int((usd * MICROS).to_integral_value(ROUND_HALF_UP))
 
 
@@ -78,7 +78,7 @@ def _amount(value: object, where: str) -> int:
 
 
 def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
-    """What one answer cost, in millionths of a dollar, rounded up; None where price or counters are unknown.
+    """Return the cost of one answer in millionths of a dollar, rounded up; None if price or counters are unknown.
 
     A counter of the cache that is not known counts as plain input, so the result is never too low.
     """
@@ -95,7 +95,7 @@ def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
 
 
 def most(price: Price, input_tokens: int, output_tokens: int) -> int:
-    """The most that a call of so many tokens costs, in millionths of a dollar: its input kept in the cache and long."""
+    """Return the highest cost of a call of so many tokens, in millionths of a dollar: long, and written to the cache."""
     rows = [price] if price.long is None else [price, price.long]
     sent = max(max(row.input, row.cache_write or 0, row.cache_read or 0) for row in rows)
     return -(-(input_tokens * sent + output_tokens * max(row.output for row in rows)) // MICROS)
@@ -124,7 +124,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def usage(self) -> receipt.Usage:
-        """As a receipt says it; before the first answer nothing is known."""
+        """Return the usage for a receipt; all of it is unknown before the first answer."""
         if not self.requests:
             return receipt.Usage()
         return receipt.Usage(

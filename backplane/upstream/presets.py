@@ -43,7 +43,7 @@ class Preset(msgspec.Struct, frozen=True):
     listed: bool = False
     """True if the table of prices applies: the service is the vendor of its models."""
     dialect: str | None = None
-    """As in `Service`."""
+    """Member of the family of `openai_compatible`; see `Service`."""
 
 
 _OPENAI: Final = ("https://api.openai.com/v1", "OPENAI_API_KEY", "OPENAI_BASE_URL", True)

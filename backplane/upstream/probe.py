@@ -52,7 +52,7 @@ _TITLE: Final = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
 
 class AddressVerdict(msgspec.Struct, frozen=True):
-    """What an answer shows about the address that it came from."""
+    """Judgement of an address by its answer."""
 
     kind: Literal["right", "key", "wrong", "down"]
     """`right`: the API is there, whatever else is amiss; `key`: it refuses the key; `wrong`: another address is meant;

@@ -154,7 +154,7 @@ def _is_object(schema: dict[str, Any]) -> bool:
 
 
 def is_strict(schema: Any, depth: int = 0) -> bool:
-    """Whether a service takes a schema as it is where it asks for strict ones: every member required, and no others."""
+    """Return True for a strict schema: each member is required, and no others are allowed."""
     if isinstance(schema, list):
         return all(is_strict(one, depth + 1) for one in schema)
     if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_MAX:
