@@ -95,7 +95,7 @@ def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
 
 
 def most(price: Price, input_tokens: int, output_tokens: int) -> int:
-    """Return the highest cost of a call of so many tokens, in millionths of a dollar: long, and written to the cache."""
+    """Return the highest cost of such a call in millionths of a dollar: its input is long and written to the cache."""
     rows = [price] if price.long is None else [price, price.long]
     sent = max(max(row.input, row.cache_write or 0, row.cache_read or 0) for row in rows)
     return -(-(input_tokens * sent + output_tokens * max(row.output for row in rows)) // MICROS)
