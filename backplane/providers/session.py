@@ -298,7 +298,7 @@ class Session:
     # What is sent and answered ----------------------------------------------------------------------------------------
 
     def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
-        """Send a message, and iterate over the events of its run; results of handed calls continue their turn.
+        """Send a message, or the results of handed calls, and iterate over the events of the run.
 
         The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
         waits for `answer`. A stream that is left early is ended in order by the next call; reading on in it then is
@@ -670,11 +670,13 @@ class Session:
     async def _pull(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
         taken: list[AgentEvent] = []
         for event in open.rest:
-            if type(event) is not AssistantDelta:  # Nearly all are, and their message repeats them.
-                event = open.transcript.take(event)
+            is_piece = type(event) is AssistantDelta  # Nearly all are, and their message repeats them.
+            event = event if is_piece else open.transcript.take(event)
             taken.append(event)
             if open.on_event is not None:
                 await hand_event(open.on_event, event)
+            if is_piece:
+                continue
             if isinstance(event, Approval) and open.asks:
                 self._waiting.setdefault(str(event.body.get("id")), _Asked(event))
             elif isinstance(event, ApprovalAnswered):

@@ -614,6 +614,15 @@ async def test_nothing_waits_for_an_answer_unless_the_session_says_so(ground: Gr
     assert "ExecApprovalRequest" not in names
 
 
+async def test_a_turns_own_function_answers_in_place_of_the_stream(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session(ASKS) as session:
+        with anyio.fail_after(30):
+            turn = await session.run("ask", on_ask=lambda asked: asked.deny("by the turn"))
+            names = [event.name async for event in as_unified(session, "ask", on_ask=lambda asked: asked.allow())]
+    assert msgspec.json.decode(turn.check().text) == ["deny", "by the turn"]
+    assert "ExecApprovalRequest" not in names
+
+
 NUMBERS_NOTHING = """
 from backplane.host import Done, Host, main
 
