@@ -271,14 +271,14 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
     if place is None or place.scheme != "http":
         raise ConnectionRefused("400 Bad Request", "give the whole address of an http:// resource, or CONNECT")
     kept: list[bytes] = []
-    body_bytes = 0
+    body_bytes: int | None = None
     for line in lines:
         name = line.partition(b":")[0].strip().lower()
         if name == b"transfer-encoding" or line[:1] in (b" ", b"\t"):
             raise ConnectionRefused("411 Length Required", "say the length of the body")
         if name == b"content-length":
             digits = line.partition(b":")[2].strip()
-            if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes:
+            if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes is not None:
                 raise ConnectionRefused("400 Bad Request", "the length of the body is no number")
             body_bytes = int(digits)
         if name not in DROPPED_HEADERS and name != b"host":
@@ -288,7 +288,7 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
     first = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}".encode()
     head = b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
     assert place.port is not None, "the scheme has one"
-    return _Request(target, place.host.strip("[]"), place.port, False, head, body_bytes, rest)
+    return _Request(target, place.host.strip("[]"), place.port, False, head, body_bytes or 0, rest)
 
 
 async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:

@@ -861,6 +861,7 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
         (b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"400"),
         (b"CONNECT a.example HTTP/1.1\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
         (b"GET http://b.example/ HTTP/1.1\r\n\r\n", b"403"),
