@@ -68,9 +68,8 @@ RULE: Final = (
     "cut off, counts as all that was reserved"
 )
 
-
 _OWN: Final = {"usd_micros": "max_budget_usd", "tokens": "budget_tokens"}
-"""Kind of an amount → the setting that limits an order's own."""
+"""Kind of an amount → the setting that limits it for an order's own agent."""
 
 
 class Amount(NamedTuple):
@@ -104,11 +103,10 @@ def amount_of(usage: Usage, before: Usage | None = None) -> Amount:
     Args:
         before: reported earlier; a lower cost at the end gives nothing of a budget back.
     """
-    known = (usage,) if before is None else (usage, before)
-    costs = [one.estimated_cost_usd for one in known if one.estimated_cost_usd is not None]
-    return Amount(
-        math.ceil(round(max(costs) * MICROS, 3)) if costs else None, _tokens(usage.input_tokens, usage.output_tokens)
-    )
+    reported = (usage.estimated_cost_usd, before.estimated_cost_usd if before is not None else None)
+    costs = [cost for cost in reported if cost is not None]
+    usd_micros = math.ceil(round(max(costs) * MICROS, 3)) if costs else None
+    return Amount(usd_micros, _tokens(usage.input_tokens, usage.output_tokens))
 
 
 def _tokens(sent: int | None, got: int | None) -> int | None:
@@ -127,11 +125,6 @@ def own_budget(order: WorkOrder) -> Amount:
     """Return how much an order's own agent may use."""
     usd = order.config.max_budget_usd
     return Amount(None if usd is None else round(usd * MICROS), order.abp("budget_tokens"))
-
-
-def has_budget(order: WorkOrder) -> bool:
-    """Return True if an order limits its own money or tokens."""
-    return own_budget(order) != Amount()
 
 
 def children_budget(order: WorkOrder) -> Amount:
@@ -155,11 +148,13 @@ def after_run(store: Store, order: WorkOrder, run_id: str, used: Amount) -> Work
     check_settings(order)
     own, below = own_budget(order), children_budget(order)
     for kind, limit, has_used in zip(_OWN, own, used, strict=True):
+        if limit is None:
+            continue
         name = _OWN[kind]
-        if limit is not None and has_used is None:
+        if has_used is None:
             fact = f"the usage of this attempt is unknown, and so is what is left of the order's {name}"
             raise PolicyError("policy_denied", fact, hint=f"look at the run, then give the order again without {name}")
-        if limit is not None and has_used is not None and has_used >= limit:
+        if has_used >= limit:
             words = f"{_words(kind, has_used)} of {_words(kind, limit)}"
             fact = f"{words} are used up ({name}, one for all attempts of the order)"
             raise PolicyError("policy_denied", fact, hint=f"raise {name}")
@@ -258,18 +253,14 @@ def _settled(store: Store, run_id: str, share: Amount, pid: int) -> Amount | Non
     """Return what a child has used, its whole share if that is not known for sure; None while it may continue."""
     if not store.has(run_id):
         # Without a folder, and with its control plane dead, it never began.
-        return Amount(0, 0) if not os.path.lexists(store.folder(run_id)) and not _is_alive(pid) else None
+        return None if os.path.lexists(store.folder(run_id)) or _is_alive(pid) else Amount(0, 0)
     run = of_row(store, store.find(run_id))
     if run.reason == "refused":
         return Amount(0, 0)
     used = Amount(run.cost_usd_micros, _tokens(run.input_tokens, run.output_tokens))
-    is_counted = run.reason in COUNTED
-    return Amount(
-        *(
-            had if had is not None and is_counted else max(kept or 0, had or 0)
-            for had, kept in zip(used, share, strict=True)
-        )
-    )
+    if run.reason not in COUNTED:  # A last call may be missing in what it reported.
+        return Amount(*(max(known or 0, most or 0) for known, most in zip(used, share, strict=True)))
+    return Amount(*(most if known is None else known for known, most in zip(used, share, strict=True)))
 
 
 def _is_alive(pid: int) -> bool:

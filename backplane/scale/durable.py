@@ -32,7 +32,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
-from backplane.runtime.budgets import has_budget, last_usage
+from backplane.runtime.budgets import Amount, last_usage, own_budget
 from backplane.scale.engine import (
     DEFAULT_LABEL,
     Budget,
@@ -596,7 +596,7 @@ class _Worker:
         attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, self.id, wanted)
         if attempt is None:
             raise asyncio.CancelledError
-        if attempt.earlier and has_budget(job.order):
+        if attempt.earlier and own_budget(job.order) != Amount():
             reported = await self._engine.reported(order_id, attempt.earlier)
             attempt = msgspec.structs.replace(attempt, reported=reported)
         control, told = Control(), 0
