@@ -29,9 +29,10 @@ from backplane.errors import CODES
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.receipts.store import Store
 from backplane.runtime.hooks import Hook
-from backplane.runtime.orders import make_order, read_output, schema_of
+from backplane.runtime.orders import answer_of, make_order, schema_of
 from backplane.testing import Call, ModelServer, Turn
 from tests.peers import WAIT_S
+from tests.receipt_writer import receipt_of
 from tests.runs import script
 from tests.stats import public_names
 
@@ -533,7 +534,8 @@ def test_an_output_type_is_a_schema_and_its_value(output: Any, given: Any, value
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(given, schema)
     assert "$ref" not in schema
-    assert read_output(output, given) == value
+    receipt = receipt_of([], usage_raw={"structured_output": given})
+    assert answer_of(receipt, output) == value
     order = make_order("x", output=output)
     assert order.abp("output_schema") == schema
 

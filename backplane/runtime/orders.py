@@ -1,4 +1,4 @@
-"""From what a Python program says to a work order that is checked as a whole, before anything starts."""
+"""Builds and checks work orders from what a Python program passes, before anything starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_order(
     output: Any = None,
     configured_policy: PolicyProfile | str | None = None,
 ) -> WorkOrder:
-    """Build the order of a run; what is given by name goes over the order's own members.
+    """Build the order of a run; keyword arguments replace the order's own members.
 
     Args:
         policy: a profile, the name of a shipped one, or the path of a file.
@@ -86,7 +86,11 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
         ConfigError: `config_invalid`, there is no profile and no readable file of that name.
     """
     if isinstance(policy, PolicyProfile):
-        return _profile_of(policy)
+        try:  # A program may have used tuples in place of lists.
+            made = msgspec.convert(msgspec.to_builtins(policy), PolicyProfile)
+        except (TypeError, ValueError) as error:
+            raise _invalid(f"the policy cannot be read: {error}", "its rules are lists of strings") from error
+        return policy if made == policy else made
     require_type(policy, str, "the policy", "give a PolicyProfile, a profile's name, or a path")
     if policy in PROFILES:
         return PROFILES[policy]
@@ -99,15 +103,6 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
         meant = f"did you mean {near}? " if near else ""
         raise _invalid(fact, f"{meant}a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
     return parse_policy(data, policy)
-
-
-def _profile_of(policy: PolicyProfile) -> PolicyProfile:
-    """Return a profile that a program built with tuples in place of its lists. Raises ConfigError."""
-    try:
-        made: PolicyProfile = msgspec.convert(msgspec.to_builtins(policy), PolicyProfile)
-    except (TypeError, ValueError) as error:
-        raise _invalid(f"the policy cannot be read: {error}", "its rules are lists of strings") from error
-    return policy if made == policy else made
 
 
 def without_effect(
@@ -167,7 +162,7 @@ def check_order(order: WorkOrder) -> WorkOrder:
     if as_read != order and (place := _no_number(msgspec.to_builtins(order))) is not None:
         raise _invalid(f"`{place[1:]}` is no finite number", "leave it out for no limit")
     if order.workspace.mode == "pass_through" and (order.workspace.include or order.workspace.exclude):
-        # The agent sees the whole folder: a selection would only keep what it does there out of patch and receipt.
+        # The agent sees the whole folder: a selection would only hide its changes from patch and receipt.
         fact = "`workspace.include` and `exclude` select what a copy holds; in place they would hide changes"
         raise _invalid(fact, "leave them out, or work in a copy (mode staged)")
     return order if as_read == order else as_read
@@ -200,37 +195,26 @@ def schema_of(output: Any) -> dict[str, Any]:
     name = whole.get("$ref", "").removeprefix("#/$defs/")
     if name in named:
         # Vendors want an object at the top and refuse a reference there.
-        whole = dict(named[name]) if _uses(named, name) else dict(named.pop(name))
+        is_recursive = f'"#/$defs/{name}"'.encode() in msgspec.json.encode(named)
+        whole = dict(named[name]) if is_recursive else dict(named.pop(name))
     return {**whole, "$defs": named} if named else whole
 
 
-def _uses(named: Mapping[str, Json], name: str) -> bool:
-    return f'"#/$defs/{name}"'.encode() in msgspec.json.encode(named)
-
-
 def answer_of(receipt: Receipt, output: Any) -> Any:
-    """Return a run's structured answer as the type that was asked for; None where there is none.
+    """Return a run's structured answer as the type that was asked for; None if there is none.
+
+    Args:
+        output: as in `schema_of`; a schema, or None, gives plain JSON.
 
     Raises:
-        ConfigError: `validation_failed`, the answer is none of that type.
+        ConfigError: `validation_failed`, the answer is not of that type.
     """
     raw = receipt.usage_raw
-    found = raw.get("structured_output") if isinstance(raw, dict) else None
-    return None if found is None else read_output(output, found)
-
-
-def read_output(output: Any, value: Json) -> Any:
-    """Return a structured answer as what `schema_of` was made of; a schema gives plain JSON.
-
-    Raises:
-        ConfigError: `config_invalid`, the value is none of that type.
-    """
-    if output is None or isinstance(output, Mapping):
+    value = raw.get("structured_output") if isinstance(raw, dict) else None
+    if value is None or output is None or isinstance(output, Mapping):
         return value
     try:
-        if hasattr(output, "model_validate"):
-            return output.model_validate(value)
-        return msgspec.convert(value, output)
+        return output.model_validate(value) if hasattr(output, "model_validate") else msgspec.convert(value, output)
     except (TypeError, ValueError) as error:
         name = getattr(output, "__name__", output)
         raise ConfigError("validation_failed", f"the answer is no {name}: {error}") from error

@@ -1,7 +1,7 @@
-"""A stored run as a backend, `replay:RUN`: its events in their own bytes, its outcome, and its patch when asked.
+"""Replays a stored run as the backend `replay:RUN`: its events byte for byte, its outcome, and its patch on request.
 
-Nothing is done again and nobody is asked: what the events tell was done in another run, as the
-receipt says. What was redacted there is not known here.
+A replay runs no tool and asks no question: the events report what another run did, and the receipt says so. What was
+redacted in that run stays redacted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ from backplane.receipts.trace import Trace
 from backplane.runtime.memory import ReplayBackend
 from backplane.workspace import apply_patch
 
-HEEDS: Final = ("mode",)
-"""All that a replay can heed of an order: its events are as they are, whatever model or limits are asked for."""
-
 WRITE_BYTES: Final = 1 << 16
 """Events written at once: what a pipe takes."""
 
@@ -53,20 +50,18 @@ class RecordedRun(msgspec.Struct, frozen=True):
     with_patch: bool
 
     def hello(self, *, cached: bool) -> wire.Hello:
-        """What a replay says of itself; one from the cache answers for the host that it is in place of."""
-        hello = msgspec.structs.replace(_HELLO, mode=self.receipt.mode)
-        if not cached:
-            return hello
-        return msgspec.structs.replace(hello, capabilities=self.receipt.capabilities, heeds=tuple(OF_HOST))
+        """Return the replay's hello; a cached answer declares what its original host declared."""
+        as_host = {"capabilities": self.receipt.capabilities, "heeds": tuple(OF_HOST)} if cached else {}
+        return msgspec.structs.replace(_HELLO, mode=self.receipt.mode, **as_host)
 
 
 def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool = False) -> ReplayBackend:
-    """The backend `replay:RUN`; RUN as the store takes it: an id, its beginning, `last`, `last~2`. Blocks.
+    """Return the backend `replay:RUN`; RUN is an id, the beginning of one, `last` or `last~2`. Blocks.
 
     Args:
         home: the state folder with the run.
         with_patch: put the stored patch into the workspace of the replay.
-        cached: it is the answer to the same order.
+        cached: the stored run answers the same order.
 
     Raises:
         ConfigError: `config_invalid`, no such run.
@@ -80,8 +75,8 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
     if with_patch:
         _check_patch(receipt)
     serve = functools.partial(_serve, stored, stored.hello(cached=cached))
-    told = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
-    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=told, cached=cached)
+    facts = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
+    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=facts, cached=cached)
 
 
 def _check_patch(receipt: Receipt) -> None:
@@ -89,19 +84,15 @@ def _check_patch(receipt: Receipt) -> None:
     enforcement, patch = own.get("enforcement"), own.get("patch")
     short = receipt.meta.run_id[:8]
     if isinstance(enforcement, dict) and enforcement.get("violations"):
-        hint = f"read it first: backplane apply {short} --accept-violations"
-        raise PolicyError(
-            "policy_denied", f"run {short} did not keep its policy, so its patch is not replayed", hint=hint
-        )
+        fact = f"run {short} did not keep its policy, so its patch is not replayed"
+        raise PolicyError("policy_denied", fact, hint=f"read it first: backplane apply {short} --accept-violations")
     if isinstance(patch, dict) and patch.get("redacted"):
-        hint = f"in place of a replay: backplane apply {short}"
-        raise PolicyError(
-            "policy_denied", f"the patch of run {short} holds secrets, which a replay would show", hint=hint
-        )
+        fact = f"the patch of run {short} contains secrets, which a replay would show"
+        raise PolicyError("policy_denied", fact, hint=f"in place of a replay: backplane apply {short}")
 
 
 async def _serve(stored: RecordedRun, hello: wire.Hello, stdin: int, stdout: int) -> None:
-    """Be the host of one replay over these descriptors, until the end of stdin."""
+    """Serve one replay over two descriptors, until stdin ends."""
     ends = Pair(stdout, stdin)
     host = _Replay(stored, ends.write)
     await host.write(host.end.send(hello))
@@ -120,7 +111,7 @@ _HELLO: Final = wire.Hello(
     backend=BackendIdentity("replay"),
     capabilities=Manifest({"streaming": NATIVE}).to_wire(),
     extensions=("cancel/1", "ping/1"),
-    heeds=HEEDS,
+    heeds=("mode",),  # The events are as they are, whatever model or limits an order names.
 )
 
 
@@ -149,15 +140,13 @@ class _Replay:
                 await anyio.to_thread.run_sync(self._apply, Path(run.work_order.workspace.root))
             outcome: Outcome = "partial" if self._cancelled else self._stored.receipt.outcome
             last: wire.Final | wire.Fatal = wire.Final(ref_id=run.id, receipt=self._claim(run, outcome))
-        except BackplaneError as error:
-            last = wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code)
-        except OSError as error:  # Of the patch or the trace: a run that cannot be read is no end of the plane.
+        except (BackplaneError, OSError) as error:  # A patch or trace that cannot be read ends this replay only.
             known = unforeseen(error)
             last = wire.Fatal(ref_id=run.id, error=known.message, error_code=known.code)
         await self.write(self.end.send(last))
 
     def _events(self, run_id: str) -> Iterator[bytes]:
-        """The stored lines, each in the frame of this run."""
+        """Yield the stored lines in blocks, each line in this run's envelope."""
         trace = self._stored.receipt.trace
         lines = (trace if isinstance(trace, Trace) else Trace.of(trace)).lines()
         frame = b'{"t":"event","ref_id":"%b","event":' % run_id.encode()
@@ -175,7 +164,7 @@ class _Replay:
             apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
 
     def _claim(self, run: wire.RunMessage, outcome: Outcome) -> object:
-        """What the replay says of itself: the outcome of then, and no usage, as it spent nothing."""
+        """Return the replay's own receipt: the stored outcome, and no usage, as it spent nothing."""
         then = self._stored.receipt
         raw = then.usage_raw if isinstance(then.usage_raw, dict) else {"value": then.usage_raw}
         meta = {"run_id": run.id, "work_order_id": run.work_order.id}

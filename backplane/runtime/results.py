@@ -23,8 +23,6 @@ from backplane.workspace.patch import RECORD_NAME
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
 
-NOTHING_DONE: Final = Applied((), merged=False)
-
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Options of applying a result."""
@@ -64,9 +62,11 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
     with Store.open(folder.home, readonly=True) as store:
         row = store.find(run_id)
         receipt, run_dir, patch = store.load(row.run_id), store.folder(row.run_id), store.patch(row)
-    if wish.at is None and not _has_patch(receipt, patch):
+    # Whether the file is still the one that the receipt promises is checked where it is read.
+    is_promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
+    if wish.at is None and not is_promised and (patch is None or not patch.stat().st_size):
         refuse_unknown(folder, row.run_id)
-        return NOTHING_DONE
+        return Applied((), merged=False)
     enforcement = receipt.backplane.get("enforcement")
     reasons = reasons_of(enforcement.get("violations")) if isinstance(enforcement, dict) else []
     if reasons and not wish.accept_violations:
@@ -78,13 +78,11 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
             hint = f"--root DIR names it; or there: git apply {patch}"
             raise ConfigError("config_invalid", fact, hint=hint)
         return apply_bare(run_dir, patch_hash(receipt) or "", wish.root, check=wish.check, merge=wish.merge)
-    saved = None
-    if wish.at is not None:
-        checkpoint = found(kept(receipt), wish.at)
-        if checkpoint is None:
-            fact = "at the start the run had changed nothing"
-            raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
-        saved = load(run_dir, checkpoint)
+    checkpoint = found(kept(receipt), wish.at) if wish.at is not None else None
+    if wish.at is not None and checkpoint is None:
+        fact = "at the start the run had changed nothing"
+        raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
+    saved = load(run_dir, checkpoint) if checkpoint is not None else None
     return apply_patch(
         run_dir, record_sha256=record_hash(receipt), saved=saved, root=wish.root, check=wish.check, merge=wish.merge
     )
@@ -121,9 +119,3 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
         fact = f"the checkpoints in the receipt of run {receipt.meta.run_id} cannot be read: {error}"
         hint = f"nothing was changed; see where it comes from: backplane receipts show {receipt.meta.run_id}"
         raise StoreError("receipt_store_failed", fact, hint=hint) from error
-
-
-def _has_patch(receipt: Receipt, patch: Path | None) -> bool:
-    # Whether the file is still the one that the receipt promises is checked where it is read.
-    is_promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
-    return is_promised or (patch is not None and bool(patch.stat().st_size))
