@@ -27,7 +27,7 @@ from backplane.agents.claude import answers
 from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.codex import start as codex_start
-from backplane.agents.options import KINDS, OPTIONS, read_options
+from backplane.agents.options import OPTIONS, read_options
 from backplane.agents.program import Started
 from backplane.agents.shipped import agent_of
 from backplane.agents.spec import prompt_of
@@ -36,7 +36,6 @@ from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host import Given
 from backplane.policy.rules import compile_policy
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
-from hosts import claude, codex
 from tests.all.vendors import found
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +43,7 @@ START_S_MAX = 60.0
 """For the first request: a second is usual, a cold disk and a loaded machine need more."""
 END_S_MAX = 10.0
 KEYS = {"claude": "ANTHROPIC_API_KEY", "codex": "OPENAI_API_KEY"}
-HOSTS: dict[str, Any] = {"claude": claude, "codex": codex}
+HOSTS = ROOT / "hosts"
 
 Json = dict[str, Any]
 Speak = Callable[[subprocess.Popen[bytes]], None]
@@ -54,8 +53,7 @@ def options_of(agent: str, url: str) -> str:
     """What a control plane sends to the host, all of it."""
     program = str(found.program(agent))
     more = {"base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"} if agent == "codex" else {"base_url": url}
-    whole = agent_of(Path(HOSTS[agent].__file__), (agent,), {"program": program, **more}, {}, "the options")
-    assert whole is not None
+    whole = agent_of(HOSTS, agent, {"program": program, **more}, {}, "the options")
     return msgspec.json.encode(whole.options).decode()
 
 
@@ -116,7 +114,7 @@ def bare(agent: str) -> Json:
 async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state: Path) -> tuple[Started, Speak]:
     """The command that our host would start, and what says its words."""
     run = Given(message, compile_policy(message.work_order.policy))
-    options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), KINDS[agent])
+    options: Any = read_options(str(HOSTS), agent, options_of(agent, server.url))
     if agent == "claude":
         return claude_start.start(options, run, str(state)), functools.partial(speak_claude, text=prompt_of(run))
     argv, env = codex_start.start(options, run, str(state))
@@ -147,7 +145,7 @@ def speak_codex(child: subprocess.Popen[bytes], thread: tuple[str, Json], text: 
 def through_host(agent: str) -> Json:
     with ground() as (server, message):
         env = {**os.environ, OPTIONS: options_of(agent, server.url)}
-        argv = [sys.executable, "-E", "-s", str(ROOT / "hosts" / f"{agent}.py")]
+        argv = [sys.executable, "-E", "-s", str(HOSTS / "agent.py"), agent]
         began = time.perf_counter()
         with started(argv, env, message.work_order.workspace.root) as child:
             assert child.stdout is not None

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-import tomllib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backplane.agents import shipped
+from backplane.agents import options
 from backplane.agents.events import EventFactory
 from backplane.config import BackendSettings, Settings
 from backplane.conform import trials
 from backplane.contract.capability import CAPABILITIES, Manifest
 from backplane.contract.events import carried
-from backplane.resources import find
 from backplane.runtime import backends
+from hosts import agent
 from tests.all.vendors import matrix
 
-DRIVEN = [name for name in shipped.HOSTS if "document" in matrix.COLUMNS.get(name, {})]
+ROWS = options.rows_of(os.path.dirname(agent.__file__))
+DRIVEN = [name for name in ROWS if "document" in matrix.COLUMNS.get(name, {})]
 
 
 def manifest(name: str) -> dict[str, Any]:
     """What the shipped host of this name says it can."""
-    host = importlib.import_module(f"hosts.{Path(shipped.HOSTS[name][0]).stem}").HOST
-    return Manifest(host.capabilities).to_wire()
+    return Manifest(agent.host_of(name, options.read(ROWS, name, {})).capabilities).to_wire()
 
 
 def tried(name: str) -> Iterator[str]:
     """Abilities that the trials of this agent show."""
-    file, row = shipped.HOSTS[name]
-    table = tomllib.loads((find("hosts") / file).with_suffix(".toml").read_text())[row]
+    table = ROWS[name]
     yield from trials.SHOWN_BY
     for ability, way in trials.WAYS.items():
         if way.continues:
@@ -87,7 +85,7 @@ def test_a_host_that_drives_no_agent_cannot_be_tried() -> None:
     assert not trials.provable(backends.find("acp", Settings(backends={"acp": OF_NO_ROW}), {}))
 
 
-@pytest.mark.parametrize("name", [name for name in shipped.HOSTS if name != "acp"])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "trials" in row])
 def test_each_agent_that_is_a_backend_by_name_can_be_tried(name: str) -> None:
     assert trials.provable(backends.find(name, Settings(), {}))
     assert {"tool_read", "tool_write", "tool_bash"} <= set(tried(name))

@@ -1,14 +1,15 @@
 """What a backend's options may say of each driven agent, and its host's table the rest.
 
-A host reads them at its start; whoever holds a configuration reads them to name what is wrong before that.
+A host reads them at its start; a control plane reads them before that, to name what is wrong.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -35,8 +36,8 @@ OF_BACKENDS: Final = ("profile",)
 """Options that were heard before the host was started."""
 
 
-class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the rows of all agents have in common."""
+class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="drive"):
+    """What the rows of all agents have in common; the tag is the folder of `agents` that drives the agent."""
 
     program: str
     """Name or path of the agent's program; a name is looked for on PATH."""
@@ -54,6 +55,15 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without a sign of the agent, while no tool runs, after which its turn fails; 0 waits for ever."""
     mcp_servers: tuple[dict[str, Any], ...] = ()
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+    capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
+    """Capabilities in the manifest of the agent's hello: a level, or the reason why it is restricted."""
+    heeds: tuple[str, ...] = ()
+    """Settings of an order that the agent carries out beside those that every agent does."""
+
+    @property
+    def drive(self) -> str:
+        """Name of the folder of `agents` that drives the agent."""
+        return str(self.__struct_config__.tag)
 
 
 class _Vendor(_Agent, frozen=True, forbid_unknown_fields=True):
@@ -72,22 +82,22 @@ class _Priced(_Vendor, frozen=True, forbid_unknown_fields=True):
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
 
 
-class Claude(_Vendor, frozen=True, forbid_unknown_fields=True):
-    """The row of `claude.toml` with a backend's options over it."""
+class Claude(_Vendor, frozen=True, forbid_unknown_fields=True, tag="claude"):
+    """The row of Claude Code with a backend's options over it."""
 
     project_settings: bool = False
     """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
 
 
-class Codex(_Priced, frozen=True, forbid_unknown_fields=True):
-    """The row of `codex.toml` with a backend's options over it."""
+class Codex(_Priced, frozen=True, forbid_unknown_fields=True, tag="codex"):
+    """The row of Codex with a backend's options over it."""
 
     retries: int = RETRIES
     """Requests that repeat one call of the model after the first: 1 is two requests at most."""
 
 
-class Copilot(_Priced, frozen=True, forbid_unknown_fields=True):
-    """The row of `copilot.toml` with a backend's options over it."""
+class Copilot(_Priced, frozen=True, forbid_unknown_fields=True, tag="copilot"):
+    """The row of Copilot CLI with a backend's options over it."""
 
     provider: Literal["openai", "azure", "anthropic"] = "openai"
     """What kind of service is at `base_url`."""
@@ -97,8 +107,8 @@ class Copilot(_Priced, frozen=True, forbid_unknown_fields=True):
     """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
 
 
-class Kimi(_Priced, frozen=True, forbid_unknown_fields=True):
-    """The row of `kimi.toml` with a backend's options over it."""
+class Kimi(_Priced, frozen=True, forbid_unknown_fields=True, tag="kimi"):
+    """The row of Kimi with a backend's options over it."""
 
     provider: Literal["kimi", "openai", "openai_responses", "anthropic", "google-genai"] = "kimi"
     """What kind of service is at `base_url`."""
@@ -168,8 +178,8 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a notice that says nothing has a code")
 
 
-class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
-    """What has to be known of one agent; the members are explained in `acp.toml`."""
+class Profile(_Agent, frozen=True, forbid_unknown_fields=True, tag="acp"):
+    """The row of an agent that speaks the Agent Client Protocol, with a backend's options over it."""
 
     adds_version: bool = False
     """The program adds the version (`/v1`) to the address of the model's service."""
@@ -193,8 +203,6 @@ class Profile(_Agent, frozen=True, forbid_unknown_fields=True):
     """Message in which the agent reports tokens."""
     tools: dict[str, str] = {}
     """The agent's names of tools → the neutral names."""
-    capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
-    """Capabilities in the manifest of the agent's hello."""
     notices: tuple[Notice, ...] = ()
     """What the agent says itself among the words of its model; the first that fits counts."""
     failed_request: str = ""
@@ -228,58 +236,46 @@ KINDS: Final[dict[str, type[Options]]] = {
     "kimi": Kimi,
     "acp": Profile,
 }
-"""By the name of the host's file."""
+"""Struct of a row, by its `drive`."""
 
 
-Host = str | os.PathLike[str]
-"""A host's file."""
-
-
-def _stem(host: Host) -> str:
-    return os.path.splitext(os.path.basename(host))[0]
-
-
-def rows_of(host: Host) -> dict[str, Any]:
-    """The table beside a host's file: an agent a row."""
+@functools.cache
+def rows_of(folder: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of `agents.toml` in the folder of the hosts."""
     import tomllib
 
-    with open(f"{os.path.splitext(host)[0]}.toml", "rb") as file:
+    with open(os.path.join(folder, "agents.toml"), "rb") as file:
         return tomllib.load(file)
 
 
-def read(host: Host, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]) -> Options:
-    """A row of a host's table, with a backend's options over it.
+def read(rows: Mapping[str, Mapping[str, Any]], name: str, given: Mapping[str, Any]) -> Options:
+    """Return a row with a backend's options over it.
 
     Args:
-        host: the host's file.
-        rows: its table; empty where the options leave nothing of a row.
-        row: its name; a row that is not there is empty.
+        rows: the rows of all agents; empty if the options are a whole row.
+        name: of the row; a row that is not there is empty.
         given: the options.
 
     Raises:
         ConfigError: `config_invalid`, an option that is not known or has the wrong type.
     """
-    kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
-    said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
-    kind = KINDS[_stem(host)]
+    kept = {key: value for key, value in rows.get(name, {}).items() if key not in OF_TRIALS}
+    said = {key: value for key, value in given.items() if key not in OF_BACKENDS}
+    kind = KINDS.get(str((kept or said).get("drive")), Profile)
     try:
         return msgspec.convert({**kept, **said}, kind)
     except msgspec.ValidationError as error:
-        known, there = ", ".join(kind.__struct_fields__), ", ".join(rows or rows_of(host))
-        fix = f"known are {known}; rows of {_stem(host)}.toml are {there}"
-        raise ConfigError("config_invalid", f"options of the host {_stem(host)}: {error}", hint=fix) from error
+        fact, known = f"options of the agent {name or 'without a row'}: {error}", ", ".join(kind.__struct_fields__)
+        raise ConfigError("config_invalid", fact, hint=f"choose from: {known}") from error
 
 
-Kind = TypeVar("Kind", bound=Options)
-
-
-def read_options(file: str, row: str, options: str, kind: type[Kind]) -> Kind:
-    """A host's row with a backend's options over it, see `read`.
+def read_options(folder: str, name: str, options: str) -> Options:
+    """Return the row that a host was given by its control plane, or a row of the table with options over it.
 
     Args:
-        file: the host's own.
-        options: JSON.
-        kind: the host's own.
+        folder: the folder of the hosts.
+        name: of the row.
+        options: JSON. A control plane sends a whole row, so that a host need not read the table.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -288,8 +284,4 @@ def read_options(file: str, row: str, options: str, kind: type[Kind]) -> Kind:
         given = msgspec.json.decode(options, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
-    # A control plane sends all of it, and reading a table takes 5 ms.
-    rows = {} if given.keys() >= set(kind.__struct_fields__) else rows_of(file)
-    made = read(file, rows, row, given)
-    assert isinstance(made, kind)
-    return made
+    return read({} if "drive" in given else rows_of(folder), name, given)

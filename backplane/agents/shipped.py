@@ -1,8 +1,7 @@
-"""Which program of somebody else a shipped host drives, and what a person is told when it is not there.
+"""The agents that backplane drives: a row of `hosts/agents.toml` each, with a backend's options over it.
 
-A host that drives one has a table beside its file, `NAME.toml`: a row an agent, with `program` and `install`; where it
-says so also its key's variable, its model's address, and whether it keeps conversations. How the program is spoken
-with is the host's own affair.
+A row has the agent's `program` and `install`; most name also its key's variable, its model's address, and whether it
+keeps conversations.
 """
 
 from __future__ import annotations
@@ -16,29 +15,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents.options import BASE_URL, McpServer, Options, Profile, read, rows_of
+from backplane.agents.options import BASE_URL, McpServer, Options, Profile, read
 from backplane.agents.options import KEY_PROXY as KEY_PROXY
 from backplane.agents.options import OPTIONS as OPTIONS
+from backplane.agents.options import rows_of as rows_of
 from backplane.errors import ConfigError
 
-HOSTS: Final[dict[str, tuple[str, ...]]] = {
-    "acp": ("acp.py",),
-    "opencode": ("acp.py", "opencode"),
-    "qwen": ("acp.py", "qwen"),
-    "gemini": ("acp.py", "gemini"),
-    "claude": ("claude.py", "claude"),
-    "codex": ("codex.py", "codex"),
-    "copilot": ("copilot.py", "copilot"),
-    "kimi": ("kimi.py", "kimi"),
-}
-"""Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
+HOST: Final = "agent.py"
+"""File under `hosts/` that drives every agent; its argument names the row."""
 
 STATE: Final = "BACKPLANE_AGENT_STATE"
 """Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
 
 
 class ShippedAgent(msgspec.Struct, frozen=True):
-    """What its host will read: a row of the table, with a backend's options over it."""
+    """What its host will read: a row of `agents.toml`, with a backend's options over it."""
 
     row: str
     options: Options
@@ -152,19 +143,19 @@ def _says_base_url(agent: ShippedAgent, env: Mapping[str, str]) -> bool:
 
 
 def agent_of(
-    host: Path,
-    arguments: tuple[str, ...],
+    hosts: Path,
+    name: str,
     options: Mapping[str, Any],
     env: Mapping[str, str],
     where: str,
     environ: Mapping[str, str] | None = None,
-) -> ShippedAgent | None:
-    """The agent that a shipped host is to drive; None for a host that drives none.
+) -> ShippedAgent:
+    """Return the agent that a shipped host is to drive.
 
     Args:
-        host: the host's file.
-        arguments: of the host; the first names a row.
-        options: of the backend: `profile` names another row, `program` another program.
+        hosts: the folder of the hosts.
+        name: of the row; empty for an agent that the options name.
+        options: of the backend: `profile` names a row of an agent behind ACP, `program` another program.
         env: of the backend.
         environ: our own environment; it may name the address of the model's service.
         where: what an error calls the options.
@@ -173,10 +164,10 @@ def agent_of(
         ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the
             address of the model's service is invalid.
     """
-    if not host.with_suffix(".toml").is_file():
-        return None
-    rows = rows_of(host)
-    row = options.get("profile", arguments[0] if arguments else "")
+    rows: Mapping[str, Mapping[str, Any]] = rows_of(str(hosts))
+    if not name:
+        rows = {row: known for row, known in rows.items() if "drive" not in known}
+    row = options.get("profile", name)
     program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
@@ -187,7 +178,7 @@ def agent_of(
     if address and "base_url" not in options:
         options = {**options, "base_url": address}
         where = f"the variable {variable}, or {where}"
-    agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("oldest"))
+    agent = ShippedAgent(row, read(rows, row, options), "trials" in known, known.get("oldest"))
     if agent.base_url is None and _says_base_url(agent, env):
         fact = f"{where} or its env say {BASE_URL}, and there is no base_url"
         raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')

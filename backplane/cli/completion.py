@@ -16,7 +16,7 @@ from backplane.cli import COMMANDS, GROUPS, streams
 from backplane.cli.command import Args, Parser, load, open_store
 from backplane.errors import CODES, OWN_CODES
 from backplane.receipts.memory import remembered
-from backplane.runtime.backends import OF_OPTIONS, SHIPPED
+from backplane.runtime.backends import by_name
 from backplane.view.figures import ID_CHARS
 
 HELP = "Print a script that completes backplane commands in a shell. The examples show where to save it."
@@ -92,7 +92,7 @@ def _runs() -> Iterator[str]:
 
 
 def _backends() -> Iterable[str]:
-    return {*SHIPPED.keys() - OF_OPTIONS, *config.load(None, os.environ, streams.folder(), None).backends}
+    return {*by_name(), *config.load(None, os.environ, streams.folder(), None).backends}
 
 
 _NAMES: Final[dict[object, Callable[[], Iterable[str]]]] = {

@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -206,9 +205,8 @@ class Trials:
     def __init__(self, name: str, settings: Settings, environ: Mapping[str, str], folder: Path) -> None:
         self.name, self.settings, self.environ, self.folder = name, settings, environ, folder
         self.declared = settings.backends.get(name) or BackendSettings(host=name)
-        file, *row = backends.SHIPPED[self.declared.host or name]
-        table = tomllib.loads((find_shared("hosts") / file).with_suffix(".toml").read_text(encoding="utf-8"))
-        self.row: dict[str, Any] = table[row[0]]
+        row = self.declared.options.get("profile", self.declared.host or name)
+        self.row: dict[str, Any] = shipped.rows_of(str(find_shared("hosts")))[row]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
 

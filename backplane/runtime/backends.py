@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -41,14 +41,11 @@ from backplane.upstream import presets
 if TYPE_CHECKING:
     from backplane.sandbox.key_proxy import KeyUse
 
-SHIPPED: Final[dict[str, tuple[str, ...]]] = {
-    "shell": ("shell.py",),
-    "mock": ("mock.py",),
-    presets.HOST: ("api.py",),
-    **shipped.HOSTS,
-}
-"""Hosts that come with the package: name → file under `hosts/` and its arguments."""
-OF_OPTIONS: Final = frozenset({"acp", "api"})
+ACP: Final = "acp"
+"""Shipped host whose options name the agent."""
+OWN: Final = {"shell": "shell.py", "mock": "mock.py", presets.HOST: "api.py", ACP: shipped.HOST}
+"""Shipped hosts that drive no agent by their name: name → file under `hosts/`."""
+OF_OPTIONS: Final = frozenset({ACP, presets.HOST})
 """Shipped hosts that are no backend by their name alone: their options name the agent or the service."""
 
 NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
@@ -251,13 +248,13 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
         BackendError: `backend_not_found`, with the names there are; `backend_unavailable` when it is not ready.
     """
     declared = settings.backends.get(name)
-    if declared is None and name not in SHIPPED:
+    if declared is None and name not in OWN and name not in agents():
         from backplane.runtime import plugins  # With it comes the reader of mail; no other backend needs it.
 
         if (plugin := plugins.find(name)) is not None:
             made = _from_settings(name, BackendSettings(command=plugin[0]), settings, environ)
             return msgspec.structs.replace(made, plugin=plugin[1])
-        known = {*settings.backends, *SHIPPED.keys() - OF_OPTIONS}
+        known = {*settings.backends, *by_name()}
         there = {*known, *plugins.names(known)}
         names, near = ", ".join(sorted(there)), nearest_name(name, there)
         meant = f"did you mean {near}? " if near else ""
@@ -282,7 +279,7 @@ def _from_settings(
         env[presets.OPTIONS] = msgspec.json.encode(told).decode()
         secrets += [env[variable] for variable in service.variables]
     if agent is not None:
-        argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
+        argv = (*(argv[:-1] if (declared.host or name) != ACP else argv), agent.row)
         env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
         env.pop(agent.options.base_url_env or "", None)  # Its host sets it, by its options.
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
@@ -428,11 +425,9 @@ def _asks(
     if host == presets.HOST:
         told = presets.with_address(declared.options, environ or declared.env)
         return None, presets.read_options(told, f"backends.{name}.options")
-    if host in shipped.HOSTS:
-        file, *arguments = SHIPPED[host]
-        path, words = find_shared("hosts") / file, tuple(arguments)
-        env = environ or declared.env
-        return shipped.agent_of(path, words, declared.options, declared.env, where, env), None
+    if host == ACP or host in agents():
+        row, env = "" if host == ACP else host, environ or declared.env
+        return shipped.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, env), None
     if declared.options:
         raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
     return None, None
@@ -453,17 +448,26 @@ def _of_service(
     return found
 
 
+def agents() -> Collection[str]:
+    """Return the names of the agents that backplane drives: each is a host, and a backend."""
+    return shipped.rows_of(str(find_shared("hosts"))).keys()
+
+
+def by_name() -> set[str]:
+    """Return the backends that need no configuration."""
+    return {*OWN, *agents()} - OF_OPTIONS
+
+
 def shipped_command(host: str) -> tuple[str, ...]:
     """The command that starts a shipped host.
 
     Raises:
         ConfigError: `config_invalid` when no host of that name comes with the package.
     """
-    if host not in SHIPPED:
-        raise ConfigError(
-            "config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {', '.join(sorted(SHIPPED))}"
-        )
-    file, *arguments = SHIPPED[host]
+    if host not in OWN and host not in agents():
+        there = ", ".join(sorted({*OWN, *agents()}))
+        raise ConfigError("config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {there}")
+    file, *arguments = (OWN[host],) if host in OWN else (shipped.HOST, host)
     # -E and -s: what the user's own shell sets for Python is not this program's affair.
     return (sys.executable, "-E", "-s", str(find_shared("hosts") / file), *arguments)
 
@@ -490,7 +494,7 @@ def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]
     """Return every backend, ready or not, by name; hosts that need options are backends once they are configured."""
     from backplane.runtime import plugins
 
-    own = {*settings.backends, *SHIPPED.keys() - OF_OPTIONS}
+    own = {*settings.backends, *by_name()}
     return [_status(name, settings, environ) for name in sorted({*own, *plugins.names(own)})]
 
 

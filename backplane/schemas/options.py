@@ -21,7 +21,7 @@ HOSTS: Final[dict[str, type[Any]]] = {"api": Service, **KINDS}
 
 _CHOSEN: Final[dict[str, tuple[str, Json, str]]] = {
     "api": ("preset", {"enum": list(PRESETS)}, "A known service, whose protocol, address and key variable are taken."),
-    "acp": ("profile", {"type": "string"}, "A row of `hosts/acp.toml`, whose values are taken."),
+    "acp": ("profile", {"type": "string"}, "A row of `hosts/agents.toml` whose values are taken."),
 }
 """Options that name a row of defaults, which the struct itself does not have."""
 
@@ -55,7 +55,7 @@ def options_of(host: str) -> tuple[Json, dict[str, Json]]:
     kind, abouts = HOSTS[host], docstrings(HOSTS[host])
     (_,), found = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     members = found.pop(kind.__name__)["properties"]
-    taken = SETTABLE if host == "api" else tuple(members)
+    taken = SETTABLE if host == "api" else kind.__struct_fields__
     rows = {name: members[name] | {"description": abouts[name]} for name in taken if name in members}
     if host in _CHOSEN:
         name, shape, about = _CHOSEN[host]

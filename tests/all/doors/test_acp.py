@@ -599,7 +599,7 @@ def test_a_notice_that_means_nothing_is_named(row: dict[str, Any], names: str) -
     assert names in str(caught.value)
 
 
-OPENCODE_LINE = rows_of(ROOT / "hosts" / "acp.py")["opencode"]["failed_request"]
+OPENCODE_LINE = rows_of(str(ROOT / "hosts"))["opencode"]["failed_request"]
 
 
 @pytest.mark.parametrize(
@@ -648,7 +648,7 @@ def test_requests_that_fail_with_words_between_them_are_no_reason_to_end(start: 
 
 
 def test_a_failed_request_in_an_agents_log_file_is_read_once_and_whole(tmp_path: Path) -> None:
-    pattern = rows_of(ROOT / "hosts" / "acp.py")["qwen"]["failed_request"]
+    pattern = rows_of(str(ROOT / "hosts"))["qwen"]["failed_request"]
     log = tmp_path / "a" / "chats" / "one.jsonl"
     log.parent.mkdir(parents=True)
 

@@ -10,8 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backplane.contract.work import OF_HOST
-from hosts import acp, api, claude, codex, copilot, kimi, mock, shell
+from backplane.agents.options import read, rows_of
+from backplane.contract.work import OF_AGENT, OF_HOST
+from backplane.resources import find as find_shared
+from hosts import api, mock, shell
+from hosts.agent import host_of
 from tests.all.vendors import found
 from tests.all.vendors.cases import table
 from tests.all.vendors.ground import Agent
@@ -23,9 +26,11 @@ from tests.all.vendors.test_gemini import Gemini
 from tests.all.vendors.test_kimi import Kimi
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "agents-tested.md"
+ROWS = rows_of(str(find_shared("hosts")))
 HEEDS = {
-    "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "copilot": copilot.HOST.heeds,
-    "kimi": kimi.HOST.heeds, "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
+    "api": api.HOST.heeds, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
+    **{name: host_of(name, read(ROWS, name, {})).heeds for name in ("claude", "codex", "copilot", "kimi")},
+    "acp": OF_AGENT,
 }  # fmt: skip
 NEEDLESS = dict.fromkeys(("shell", "mock"), "no effect needed")
 HEAD = """# Agents, tested case by case

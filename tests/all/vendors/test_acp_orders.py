@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from typing import Any
 
 import msgspec
 import pytest
 
+from backplane.agents.options import rows_of
 from backplane.contract.events import CommandExecuted, Failed, RetryReported, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find
@@ -152,7 +152,7 @@ AGENTS = {agent.name: agent for agent in (OpenCode, CodexAcp, Qwen)}
 
 
 def row(name: str) -> Any:
-    return tomllib.loads((find("hosts") / "acp.toml").read_text(encoding="utf-8"))[name]
+    return rows_of(str(find("hosts")))[name]
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from backplane.agents import shipped
+from backplane.agents import options, shipped
 from backplane.contract.capability import CAPABILITIES
-from hosts import codex
+from hosts.agent import host_of
 from tests.all.faults.sizes import LONG
 from tests.all.vendors.found import ROOT
 from tests.all.vendors.found import program as pinned
@@ -34,6 +34,7 @@ from tests.all.vendors.test_kimi import Kimi
 pytestmark = [pytest.mark.timeout(300)]
 
 AGENTS = [Claude(), Codex(), Copilot(), Gemini(), Kimi()] if LONG else [Codex()]
+ROWS = options.rows_of(str(ROOT / "hosts"))
 PROBE_S = 240
 CLAIMS = ("native", "emulated", "restricted")
 LIAR = """
@@ -60,7 +61,7 @@ def project(folder: Path, host: str | None = None) -> Path:
     if host is not None:
         file, honest = folder / "hosts" / host, folder / "hosts" / "honest"
         honest.mkdir()
-        for name in (file.name, file.with_suffix(".toml").name):
+        for name in (file.name, "agents.toml"):
             shutil.copy(folder / "hosts" / name, honest / name)
         file.write_text(LIAR)
     return folder
@@ -99,9 +100,10 @@ def honest_claims(agent: Agent, folder: Path) -> set[str]:
 
 
 def test_a_host_that_claims_everything_is_found_out_in_each_claim(agent: Agent, tmp_path: Path) -> None:
-    true = honest_claims(agent, tmp_path) if LONG else set(codex.HOST.capabilities)
+    manifest = host_of(agent.name, options.read(ROWS, agent.name, {})).capabilities
+    true = honest_claims(agent, tmp_path) if LONG else set(manifest)
     (tmp_path / "liar").mkdir()
-    code, lying = probe(agent, project(tmp_path / "copy", shipped.HOSTS[agent.host][0]), tmp_path / "liar")
+    code, lying = probe(agent, project(tmp_path / "copy", shipped.HOST), tmp_path / "liar")
     # A claim that no trial can show is listed as untried, and is not called false.
     assert code == any(found["claim"] in CLAIMS and found["proof"] == "failed" for found in lying.values())
     assert set(lying) == set(CAPABILITIES)
