@@ -36,9 +36,9 @@ from backplane.runtime.options import (
     WaitOptions,
     check_callbacks,
     check_names,
+    hand_event,
     log_without_effect,
     order_of,
-    read_to_end,
 )
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -201,7 +201,9 @@ class Attempting:
         """Make all attempts and return the run of the last one."""
         while True:
             async with self.begin() as run:
-                await read_to_end(run, on_event)
+                async for event in run:
+                    if on_event is not None:
+                        await hand_event(on_event, event)
             if not await self.goes_on(run):
                 return run
 

@@ -1,4 +1,4 @@
-"""The keyword arguments that say how one order is run: the same for `run`, `start`, a control plane and the router."""
+"""Keyword arguments of one run: the same for `run`, `start`, a control plane and the router."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from backplane.runtime.orders import make_order, without_effect
 
 if TYPE_CHECKING:
     from backplane.routing.task import Preference, Priority, TaskType
-    from backplane.runtime.run import Run
 
 
 class RouteOptions(TypedDict, total=False):
@@ -153,13 +152,6 @@ async def hand_event(on_event: OnEvent, event: AgentEvent) -> None:
     """Call a program's function with one event, in this thread; an `async` one is awaited."""
     if inspect.isawaitable(waits := on_event(event)):
         await waits
-
-
-async def read_to_end(run: Run, on_event: OnEvent | None) -> None:
-    """Read a run to its end, and hand each event to `on_event`."""
-    async for event in run:
-        if on_event is not None:
-            await hand_event(on_event, event)
 
 
 def limits_of(own: Limits | None, otherwise: Limits, timeout: float | None) -> Limits:

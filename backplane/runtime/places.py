@@ -42,7 +42,7 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """The number of tasks that wait for a place."""
         return len(self._turns)
 
     async def acquire(self, rank: int) -> None:

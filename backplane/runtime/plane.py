@@ -1,6 +1,6 @@
-"""A control plane: orders come in and are run on backends, a bounded number at once; receipts stay.
+"""Runs orders on backends, a bounded number at once, and keeps their receipts.
 
-What a run is, from its order to its receipt, is in `run`.
+`admit` decides about an order before its run is made, `drive` leads the run to its receipt.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def signer_of(key: str | None) -> Signer | None:
 
 
 def _sender(environ: Mapping[str, str]) -> Sender | None:
-    """What sends runs to a collector; None where the environment names none, or the extra is not installed."""
+    """Return what sends runs to a collector; None if the environment names none, or the extra is not installed."""
     if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
         return None
     from importlib.util import find_spec
@@ -77,7 +77,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Closing(Protocol):
-    """What works over a control plane, and ends before it."""
+    """Something that uses a control plane and is closed before it."""
 
     async def close(self) -> None: ...
 
@@ -107,18 +107,17 @@ class ControlPlane:
         given = config.checked(settings) if settings is not None else None
         self.settings = given or config.load(None, self.environ, Path.cwd())
         self.home = config.absolute(home, "`home`") if home is not None else config.home(self.environ)
-        settings, home = self.settings, self.home
-        self._slots = Places(settings.limits.runs_max)
-        self.state_folder = StateFolder(home, signer_of(settings.signing_key))
+        self._slots = Places(self.settings.limits.runs_max)
+        self.state_folder = StateFolder(self.home, signer_of(self.settings.signing_key))
         self.warm: WarmHosts | None = None
-        """Hosts that wait for an order; None where none shall, or where nobody would end them."""
+        """Hosts that wait for an order; None if the limits allow none, or outside the `async with` block."""
         self.above: weakref.WeakSet[Closing] = weakref.WeakSet()
-        """What is closed before this: the sessions over it."""
+        """Sessions on this control plane; they are closed before it."""
         self._closed = False
         self.sender = _sender(self.environ)
-        """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
+        """Sends ended runs to a collector; None for none. A caller that replaces it must call its `leave`."""
         self.layers: Probe | None = None
-        """What contains hosts on this machine; None finds out when it is needed."""
+        """Layers of the sandbox on this machine; None has them probed when they are needed."""
 
     async def __aenter__(self) -> ControlPlane:
         self._closed = False
@@ -129,9 +128,10 @@ class ControlPlane:
         return self
 
     def keep_warm(self) -> None:
-        """Have hosts wait for later orders, as the limits say; the end of the block ends them, or that of the loop."""
-        limits, is_traced = self.settings.limits, self.sender is not None  # A traced host's environment has its run.
-        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max and not is_traced else None
+        """Keep hosts waiting for later orders, within the limits, until the control plane or the loop is closed."""
+        limits = self.settings.limits
+        # With telemetry, the environment of a host names its run: it cannot wait for another.
+        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max and self.sender is None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
@@ -152,7 +152,7 @@ class ControlPlane:
                     closing.push_async_callback(one.close)
 
     def require_open(self) -> None:
-        """Raises ConfigError: `config_invalid`, the control plane was closed: nobody would end what it starts."""
+        """Refuse to start anything on a closed control plane. Raises ConfigError: `config_invalid`."""
         if self._closed:
             fact = "the control plane is closed"
             raise ConfigError("config_invalid", fact, hint="start orders and sessions inside its `async with` block")
@@ -198,7 +198,7 @@ class ControlPlane:
             backend: a name, or a backend of your own; None takes the one that the order names, else the default.
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
             route: why this backend was chosen, for the receipt.
-            added: members for the receipt's own part, `usage_raw.backplane`, from whoever stands above.
+            added: members for the receipt's own part, `usage_raw.backplane`, from the caller.
             given: `RunOptions`, as `backplane.start` takes them.
 
         Raises:
@@ -259,9 +259,8 @@ class ControlPlane:
         name = named or self.settings.default_backend
         if name is None:
             fact = "no backend was named and none is the default"
-            raise ConfigError(
-                "config_invalid", fact, hint="name one (--backend shell, backend='shell'), or set default_backend"
-            )
+            hint = "name one (--backend shell, backend='shell'), or set default_backend"
+            raise ConfigError("config_invalid", fact, hint=hint)
         if name.startswith(REPLAY):
             return find_replay(name, self.home)
         return backends.find(name, self.settings, self.environ)
@@ -283,7 +282,7 @@ class ControlPlane:
             run.fail(error)
 
     def environ_of(self, run_id: str) -> Mapping[str, str]:
-        """What a run's host has its environment chosen from: with telemetry, the run is its parent."""
+        """Return the variables that a host's environment is chosen from; with telemetry, they name the run's span."""
         if self.sender is None:
             return self.environ
         from backplane.telemetry.context import TRACEPARENT, traceparent
@@ -299,7 +298,7 @@ class ControlPlane:
         run_id: str | None = None,
         added: Mapping[str, Json] = NOTHING,
     ) -> Run:
-        """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
+        """Store the receipt of a run that ended while it waited for its place, before anything was started.
 
         Args:
             why: in words when it was cancelled, else what went wrong.
