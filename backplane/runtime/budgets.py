@@ -7,6 +7,7 @@ left is free again, and a kill leaves nothing to be put right.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sqlite3
@@ -115,10 +116,7 @@ def _tokens(sent: int | None, got: int | None) -> int | None:
 
 def last_usage(events: Iterable[AgentEvent]) -> Usage:
     """Return the usage that a run's events reported last."""
-    folded = Folded()
-    for event in events:
-        folded = fold(folded, event)
-    return folded.usage
+    return functools.reduce(fold, events, Folded()).usage
 
 
 def own_budget(order: WorkOrder) -> Amount:
