@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from backplane.agents import structured
 from backplane.agents.structured import AnswerSchema
 from backplane.errors import ConfigError
 from backplane.tools import SPECS, fault_in
@@ -338,34 +335,3 @@ def test_a_schema_that_leads_in_a_circle_or_nowhere_is_an_answer_or_named() -> N
     assert "\n" in (
         AnswerSchema({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or ""
     )
-
-
-DOUBLED: dict[str, Any] = {
-    f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)
-}
-
-
-# What is raised where Python can but drop it, in a callback of the collector's, comes again: that is not its end.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    ("schema", "answer"),
-    [
-        ({"pattern": "^(a+)+$"}, '"' + "a" * 40 + '!"'),
-        ({"patternProperties": {"^(a|a)*$": True}}, '{"' + "a" * 60 + '!": 1}'),
-        ({"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d40": False}}, "1"),
-    ],
-    ids=["pattern", "names", "alternatives"],
-)
-def test_a_schema_that_takes_for_ever_is_given_up(
-    schema: dict[str, Any], answer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(structured, "CHECK_S_MAX", 0.2)
-    before = signal.getsignal(signal.SIGVTALRM)
-    assert "cannot be checked" in (AnswerSchema(schema).read(answer)[1] or "")
-    assert signal.getsignal(signal.SIGVTALRM) == before
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
-
-
-def test_an_answer_is_checked_outside_of_a_main_thread_too() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(AnswerSchema(SCHEMA).read, '{"n": 1}').result(30) == ({"n": 1}, None)

@@ -6,10 +6,6 @@ A JSON Schema and a text come in; the value, or what is wrong with it, comes out
 from __future__ import annotations
 
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
@@ -32,18 +28,7 @@ FAULT_CHARS_MAX: Final = 300
 ANSWER_CHARS_MAX: Final = 1024 * 1024
 """Longest answer that is read; models say a quarter of it at most."""
 
-CHECK_S_MAX: Final = 5.0
-"""Of computing, for checking one answer: a schema's patterns and alternatives can take for ever; a good one takes
-milliseconds."""
-
-_AGAIN_S: Final = 0.05
-"""Until it is told once more that the time is over: Python drops what is raised while an object is given up."""
-
 _FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNORECASE)
-
-
-class _Slow(BaseException):
-    """A check has used up its time. No code between takes it for a fault of its own."""
 
 
 class AnswerSchema:
@@ -86,10 +71,7 @@ class AnswerSchema:
         if fault is not None:
             return None, fault
         try:
-            with _bounded():
-                found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
-        except _Slow:
-            return None, f"the answer cannot be checked against the schema within {CHECK_S_MAX:g} s"
+            found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
         except Unresolvable as error:
             fact = "a $ref of the output schema names nothing in it"
             raise ConfigError("config_invalid", fact, hint="put what $ref names under $defs") from error
@@ -97,35 +79,6 @@ class AnswerSchema:
             return None, "the schema and the answer lead into each other deeper than can be checked"
         faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in found]
         return value, "\n".join(sorted(faults)[:FAULTS_SHOWN]) or None
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Raise _Slow where the block computes too long; only in a main thread, where a host of our kit works.
-
-    A clock of computing time: it is nobody else's, and a loaded machine does not make it run faster.
-    """
-
-    going = [True]
-
-    def stop(number: int, frame: object) -> None:
-        if going:
-            raise _Slow
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGVTALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, CHECK_S_MAX, _AGAIN_S)
-        try:
-            yield
-        finally:
-            going.clear()
-    finally:
-        going.clear()  # What is raised on the way to the first leaves none of this out.
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, signal.SIG_DFL if before is None else before)
 
 
 def _value(text: str) -> tuple[Json, str | None]:
