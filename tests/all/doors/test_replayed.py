@@ -138,7 +138,7 @@ end()
         secret = script(tmp_path, body, secrets=("geheim-geheim-77",))
         hidden, _ = await go(open_plane, order(root), secret)
         again = await replayed(open_plane, hidden, root)
-    for run, words in ((broke, "did not keep its policy"), (hidden, "holds secrets")):
+    for run, words in ((broke, "did not keep its policy"), (hidden, "contains secrets")):
         with pytest.raises(BackplaneError, match=words):
             find_replay(f"replay:{run.id}", home, with_patch=True)
     assert lines(home, hidden) == lines(home, again)
